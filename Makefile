@@ -16,7 +16,6 @@ MODELS ?=
 needs-models = $(if $(MODELS),,$(error name the folder of backbones, as in `make $@ DATA=folder MODELS=folder`))
 # Registry of the versions that `make elsa` serves.
 ELSA ?= .bench/elsa/registry
-ANALYSES := rsa landscape
 
 # As the command does: threads of torch that wait let other programs have the cores.
 export GOMP_SPINCOUNT ?= 10000
@@ -89,10 +88,12 @@ client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 
 bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.fanout
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.fanout --part integers --rounds 5
 	$(BIN)/python -m benchmarks.forward.trunk_cache
 	$(BIN)/python -m benchmarks.forward.ragged
 	$(BIN)/python -m benchmarks.forward.flat
 	$(BIN)/python -m benchmarks.forward.int8
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.int8 --part layer --rounds 5
 
 race: $(VENV)/.dev  ## race five classifiers on one trunk against five full models; DATA=folder: with F1
 	$(BIN)/python -m benchmarks.savings.five --rounds $(or $(ROUNDS),2)
@@ -104,14 +105,10 @@ gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 mi
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)
 
-papers: $(VENV)/.dev  ## train the papers' runs that have no line yet on one thread, then write the page (DATA=folder MODELS=folder)
+papers: $(VENV)/.dev  ## train the papers' runs that have no line yet on one thread, then write the pages and figures (DATA=folder MODELS=folder)
 	$(needs-data)$(needs-models)OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.long_runs --data $(DATA) --models $(MODELS) \
 	  --registry $(ELSA) --checkpoints .bench/papers $(OPTIONS)
-	for analysis in $(ANALYSES); do \
-	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
-	    --data-root $(DATA) --out .bench/papers/$$analysis || exit 1; \
-	done
-	$(BIN)/python -m benchmarks.papers.render
+	$(BIN)/python -m benchmarks.papers.render --record
 
 elsa: $(VENV)/.dev  ## serve eight tasks on one real model: memory by PSS and formula, quality from the lines (DATA=folder MODELS=folder)
 	$(needs-data)$(needs-models)OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.elsa_page --data $(DATA) --models $(MODELS) --registry $(ELSA)

@@ -5,6 +5,7 @@ Added are pages that are made: the routes and shapes of the OpenAPI document, an
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from release import openapi
 
@@ -19,6 +21,10 @@ ROOT = Path(__file__).parents[1]
 CONFIGURATION = "zensical.toml"
 RECORDS = "docs/decisions/0*.md"
 """Stands in the navigation for all records of decisions."""
+LINK = re.compile(r"\]\((?![a-z]+:|/|#)([^)#\s]+)")
+"""The target of a relative link in Markdown."""
+HREF = re.compile(r"""(?:href|src)=["']?(?![a-z]+:|[/#"'])([^"'#?>\s]+)""")
+"""The target of a relative link in HTML, without an anchor."""
 NOTEBOOK = Path("docs/first-task.ipynb")
 
 
@@ -43,9 +49,37 @@ def copy_sources(folder: Path) -> None:
         (str(NOTEBOOK.with_suffix(".md")), notebook_page()),
     ):
         (pages / name).write_text(text, encoding="utf-8")
-    for page in pages.rglob("*.md"):
+    for page in list(pages.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace(f"({NOTEBOOK.name})", f"({NOTEBOOK.stem}.md)"))
+        copy_linked(page, pages)
+
+
+def copy_linked(page: Path, pages: Path) -> None:
+    """Copy the files of the repository that a page links to, such as those of `deploy`."""
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        copied = (page.parent / target).resolve()
+        if copied.is_relative_to(pages.resolve()) and not copied.exists():
+            source = ROOT / copied.relative_to(pages.resolve())
+            if source.is_file():
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copied)
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return the links of a built site, as `PAGE -> TARGET`, that lead to no file of the site."""
+    return sorted(
+        f"{page.relative_to(site)} -> {target}"
+        for page in site.rglob("*.html")
+        # Absolute links of this page, for a server's root, say nothing about its own place.
+        if page.name != "404.html"
+        for target in set(HREF.findall(page.read_text(encoding="utf-8")))
+        if not _leads(page.parent / unquote(target))
+    )
+
+
+def _leads(place: Path) -> bool:
+    return place.is_file() or (place / "index.html").is_file()
 
 
 def notebook_page() -> str:
@@ -88,7 +122,10 @@ def main() -> None:
     copy_sources(folder)
     if wrong := misplaced(folder):
         sys.exit(f"{CONFIGURATION} must name every page once, but see: {', '.join(wrong)}")
-    sys.exit(build(folder))
+    if status := build(folder):
+        sys.exit(status)
+    if dead := dead_links(folder / "site"):
+        sys.exit(f"expected links to files of the site, got {len(dead)} dead: {', '.join(dead)}")
 
 
 if __name__ == "__main__":

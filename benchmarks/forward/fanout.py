@@ -26,6 +26,7 @@ from benchmarks.harness.rounds import (
     local,
     race,
     ratios,
+    require_one_thread,
     tolerance,
 )
 from benchmarks.harness.shapes import Shape, backbone_folder
@@ -67,12 +68,13 @@ class Asked(Setting):
 def main() -> None:
     """Measure and record."""
     parser = figures_parser(__doc__, rounds=15)
-    parser.add_argument("--part", choices=("integers",), help="absent: all")
+    parser.add_argument("--part", choices=("integers",), help="on one thread; absent: the others")
     options, sheet = open_sheet(parser)
     with tempfile.TemporaryDirectory() as name:
         folder = backbone_folder(Shape.BERT_BASE, Path(name))
-        race_integers(sheet, folder)
         if options.part is not None:
+            require_one_thread(parser)
+            race_integers(sheet, folder)
             return
         settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
         race_eight_tasks(sheet, settings)

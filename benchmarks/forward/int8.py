@@ -15,7 +15,7 @@ import torch
 from benchmarks.forward.flat import run_of
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.rounds import interleave, ratios, require_one_thread, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     dtypes,
@@ -42,13 +42,18 @@ MIXES: dict[str, tuple[Method, int]] = {
 def main() -> None:
     """Measure and record."""
     parser = figures_parser(__doc__, rounds=11)
-    parser.add_argument("--part", choices=("layer", "minilm", "bert_base"), help="absent: all")
+    parser.add_argument(
+        "--part",
+        choices=("layer", "minilm", "bert_base"),
+        help="`layer`, on one thread; absent: the others",
+    )
     options, sheet = open_sheet(parser)
     if options.part in {None, "minilm"}:
         measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
-        if options.part in {None, "layer"}:
+        if options.part == "layer":
+            require_one_thread(parser)
             measure_layer(sheet, str(bert))
         if options.part in {None, "bert_base"}:
             measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)

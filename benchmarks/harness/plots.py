@@ -43,8 +43,6 @@ COLOURS = {
 """Colours of systems by the start of the name, equal in all plots. The ceiling is no system."""
 SERIES = tuple(zip(SERIES_COLOURS, MARKERS, strict=True))
 """Colours and marks of lines that do not stand for a system."""
-# Equal figures give equal bytes: no date, no random ids.
-mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
 
 def draw_all(figures: Figures, folder: Path) -> list[str]:
@@ -52,9 +50,16 @@ def draw_all(figures: Figures, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = drawings(figures)
     for name, drawing in drawn.items():
-        drawing.savefig(folder / name, metadata={"Date": None})
+        save_svg(drawing, folder / name, salt="figures")
         plt.close(drawing)
     return list(drawn)
+
+
+def save_svg(drawing: Drawing, file: Path, *, salt: str) -> None:
+    """Write a plot. Equal figures give equal bytes: no date, no random ids."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        drawing.savefig(file, metadata={"Date": None})
 
 
 def drawings(figures: Figures) -> dict[str, Drawing]:

@@ -49,6 +49,36 @@ class Figure:
     """Why a goal was missed."""
 
 
+def figure_of(
+    identifier: str,
+    samples: Sequence[float],
+    *,
+    unit: str,
+    command: str,
+    goal: str | None = None,
+    reason: str | None = None,
+) -> Figure:
+    """Return the median of `samples`, with their first and last decile, as measured here now."""
+    value = median(samples)
+    low, high = deciles(samples)
+    return Figure(
+        id=identifier,
+        value=rounded(value),
+        unit=unit,
+        goal=goal,
+        met=None if goal is None else meets(value, goal),
+        low=rounded(low),
+        high=rounded(high),
+        runs=len(samples),
+        command=command,
+        commit=commit(),
+        date=datetime.now(UTC).date().isoformat(),
+        hardware=hardware(),
+        versions={name: version(name) for name in PACKAGES},
+        reason=reason,
+    )
+
+
 def record(
     identifier: str,
     samples: Sequence[float],
@@ -59,25 +89,13 @@ def record(
     reason: str | None = None,
     file: Path = FIGURES,
 ) -> Figure:
-    """Append the median of `samples`, with their first and last decile, as a figure."""
-    value = median(samples)
-    low, high = deciles(samples)
-    figure = Figure(
-        id=identifier,
-        value=_rounded(value),
-        unit=unit,
-        goal=goal,
-        met=None if goal is None else meets(value, goal),
-        low=_rounded(low),
-        high=_rounded(high),
-        runs=len(samples),
-        command=command,
-        commit=commit(),
-        date=datetime.now(UTC).date().isoformat(),
-        hardware=hardware(),
-        versions={name: version(name) for name in PACKAGES},
-        reason=reason,
-    )
+    """Append a figure that was measured here now."""
+    figure = figure_of(identifier, samples, unit=unit, command=command, goal=goal, reason=reason)
+    return append(figure, file)
+
+
+def append(figure: Figure, file: Path = FIGURES) -> Figure:
+    """Add a figure to the file of all figures."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(asdict(figure)) + "\n")
@@ -212,7 +230,8 @@ def _cuda_devices() -> list[str]:
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """Return a value with the digits that a figure keeps."""
     return float(f"{value:.5g}")
 
 

@@ -7,6 +7,7 @@ answers, because the speed of a wrong answer means nothing.
 
 import random
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -70,6 +71,12 @@ def seconds(run: Callable[[], object], repeats: int = 3) -> float:
         run()
         samples.append(clock() - started)
     return median(samples)
+
+
+def require_one_thread(parser: ArgumentParser) -> None:
+    """Refuse to go on with several threads: a figure of CPU time would be one of wall time."""
+    if (found := torch.get_num_threads()) != 1:
+        parser.error(f"expected OMP_NUM_THREADS=1, which counts CPU time, got {found} threads")
 
 
 def race(

@@ -37,7 +37,7 @@ class Claim(BaseModel):
     reads: str = ""
     """What the figure is."""
     fair_steps: int = 0
-    """Steps from which a failure counts, because the paper's shortest runs have them."""
+    """Steps of the paper's shortest runs; shorter ones decide nothing."""
     is_exact: bool = False
     """Whether the value alone decides, because it is no mean over seeds."""
     verdict: Verdict | None = None
@@ -65,6 +65,8 @@ class Claim(BaseModel):
         return self._of(found), f"{self.reads}{over}: **{text}**"
 
     def _of(self, found: Estimate) -> Verdict:
+        if found.num_steps is not None and found.num_steps < self.fair_steps:
+            return Verdict.NOT_FAIRLY_TESTED
         if self.at_least is not None:
             keeps = found.mean >= self.at_least if self.is_exact else found.is_above(self.at_least)
         else:
@@ -73,10 +75,7 @@ class Claim(BaseModel):
             keeps = None if above is None else not above
         if keeps is None:
             return Verdict.NOT_SHOWN
-        if keeps:
-            return Verdict.HOLDS
-        is_fair = found.num_steps is None or found.num_steps >= self.fair_steps
-        return Verdict.FAILS if is_fair else Verdict.NOT_FAIRLY_TESTED
+        return Verdict.HOLDS if keeps else Verdict.FAILS
 
 
 class Paper(BaseModel):

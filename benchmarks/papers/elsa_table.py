@@ -30,6 +30,8 @@ LEFT_OUT = "cola"
 """The set that freezing hurts most, which the first version sets aside."""
 FULL = None
 """The number of frozen layers that stands for full fine-tuning."""
+FAIR_STEPS = 467
+"""Steps of the paper's shortest runs: RTE, 2,490 examples in batches of 16, 3 epochs."""
 DEVIATIONS = 3
 """Deviations by which full fine-tuning must beat the best constant answer."""
 
@@ -158,6 +160,12 @@ def elsa_tables(runs: Sequence[PaperRun]) -> dict[str, ElsaTable]:
     return {setting: elsa_table(them) for setting, them in sorted(groups.items())}
 
 
+def best_table(tables: Mapping[str, ElsaTable]) -> tuple[str, ElsaTable] | None:
+    """Return the setting with the most tasks above chance, then the most steps; None: no runs."""
+    ranked = sorted(tables.items(), key=lambda it: (len(it[1].learned), it[1].num_steps))
+    return ranked[-1] if ranked and ranked[-1][1].learned else None
+
+
 def setting_of(run: PaperRun) -> str:
     """The settings that a table's runs share, in words."""
     recipe, cap = run.run.recipe, run.run.train_cap
@@ -185,6 +193,11 @@ def elsa_table(runs: Sequence[PaperRun]) -> ElsaTable:
         num_steps=min(run.finished.epochs[-1].step or 0 for run in runs),
         scores=scores,
     )
+
+
+def named(tasks: Sequence[str]) -> str:
+    """Return names in a sentence."""
+    return tasks[0] if len(tasks) == 1 else f"{', '.join(tasks[:-1])} and {tasks[-1]}"
 
 
 def draw_relative(table: ElsaTable) -> Figure:

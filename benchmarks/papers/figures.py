@@ -6,8 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.papers.elsa_page import MEMORY, Memory, best_table, named
-from benchmarks.papers.elsa_table import LEFT_OUT, TASK_TARGET, ElsaTable, elsa_tables
+from benchmarks.papers.elsa_memory import MEMORY, Memory
+from benchmarks.papers.elsa_table import (
+    LEFT_OUT,
+    TASK_TARGET,
+    ElsaTable,
+    best_table,
+    elsa_tables,
+    named,
+)
 from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.lines import PaperRun, read_lines
 from nunatak_training.sweeps import Finished
@@ -33,13 +40,6 @@ def read_all(folder: Path) -> Lines:
         if file.stem != MEMORY:
             found[file.stem] = [it for it in read_lines(file) if isinstance(it.outcome, Finished)]
     return found
-
-
-def read_memory(folder: Path) -> Memory | None:
-    """Return the newest measurement of memory; None if there is none."""
-    file = folder / f"{MEMORY}.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return Memory.model_validate_json(lines[-1]) if lines else None
 
 
 def figures_of(lines: Lines, memory: Memory | None) -> Figures:
@@ -68,16 +68,16 @@ def elsa_figures(model: str, runs: Sequence[PaperRun]) -> Figures:
         found[f"{prefix}.tasks90.n{frozen}"] = estimate(
             [mean(it >= TASK_TARGET for it in shares) for shares in kept]
         )
-    points = [point_of(table, seed) for seed in seeds_of(table)]
-    found[f"{prefix}.point90"] = estimate(points)
-    lowest, middle, top = table.depths[0], table.depths[len(table.depths) // 2], table.num_layers
+    found[f"{prefix}.point90"] = point90(table)
+    lowest, top = table.depths[0], table.num_layers
+    fourth = top - top // 4
     if {top - 1, top} <= set(table.depths) and lowest < top - 1:
         steps = [steepness(table, seed, lowest) for seed in seeds_of(table)]
         found[f"{prefix}.steepness"] = estimate(steps)
-    if LEFT_OUT in table.learned and len(table.learned) > 1:
+    if fourth in table.depths and LEFT_OUT in table.learned and len(table.learned) > 1:
         behind = [
             mean(it for task, it in shares.items() if task != LEFT_OUT) - shares[LEFT_OUT]
-            for shares in table.kept(middle).values()
+            for shares in table.kept(fourth).values()
         ]
         found[f"{prefix}.cola_behind"] = estimate(behind)
     return {name: replace(it, num_steps=table.num_steps) for name, it in found.items()}
@@ -88,15 +88,29 @@ def seeds_of(table: ElsaTable) -> list[int]:
     return sorted(set[int].intersection(*(set(table.kept(it)) for it in table.depths)))
 
 
-def point_of(table: ElsaTable, seed: int) -> float:
-    """The most frozen layers at which each task but CoLA keeps 90 % with a seed; 0: none."""
+def point90(table: ElsaTable) -> Estimate:
+    """The most frozen layers at which each task but CoLA keeps 90 %; 0: none.
+
+    A depth without runs may keep them too, so the interval ends before the next depth with runs.
+    """
+    seeds, depths = seeds_of(table), table.depths
+    points = [point_of(table, seed) for seed in seeds]
+    following = [
+        next((it for it in depths if it > point), table.num_layers + 1) for point in points
+    ]
+    low, high = estimate(points), estimate([it - 1 for it in following])
+    return replace(low, high=high.high, of=f"runs at {named([str(it) for it in depths])}")
+
+
+def point_of(table: ElsaTable, seed: int) -> int:
+    """The deepest of the depths with runs at which each task but CoLA keeps 90 % with a seed."""
     kept = {frozen: table.kept(frozen)[seed] for frozen in table.depths}
     fitting = [
         frozen
         for frozen, shares in kept.items()
         if all(it >= TASK_TARGET for task, it in shares.items() if task != LEFT_OUT)
     ]
-    return float(max(fitting, default=0))
+    return max(fitting, default=0)
 
 
 def steepness(table: ElsaTable, seed: int, lowest: int) -> float:

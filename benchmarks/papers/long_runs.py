@@ -83,7 +83,8 @@ class PaperContext(RunContext):
         self.last: TrainedTask | None = None
 
     def fit(self, run: Run) -> TrainedTask:
-        """Train, and keep the trained task."""
+        """Train, and keep the trained task; None after a training that fails."""
+        self.last = None
         self.last = super().fit(run)
         return self.last
 
@@ -116,7 +117,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.lines.mkdir(parents=True, exist_ok=True)
-    with FileLock(options.lines / ".lock", blocking=False):
+    # The lock's file must not lie among the lines, which are kept in the repository.
+    with FileLock(options.lines.with_suffix(".lock"), blocking=False):
         for run in go_on(
             read_plan(options.plan),
             data=options.data,

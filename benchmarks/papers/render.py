@@ -1,22 +1,24 @@
-"""The page of the papers, only from the lines of runs: `docs/results/papers.md`.
+"""The pages of the papers, only from the lines of runs: `papers.md` and `elsa.md` in docs/results.
 
 The program can run at any time. A part without lines says so.
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.harness.recording import FIGURES, record
+from benchmarks.harness.plots import save_svg
+from benchmarks.harness.recording import FIGURES, append, figure_of, latest, rounded
+from benchmarks.papers import elsa_page
 from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
-from benchmarks.papers.claims import read_claims
-from benchmarks.papers.elsa_page import named
-from benchmarks.papers.elsa_table import draw_relative, elsa_tables
+from benchmarks.papers.claims import Verdict, read_claims
+from benchmarks.papers.elsa_memory import read_memory
+from benchmarks.papers.elsa_table import draw_relative, elsa_tables, named
 from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.figures import (
     SENTENCES,
@@ -25,7 +27,6 @@ from benchmarks.papers.figures import (
     figures_of,
     method_of,
     read_all,
-    read_memory,
     transferred,
 )
 from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
@@ -38,17 +39,20 @@ SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"
 HEAD = """# The papers' tables
 
-What holds here of five papers on frozen layers, adapters and dropped gradients, and what does not.
-`make papers DATA=folder MODELS=folder` does the runs that are still missing and writes this page.
+What four papers claim about frozen layers, adapters and dropped gradients, and what the runs say.
+{counts}
+
+`make papers DATA=folder MODELS=folder` does the runs that are missing and writes this page.
 Each run is one line in `docs/results/papers` and is never run again, so the tables grow. Memory and
 quality of frozen layers on one model: [elsa.md](elsa.md). The first, short runs:
 [papers-short.md](papers-short.md).
 
-## What holds
+## The claims
 
-A verdict with a number follows from the lines below. A claim *holds* if the whole interval keeps
-its bound, *fails* if none of it does, and is *not shown* if neither is so or if there is one seed.
-*Not fairly tested*: the setting here cannot show the paper's effect. Intervals are Student's at
+A verdict with a bold number follows from lines; the others are a person's, with the reason. A claim
+*holds* if the whole interval keeps its bound, *fails* if none of it does, and is *not shown* if
+neither is so or if there is one seed. *Not fairly tested*: the setting here cannot show the paper's
+effect, such as runs with fewer steps than the paper's shortest ones. Intervals are Student's at
 95 %, over seeds; differences are of the same seed, which also draws the train examples.
 """
 DEVIATIONS = """## Where the methods differ from the papers
@@ -68,36 +72,59 @@ DEVIATIONS = """## Where the methods differ from the papers
 - **Backbones** are sentence encoders, tuned on pairs of texts after pretraining.
   multilingual-e5-small has 4-bit weights made whole again.
 """
-# Equal results give equal bytes: no date, no random ids.
-mpl.rcParams |= {"svg.hashsalt": "papers", "svg.fonttype": "none"}
 
 
 def main() -> None:
-    """Write the page and its plots."""
+    """Write both pages and their plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--record", action="store_true", help="append the figures of the claims")
     options = parser.parse_args()
-    plots = options.page.parent / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
     text, drawings = page_of(options.lines)
     for name, drawing in drawings.items():
-        drawing.savefig(plots / name, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
+        save_svg(drawing, options.page.parent / "plots" / name, salt="papers")
     options.page.write_text(text, encoding="utf-8")
+    elsa_page.write_page(options.lines, options.page.with_name(elsa_page.PAGE.name))
     if options.record:
-        record_claims(figures_of(read_all(options.lines), read_memory(options.lines)))
+        record_claims(options.lines)
     print(options.page)
 
 
-def record_claims(figures: Mapping[str, Estimate]) -> None:
-    """Append the figures of the claims to those of all benchmarks."""
+def record_claims(folder: Path) -> None:
+    """Append the figures of the claims that differ from the newest ones of all benchmarks."""
+    known, machines = latest(), "; ".join(machines_of(folder))
+    for name, (value, unit) in claimed(folder).items():
+        if name not in known or (known[name].value, known[name].unit) != (value, unit):
+            figure = figure_of(name, [value], unit=unit, command="make papers")
+            append(replace(figure, hardware=machines))
+
+
+def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
+    """Return value and unit of each figure that a claim names, by its name among all figures."""
+    figures = figures_of(read_all(folder), read_memory(folder))
+    found = dict[str, tuple[float, str]]()
     for claim in (it for paper in read_claims() for it in paper.claims):
-        found = figures.get(claim.figure or "")
-        if found is not None:
-            over = f", {found.of}" if found.of else ""
-            unit = f"{claim.reads}{over}; 95 % interval over seeds: {found.text()}"
-            record(f"paper.{claim.figure}", [found.mean], unit=unit, command="make papers")
+        one = figures.get(claim.figure or "")
+        if one is not None:
+            over = f", {one.of}" if one.of else ""
+            unit = f"{claim.reads}{over}; 95 % interval over seeds: {one.text()}"
+            found[f"paper.{claim.figure}"] = rounded(one.mean), unit
+    return found
+
+
+def machines_of(folder: Path) -> list[str]:
+    """Return the machines of all lines."""
+    memory = read_memory(folder)
+    runs = {it.hardware for runs in read_all(folder).values() for it in runs}
+    return sorted(runs | ({memory.hardware} if memory else set()))
+
+
+def counted(figures: Mapping[str, Estimate]) -> str:
+    """Return how many claims have each verdict."""
+    verdicts = [it.judged(figures)[0] for paper in read_claims() for it in paper.claims]
+    counts = [f"*{it}* {verdicts.count(it)}" for it in Verdict if it in verdicts]
+    return f"The verdicts on the {len(verdicts)} claims: {named(counts)}."
 
 
 def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:
@@ -105,7 +132,7 @@ def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:
     lines, drawings = read_all(folder), dict[str, Figure]()
     figures = figures_of(lines, read_memory(folder))
     parts = [
-        HEAD,
+        HEAD.format(counts=counted(figures)),
         *(it.markdown(figures) for it in read_claims()),
         DEVIATIONS,
         *(part(lines, drawings) for part in PARTS),
@@ -150,8 +177,13 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
         alt = "Score of adapters above full fine-tuning, of each task and seed"
         text += [found.markdown(), f"![{alt}](plots/papers-adapter.svg)\n"]
     mixed = [it for it in runs if regularizer_label(it.run.recipe) != "none"]
-    if mixed:
-        text.append(f"With mixout:\n\n{cells_markdown(cells_of(mixed))}")
+    pretrained = [it for it in runs if it.run.sweep == "tapt"]
+    for title, them in (
+        ("With mixout", mixed),
+        ("With and without pretraining on the task's texts", pretrained),
+    ):
+        if them:
+            text.append(f"{title}:\n\n{cells_markdown(cells_of(them))}")
     return section("Adapters at 1k examples", "adapter", runs, "\n".join(text))
 
 

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.harness.makers import TaskPlan, publish_missing
 from benchmarks.harness.recording import Sheet
 from benchmarks.harness.workload import minilm_folder
-from benchmarks.papers.elsa_page import TOLERANCE, measure, page_text
+from benchmarks.papers.elsa_memory import TOLERANCE, measure
+from benchmarks.papers.elsa_page import page_text
 from nunatak_contract.methods import TopK
 from nunatak_model import load_backbone
 

@@ -14,6 +14,8 @@ from release import build, trial
 
 ROOT = build.ROOT
 TOOLS = ("npm", "g++", "curl", "sha256sum")
+NAMED = re.compile(r"nunatak(?:_ops|-client)?[:-](\d+\.\d+\.\d+(?:-?rc\.?\d+)?)")
+"""The version in the name of an image or of a file of a release."""
 MISSING = [it for it in TOOLS if shutil.which(it) is None]
 
 
@@ -25,12 +27,13 @@ def test_all_packages_of_a_release_have_one_version() -> None:
     package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text())
     lock = json.loads((ROOT / "clients" / "typescript" / "package-lock.json").read_text())
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
-    files = (ROOT / "deploy" / "kubernetes" / "nunatak.yaml", ROOT / "docs" / "deployment.md")
-    images = [it for file in files for it in re.findall(r"nunatak:(\d\S+?)[\s`]", file.read_text())]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("clients/*/README.md")]
+    files = [*pages, *(ROOT / "deploy").rglob("*.yaml")]
+    named = [it for file in files for it in NAMED.findall(file.read_text())]
 
     charts = [chart["version"], chart["appVersion"]]
-    versions = [operators["version"], package["version"], lock["version"], *charts, *images]
-    assert len(versions) > 6
+    versions = [operators["version"], package["version"], lock["version"], *charts, *named]
+    assert len(named) > 6
     assert {Version(it) for it in versions} == {Version(project["version"])}
     assert package["version"] == lock["packages"][""]["version"]
 

@@ -1,5 +1,6 @@
 """The TypeScript client, built and tested by npm against a real server."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -26,10 +27,11 @@ def test_the_typescript_client_builds_and_passes_its_tests(
     tmp_path: Path, backbone: Backbone, registry: Registry
 ) -> None:
     package = tmp_path / "clients" / "typescript"
-    made = shutil.ignore_patterns("node_modules", "dist", "openapi.ts")
+    made = shutil.ignore_patterns("node_modules", "dist", "openapi.ts", "LICENSE")
     shutil.copytree(ROOT / "clients" / "typescript", package, ignore=made)
     (tmp_path / "docs").mkdir()
     shutil.copyfile(ROOT / "docs" / "openapi.json", tmp_path / "docs" / "openapi.json")
+    shutil.copyfile(ROOT / "LICENSE", tmp_path / "LICENSE")
     key = add_key(tmp_path / "keys.json", "typescript")["authorization"].removeprefix("Bearer ")
     publish_tiny_task(registry, backbone)
     publish_tiny_task(
@@ -42,13 +44,21 @@ def test_the_typescript_client_builds_and_passes_its_tests(
     with running_server(backbone, registry, settings) as url:
         environment = {**os.environ, "NUNATAK_TEST_URL": url, "NUNATAK_API_KEY": key}
         for command in ("ci", "run build", "run check", "test"):
-            finished = subprocess.run(  # noqa: S603 - npm, with our own package
-                [str(NPM), *command.split()],
-                cwd=package,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert (package / "dist" / "index.d.ts").is_file()
+            run(package, command, environment)
+    packed = run(package, "pack --dry-run --json", environment)
+    files = {it["path"] for it in json.loads(packed[packed.index("[\n") :])[0]["files"]}
+    assert {"LICENSE", "README.md", "dist/index.js", "dist/index.d.ts"} <= files
+
+
+def run(package: Path, command: str, environment: dict[str, str]) -> str:
+    """Run npm in a package, and return what npm has written."""
+    finished = subprocess.run(  # noqa: S603 - npm, with our own package
+        [str(NPM), *command.split()],
+        cwd=package,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout

@@ -102,6 +102,27 @@ def test_the_registry_is_a_database_with_its_blobs_in_s3() -> None:
     assert set_by["NUNATAK_TASK_MEMORY_BYTES"] == "2147483648"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("", 443),
+        ("https://minio.example", 443),
+        ("http://minio.example", 80),
+        ("https://minio.example:9000", 9000),
+        ("http://minio.example:9000/", 9000),
+        ("http://[::1]:9000", 9000),
+    ],
+)
+def test_a_pod_may_reach_the_index_and_the_port_of_the_s3_endpoint(
+    endpoint: str, port: int
+) -> None:
+    values = {"networkPolicy.enabled": "true", "registry.s3.endpoint": endpoint}
+
+    (egress,) = rendered(**values)["NetworkPolicy"]["spec"]["egress"]
+
+    assert [it["port"] for it in egress["ports"]] == [53, 53, 5432, port]
+
+
 def test_a_pod_has_the_time_to_end() -> None:
     spec = rendered(drainDelayS="20", graceS="60")["Deployment"]["spec"]["template"]["spec"]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from nunatak_cli.training.init import PLACES
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {
@@ -112,6 +114,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
     assert all(f"{top}/py.typed" in names for top in tops)
     page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
     assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
+    assert {f"nunatak_cli/training/project/{name}" for name in PLACES} <= set(names)
 
 
 def test_constraints_pin_every_dependency_by_name() -> None:

@@ -32,6 +32,7 @@ from nunatak_cli.training.cache import cache_app
 from nunatak_cli.training.convert import convert
 from nunatak_cli.training.doubts import doubts
 from nunatak_cli.training.evaluate import evaluate
+from nunatak_cli.training.init import init
 from nunatak_cli.training.multitask import MultitaskCommand, multitask
 from nunatak_cli.training.sweep import sweep_app
 from nunatak_cli.training.train import TrainCommand, train, train_all
@@ -41,6 +42,7 @@ EXAMPLE = "nunatak train --task tone --data tone.jsonl"
 TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
 COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | None, str]]] = {
     TRAIN: (
+        (init, None, "nunatak init support"),
         (train, TrainCommand, f"{EXAMPLE} --method topk --layers 2 --promote prod"),
         (train_all, None, "nunatak train-all tasks.yaml"),
         (

@@ -1,5 +1,6 @@
 /** The client of one server. */
 import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOfResponse } from "./errors.js";
+import { Patience } from "./patience.js";
 import { Attempts, RetryPolicy } from "./retries.js";
 import type { Inputs, Parameters, Prediction, Priority, TaskResult, Verdict } from "./shapes.js";
 
@@ -15,7 +16,7 @@ export interface ClientOptions {
 }
 
 export interface CallOptions {
-  /** Milliseconds for the whole call, with further attempts. */
+  /** Milliseconds for the whole call, with further attempts and all lines of a stream. */
   deadlineMs?: number;
   /** Ends the call; its reason is thrown. */
   signal?: AbortSignal;
@@ -35,12 +36,10 @@ interface Call extends CallOptions {
   headers?: Record<string, string>;
 }
 
-/** A response whose body may still arrive. `beat` starts the waiting time again; `end` stops it. */
+/** A response whose body may still arrive, part by part. */
 interface Open {
   response: Response;
-  beat: () => void;
-  end: () => void;
-  failed: (error: unknown) => unknown;
+  patience: Patience;
 }
 
 const LINES_TYPE = "application/x-ndjson";
@@ -66,9 +65,11 @@ export class Client {
 
   /** Ask one task (`name`, `name@alias` or `name/3`) about one input or a list of inputs. */
   async predict<const I extends Inputs>(task: string, inputs: I, options: PredictOptions = {}): Promise<Prediction<I>> {
-    const [name = "", version] = task.split("/", 2);
-    const tail = version === undefined ? "" : `/${segment(version)}`;
-    const path = `/v1/tasks/${segment(name)}${tail}/predict`;
+    const parts = task.split("/");
+    if (parts.length > 2) {
+      throw new InvalidInputError(`a task must be such as 'tone', 'tone@prod' or 'tone/3', got '${task}'`);
+    }
+    const path = `/v1/tasks/${parts.map(segment).join("/")}/predict`;
     const answer = await this.ask<Prediction<I>>(call(path, { inputs }, options));
     checkOutputs(inputs, answer.outputs);
     return answer;
@@ -97,14 +98,14 @@ export class Client {
     const opened = await this.open({ ...asked, headers: { ...asked.headers, accept: LINES_TYPE } });
     const answered: string[] = [];
     try {
-      for await (const line of lines(opened)) {
+      for await (const line of this.lines(opened)) {
         const result = parse<TaskResult<I>>(line);
         if (!("error" in result)) checkOutputs(inputs, result.outputs);
         answered.push(result.reference);
         yield result;
       }
     } finally {
-      opened.end();
+      opened.patience.end();
     }
     checkTasks([...tasks].sort(), answered.sort());
   }
@@ -115,58 +116,71 @@ export class Client {
   }
 
   private async ask<T>(asked: Call): Promise<T> {
-    const opened = await this.open(asked);
+    const { response, patience } = await this.open(asked);
     try {
-      const text = await opened.response.text().catch((error: unknown) => {
-        throw opened.failed(error);
-      });
-      return parse<T>(text);
+      return parse<T>(await this.arrival(patience, () => response.text()));
     } finally {
-      opened.end();
+      patience.end();
     }
+  }
+
+  private async *lines({ response, patience }: Open): AsyncGenerator<string> {
+    const decoder = new TextDecoder();
+    const reader = response.body?.getReader();
+    let rest = "";
+    try {
+      for (;;) {
+        const chunk = await this.arrival(patience, async () => reader?.read());
+        if (!chunk || chunk.done) break;
+        const parts = (rest + decoder.decode(chunk.value, { stream: true })).split("\n");
+        rest = parts.pop() ?? "";
+        for (const part of parts.filter(Boolean)) yield await this.arrival(patience, async () => part);
+      }
+    } finally {
+      // A stream that is left early must end the server's work.
+      await reader?.cancel().catch(() => undefined);
+    }
+    if (rest) yield rest;
   }
 
   /** Send a request until an attempt is final; throw unless the response has the answer. */
   private async open(asked: Call): Promise<Open> {
-    const attempts = new Attempts(this.policy, asked.deadlineMs, this.timeoutMs);
+    const attempts = new Attempts(this.policy, asked, this.timeoutMs);
     for (;;) {
       const { headers, patienceMs } = attempts.next();
-      const late = new AbortController();
-      let timer: ReturnType<typeof setTimeout>;
-      const beat = (): void => {
-        clearTimeout(timer);
-        timer = setTimeout(() => late.abort(), patienceMs);
-      };
-      const end = (): void => clearTimeout(timer);
-      const failed = (error: unknown): unknown => {
-        if (asked.signal?.aborted) return asked.signal.reason;
-        const reason = late.signal.aborted ? "within the time; allow more with timeoutMs or deadlineMs" : String(error);
-        return new ConnectionFailedError(`no whole answer from ${this.url}: ${reason}`, error);
-      };
-      beat();
-      let response: Response;
+      const patience = new Patience(patienceMs, asked.deadlineMs !== undefined, asked.signal);
+      let opened: Open | undefined;
       try {
-        asked.signal?.throwIfAborted();
-        response = await this.send(this.url + asked.path, {
+        const request = {
           method: "POST",
           headers: { ...this.headers, ...headers, ...asked.headers },
           body: JSON.stringify(asked.body),
-          signal: AbortSignal.any([late.signal, ...(asked.signal ? [asked.signal] : [])]),
+          signal: patience.signal,
+        };
+        const sent = await patience.wait(() => this.send(this.url + asked.path, request)).catch((error: unknown) => {
+          if (patience.signal.aborted) throw this.failure(patience, error);
+          return { error };
         });
-      } catch (error) {
-        end();
-        if (asked.signal?.aborted || late.signal.aborted) throw failed(error);
-        await attempts.afterFailure(error, this.url);
-        continue;
-      }
-      if (response.ok) return { response, beat, end, failed };
-      try {
-        if (await attempts.afterResponse(response)) continue;
-        throw await errorOfResponse(response);
+        if ("error" in sent) await attempts.afterFailure(sent.error, this.url);
+        else if (sent.ok) return (opened = { response: sent, patience });
+        else if (!(await attempts.afterResponse(sent))) throw await this.arrival(patience, () => errorOfResponse(sent));
       } finally {
-        end();
+        if (!opened) patience.end();
       }
     }
+  }
+
+  /** Wait for a part of an answer that has begun. */
+  private async arrival<T>(patience: Patience, work: () => Promise<T>): Promise<T> {
+    return patience.wait(work).catch((error: unknown) => {
+      throw this.failure(patience, error);
+    });
+  }
+
+  private failure(patience: Patience, error: unknown): unknown {
+    if (patience.signal.aborted && !patience.isLate) return patience.signal.reason;
+    const reason = patience.isLate ? "within the time; allow more with timeoutMs or deadlineMs" : String(error);
+    return new ConnectionFailedError(`no whole answer from ${this.url}: ${reason}`, error);
   }
 }
 
@@ -177,28 +191,6 @@ function call(path: string, body: object, options: PredictOptions): Call {
     ...(routingKey && { "x-routing-key": routingKey }),
   };
   return { ...rest, path, body: parameters ? { ...body, parameters } : body, headers };
-}
-
-async function* lines({ response, beat, failed }: Open): AsyncGenerator<string> {
-  const decoder = new TextDecoder();
-  const reader = response.body?.getReader();
-  let rest = "";
-  try {
-    for (;;) {
-      const chunk = await reader?.read().catch((error: unknown) => {
-        throw failed(error);
-      });
-      if (!chunk || chunk.done) break;
-      beat();
-      const parts = (rest + decoder.decode(chunk.value, { stream: true })).split("\n");
-      rest = parts.pop() ?? "";
-      yield* parts.filter(Boolean);
-    }
-  } finally {
-    // A stream that is left early must end the server's work.
-    await reader?.cancel().catch(() => undefined);
-  }
-  if (rest) yield rest;
 }
 
 function keyHeaders(apiKey: string | undefined): Record<string, string> {

@@ -1,5 +1,6 @@
 /** The attempts of a call. Only requests without any effect are repeated. */
 import { ConnectionFailedError, DeadlineExceededError, retryAfterS } from "./errors.js";
+import { Patience } from "./patience.js";
 
 /** Capped exponential backoff with full jitter. */
 export class RetryPolicy {
@@ -37,10 +38,10 @@ export class Attempts {
 
   constructor(
     private readonly policy: RetryPolicy,
-    deadlineMs: number | undefined,
+    private readonly call: { deadlineMs?: number; signal?: AbortSignal },
     private readonly timeoutMs: number,
   ) {
-    this.endsAt = deadlineMs === undefined ? undefined : performance.now() + deadlineMs;
+    this.endsAt = call.deadlineMs === undefined ? undefined : performance.now() + call.deadlineMs;
   }
 
   /** The header with the remaining time of the deadline, and the time to wait for the answer. */
@@ -63,7 +64,7 @@ export class Attempts {
       const reason = cause?.code ?? String(error);
       throw new ConnectionFailedError(`no answer from ${server} (${reason}); is it running?`, error);
     }
-    await sleep(delayMs);
+    await sleep(delayMs, this.call.signal);
   }
 
   /** Wait before the next attempt and return true, or return false: this response is final. */
@@ -73,7 +74,7 @@ export class Attempts {
     const delayMs = this.nextDelayMs(seconds * 1000);
     if (delayMs === undefined) return false;
     await response.body?.cancel();
-    await sleep(delayMs);
+    await sleep(delayMs, this.call.signal);
     return true;
   }
 
@@ -89,6 +90,14 @@ export class Attempts {
   }
 }
 
-function sleep(ms: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, ms));
+/** Wait, or throw the reason of the signal as soon as the signal fires. */
+async function sleep(ms: number, signal: AbortSignal | undefined): Promise<void> {
+  const patience = new Patience(ms, false, signal);
+  try {
+    await patience.wait(() => new Promise<never>(() => undefined));
+  } catch (error) {
+    if (!patience.isLate) throw error;
+  } finally {
+    patience.end();
+  }
 }

@@ -1,8 +1,9 @@
 /** Attempts, deadlines and bad answers, with a double in place of the network. */
 import { once } from "node:events";
-import { createServer } from "node:http";
+import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { expect, test } from "vitest";
+import { setTimeout as sleep } from "node:timers/promises";
+import { afterEach, expect, test } from "vitest";
 import * as api from "../src/index.js";
 
 const ANSWER = { task: "tone", version: 1, head: "sequence_classification", outputs: [{ label: "calm", score: 1 }] };
@@ -65,16 +66,111 @@ test("attempts share a deadline, and none begins after it", async () => {
   await expect(made.predict("tone", "hello", { deadlineMs: 0 })).rejects.toBeInstanceOf(api.DeadlineExceededError);
 });
 
-test("a late answer is a failure, also in the midst of a stream", async () => {
-  const server = createServer((_, response) => void response.write("\n")).listen(0, "127.0.0.1");
+let server: Server | undefined;
+afterEach(() => {
+  server?.closeAllConnections();
+  server?.close();
+});
+
+/** The url of a server with one answer to every request. */
+async function serving(answer: (response: ServerResponse) => void): Promise<string> {
+  server = createServer((_, response) => answer(response)).listen(0, "127.0.0.1");
   await once(server, "listening");
-  const { port } = server.address() as AddressInfo;
-  const slow = new api.Client(`http://127.0.0.1:${port}`, { timeoutMs: 100 });
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+const line = (reference: string) => `${JSON.stringify({ ...ANSWER, reference })}\n`;
+
+test("a late answer is a failure, also in the midst of a stream", async () => {
+  const slow = new api.Client(await serving((response) => void response.write("\n")), { timeoutMs: 100 });
 
   await expect(slow.predict("tone", "hello")).rejects.toThrow(/within the time/);
   await expect(slow.stream("hello", ["tone"]).next()).rejects.toThrow(/within the time/);
-  server.closeAllConnections();
-  server.close();
+});
+
+test("the time of a slow reader of a stream is not counted", async () => {
+  const url = await serving((response) => {
+    response.write(line("tone"));
+    setTimeout(() => response.end(line("attack")), 20);
+  });
+  const seen: string[] = [];
+
+  for await (const result of new api.Client(url, { timeoutMs: 150 }).stream("hello", ["tone", "attack"])) {
+    seen.push(result.reference);
+    await sleep(400);
+  }
+
+  expect(seen).toEqual(["tone", "attack"]);
+});
+
+test.each([
+  ["one chunk", line("tone") + line("attack")],
+  ["two chunks", line("tone")],
+])("a signal between two lines of %s ends the stream and the request", async (_, written) => {
+  const responses: ServerResponse[] = [];
+  const url = await serving((response) => {
+    responses.push(response);
+    response.write(written);
+  });
+  const ending = new AbortController();
+  const stream = new api.Client(url).stream("hello", ["tone", "attack"], { signal: ending.signal });
+  await stream.next();
+
+  ending.abort("enough");
+
+  await expect.poll(() => responses.map((it) => it.destroyed)).toEqual([true]);
+  await expect(stream.next()).rejects.toBe("enough");
+});
+
+test("a stream that is left early ends the request", async () => {
+  const responses: ServerResponse[] = [];
+  const url = await serving((response) => {
+    responses.push(response);
+    response.write(line("tone"));
+  });
+
+  for await (const _ of new api.Client(url).stream("hello", ["tone", "attack"])) break;
+
+  await expect.poll(() => responses.map((it) => it.destroyed)).toEqual([true]);
+});
+
+test("a deadline is of the whole stream, although lines arrive in time", async () => {
+  const url = await serving((response) => {
+    const timer = setInterval(() => response.write("\n"), 20);
+    response.on("close", () => clearInterval(timer));
+  });
+
+  const stream = new api.Client(url).stream("hello", ["tone"], { deadlineMs: 100 });
+
+  await expect(stream.next()).rejects.toThrow(/within the time/);
+});
+
+test("a signal ends the wait for a further attempt", async () => {
+  const { made, sent } = client([busy(429), ok()], { retries: new api.RetryPolicy(2, 60_000, 60_000, () => 1) });
+  const ending = new AbortController();
+  const asked = made.predict("tone", "hello", { signal: ending.signal });
+  await expect.poll(() => sent.length).toBe(1);
+
+  ending.abort("enough");
+
+  await expect(asked).rejects.toBe("enough");
+  expect(sent).toHaveLength(1);
+});
+
+test("the options of a call become headers and a part of the body", async () => {
+  const { made, sent } = client([ok()]);
+
+  await made.predict("tone", "hello", {
+    deadlineMs: 20_000,
+    priority: "high",
+    routingKey: "ann",
+    parameters: { top_k: 1 },
+  });
+
+  const headers = sent[0]?.headers as Record<string, string>;
+  expect(headers).toMatchObject({ "x-priority": "high", "x-routing-key": "ann" });
+  expect(Number(headers["x-deadline-ms"])).toBeGreaterThan(19_000);
+  expect(JSON.parse(String(sent[0]?.body))).toEqual({ inputs: "hello", parameters: { top_k: 1 } });
 });
 
 test.each([
@@ -85,13 +181,12 @@ test.each([
 });
 
 test("answers of other tasks, and a stream cut short, are no answer", async () => {
-  const line = `${JSON.stringify({ ...ANSWER, reference: "tone" })}\n`;
   const asked = ["tone", "attack"];
 
   await expect(client([ok({ results: [] })]).made.predictMany("hello", asked)).rejects.toBeInstanceOf(
     api.InvalidResponseError,
   );
-  const stream = client([new Response(line)]).made.stream("hello", asked);
+  const stream = client([new Response(line("tone"))]).made.stream("hello", asked);
   await expect(stream.next()).resolves.toMatchObject({ value: { reference: "tone" } });
   await expect(stream.next()).rejects.toBeInstanceOf(api.InvalidResponseError);
 });
@@ -99,5 +194,9 @@ test("answers of other tasks, and a stream cut short, are no answer", async () =
 test("what cannot be sent is refused before, without the key", async () => {
   expect(() => new api.Client("ftp://server")).toThrow(api.InvalidInputError);
   expect(() => new api.Client("http://server", { apiKey: "secret\n" })).toThrow(/^(?!.*secret)/s);
-  await expect(client([]).made.predict("..", "hello")).rejects.toBeInstanceOf(api.InvalidInputError);
+  for (const task of ["..", "", "tone/", "a/b/c"]) {
+    const { made, sent } = client([ok()]);
+    await expect(made.predict(task, "hello")).rejects.toBeInstanceOf(api.InvalidInputError);
+    expect(sent).toEqual([]);
+  }
 });

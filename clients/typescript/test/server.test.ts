@@ -44,15 +44,11 @@ test("a task that fails does not fail the others", async () => {
   if (failed) expect(api.errorOf(failed.error)).toBeInstanceOf(api.NotFoundError);
 });
 
-test("a stream yields each task, and may be left early", async () => {
+test("a stream yields each task", async () => {
   const seen: string[] = [];
   for await (const result of client.stream([TEXT], ["tone", "nobody", "names"])) seen.push(result.reference);
-  expect(seen.sort()).toEqual(["names", "nobody", "tone"]);
 
-  for await (const result of client.stream(TEXT, ["tone", "names"])) {
-    expect(result).toHaveProperty("outputs");
-    break;
-  }
+  expect(seen.sort()).toEqual(["names", "nobody", "tone"]);
 });
 
 test("a policy judges", async () => {
@@ -80,9 +76,11 @@ test("a call may be ended by its signal", async () => {
   await expect(client.predict("tone", TEXT, { signal: AbortSignal.abort("enough") })).rejects.toBe("enough");
 });
 
-test("options of a request reach the server", async () => {
+test("the server reads the options of a request", async () => {
   const options = { deadlineMs: 20_000, priority: "high", routingKey: "ann" } as const;
+  const refused = { priority: "urgent" as api.Priority };
 
   await expect(client.predict("tone", TEXT, options)).resolves.toMatchObject({ task: "tone" });
+  await expect(client.predict("tone", TEXT, refused)).rejects.toMatchObject({ status: 422 });
   await expect(client.predict("tone", TEXT, { routingKey: "x".repeat(300) })).rejects.toMatchObject({ status: 422 });
 });

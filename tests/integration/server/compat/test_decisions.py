@@ -455,13 +455,22 @@ def address(backbone: Backbone, registry: Registry) -> Generator[str]:
         yield found
 
 
-def test_jevcompat_finds_nothing_wrong(address: str) -> None:
-    report = runner.run(address)
+@pytest.mark.parametrize(
+    ("has_keys", "skipped"),
+    [(False, {"auth.bearer", "auth.missing", "auth.invalid"}), (True, {"auth.ignored-when-off"})],
+)
+def test_jevcompat_finds_nothing_wrong(
+    backbone: Backbone, registry: Registry, tmp_path: Path, *, has_keys: bool, skipped: set[str]
+) -> None:
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "asker")["authorization"].removeprefix("Bearer ")
+    settings = make_settings(**EMBEDDING, api_keys_file=keys if has_keys else None)
+    with running_server(backbone, registry, settings) as found:
+        report = runner.run(found, key=key if has_keys else None)
 
     wrong = {it.id: it.findings[0].message for it in report.results if it.status == "fail"}
     assert (wrong, report.verdict) == ({}, "conformant")
-    skipped = {it.id for it in report.results if it.status == "skip"}
-    assert skipped <= {"auth.bearer", "auth.missing", "auth.invalid"}
+    assert {it.id for it in report.results if it.status == "skip"} == skipped
 
 
 @pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta")

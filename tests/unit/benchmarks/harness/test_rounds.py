@@ -1,10 +1,19 @@
 import math
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from benchmarks.harness.rounds import DisagreementError, System, fastest, interleave, race, ratios
+from benchmarks.harness.rounds import (
+    DisagreementError,
+    System,
+    fastest,
+    interleave,
+    race,
+    ratios,
+    require_one_thread,
+)
 
 
 def system(name: str, logits: Sequence[float], *, tolerance: float = 1e-3) -> System:
@@ -54,3 +63,18 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_the_fastest_has_the_lowest_median() -> None:
     assert fastest({"a": [1.0, 5.0, 6.0], "b": [4.0, 4.0, 9.0]}, ["a", "b"]) == "b"
+
+
+def test_a_figure_of_cpu_time_is_refused_on_several_threads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        require_one_thread(ArgumentParser())
+        torch.set_num_threads(2)
+        with pytest.raises(SystemExit):
+            require_one_thread(ArgumentParser())
+    finally:
+        torch.set_num_threads(before)
+    assert "OMP_NUM_THREADS=1" in capsys.readouterr().err

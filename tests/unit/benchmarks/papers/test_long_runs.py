@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.papers import long_runs
 from benchmarks.papers.lines import read_lines
-from benchmarks.papers.long_runs import PLAN, Entry, go_on, read_plan
+from benchmarks.papers.long_runs import PLAN, Entry, PaperContext, go_on, read_plan
 from doubles.sweeps import toy_folder
 from nunatak_registry import Registry
-from nunatak_training.sweeps import read_grid
+from nunatak_training.sweeps import Finished, plan_runs, read_grid
 
 SWEEP = """
 name: toy
@@ -88,6 +88,20 @@ def test_versions_that_share_layers_are_published(folder: Path) -> None:
 
     with Registry.open(folder / "registry") as registry:
         assert [it.name for it in registry.tasks()] == ["toy-k0"]
+
+
+def test_after_a_training_that_fails_there_is_no_task_to_publish(folder: Path) -> None:
+    context = PaperContext(folder, 0, checkpoints=None)
+    sweeps = [{"seeds": [0]}, {"seeds": [0], "overrides.metric": "spearman"}]
+    kept = list[bool]()
+    for changes in sweeps:
+        grid = read_grid(folder / "toy.yaml", {**changes, "data_root": str(folder)})
+        runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
+        outcome = context.run(runs[0]).outcome
+        kept.append(context.last is not None)
+        assert isinstance(outcome, Finished) == kept[-1]
+
+    assert kept == [True, False]
 
 
 @pytest.mark.parametrize("entry", read_plan(PLAN), ids=lambda it: f"{it.lines}-{it.sweep}")

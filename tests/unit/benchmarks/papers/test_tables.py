@@ -8,14 +8,17 @@ from statistics import mean
 import pytest
 from pydantic import JsonValue
 
+from benchmarks.harness.recording import latest
+from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Claim, Verdict, read_claims
-from benchmarks.papers.elsa_page import Memory, page_text
+from benchmarks.papers.elsa_memory import Memory
+from benchmarks.papers.elsa_page import page_text
 from benchmarks.papers.elsa_table import ElsaTable, elsa_tables
 from benchmarks.papers.estimate import estimate
-from benchmarks.papers.figures import Figures, figures_of
+from benchmarks.papers.figures import Figures, figures_of, point90
 from benchmarks.papers.graddrop_table import graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun, append_line, read_lines
-from benchmarks.papers.render import PAGE, page_of
+from benchmarks.papers.render import PAGE, claimed, page_of
 from benchmarks.savings.systems import System
 from doubles.backbones import save_tiny_backbone
 from doubles.sweeps import record_of, toy_folder, toy_runs
@@ -269,7 +272,7 @@ def test_a_claim_holds_only_if_its_whole_interval_does() -> None:
     assert verdicts == [Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_SHOWN, Verdict.NOT_SHOWN]
 
 
-def test_short_runs_can_show_a_claim_and_cannot_refute_it() -> None:
+def test_runs_shorter_than_the_papers_decide_nothing_either_way() -> None:
     claim = Claim(item="a share", figure="share", at_least=0.9, fair_steps=467)
 
     def verdict(*values: float, steps: int) -> Verdict:
@@ -277,7 +280,35 @@ def test_short_runs_can_show_a_claim_and_cannot_refute_it() -> None:
 
     assert verdict(0.5, 0.51, 0.52, steps=189) is Verdict.NOT_FAIRLY_TESTED
     assert verdict(0.5, 0.51, 0.52, steps=467) is Verdict.FAILS
-    assert verdict(0.95, 0.951, 0.952, steps=189) is Verdict.HOLDS
+    assert verdict(0.95, 0.951, 0.952, steps=189) is Verdict.NOT_FAIRLY_TESTED
+    assert verdict(0.95, 0.951, 0.952, steps=467) is Verdict.HOLDS
+
+
+def test_a_depth_without_runs_leaves_the_deepest_that_keeps_90_percent_open(
+    made_up: dict[str, list[PaperRun]],
+) -> None:
+    # With seed 0 no depth keeps 90 %, and with seed 1 nine layers do; ten have no runs.
+    (table,) = elsa_tables(made_up["elsa-mpnet"]).values()
+    both = replace(table, scores={key: {0: it[1], 1: it[1]} for key, it in table.scores.items()})
+    deep = {(task, 10): {0: 0.1, 1: 0.1} for task, depth in table.scores if depth is None}
+
+    assert (point90(both).low, point90(both).high) == (9.0, 10.0)
+    assert point90(both).is_above(10) is None
+    assert point90(replace(both, scores={**both.scores, **deep})).high == 9.0
+
+
+def test_cola_stands_behind_at_the_papers_depth_whatever_other_depths_have_run(
+    made_up: dict[str, list[PaperRun]],
+) -> None:
+    lines = made_up["elsa-mpnet"]
+    some = [it for it in lines if num_frozen(it.run) not in {11, 12}]
+    none = [it for it in lines if num_frozen(it.run) != 9]
+
+    found = [figures_of({"elsa-mpnet": it}, None) for it in (lines, some, none)]
+
+    name = "elsa.mpnet.cola_behind"
+    assert found[0][name] == found[1][name]
+    assert name not in found[2]
 
 
 def test_students_interval_of_two_values_is_wide() -> None:
@@ -292,7 +323,7 @@ def test_the_shares_saved_are_of_growth_and_the_page_says_them() -> None:
     assert MEMORY.formula(3) == pytest.approx(1 - 230 / 560)
     assert MEMORY.saved_mapped(3) == pytest.approx(1 - 230 / 420)
     text = page_text(MEMORY, None)
-    assert "this saves 58.9%; the formula says 58.9%" in text
+    assert "this saves 58.9% or 45.2%; the formula says 58.9%" in text
     assert "| 9 | 120.0 | 58.9% | 58.0% | 58.9% | 45.2% |  |  |" in text
     assert "Nothing is measured yet" in page_text(None, None)
 
@@ -301,3 +332,18 @@ def test_the_committed_page_is_the_one_that_the_committed_lines_make() -> None:
     text, _ = page_of(LINES)
 
     assert PAGE.read_text(encoding="utf-8") == text, "python -m benchmarks.papers.render"
+    assert elsa_page.PAGE.read_text(encoding="utf-8") == elsa_page.made(LINES)[0]
+
+
+def test_every_figure_that_the_page_names_is_recorded_as_the_page_has_it() -> None:
+    recorded = latest()
+    found = claimed(LINES)
+
+    assert found
+    assert {name: (recorded[name].value, recorded[name].unit) for name in found} == dict(found), (
+        "python -m benchmarks.papers.render --record"
+    )
+
+
+def test_the_folder_of_lines_has_only_lines() -> None:
+    assert {it.suffix for it in LINES.iterdir()} == {".jsonl"}

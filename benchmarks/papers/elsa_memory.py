@@ -1,0 +1,275 @@
+"""The memory of tasks with N frozen layers in a running server, and of full copies.
+
+Eight tasks with 0, 1, 3 and 6 own layers on all-mpnet-base-v2 are trained shortly if the registry
+lacks them, published, loaded one by one and asked. The kernel's count of the process (PSS) stands
+next to full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3.
+"""
+
+import gzip
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+
+from pydantic import BaseModel, ConfigDict
+
+from benchmarks.harness.makers import LORA, export_full_model, plans
+from benchmarks.harness.recording import Sheet, hardware
+from benchmarks.harness.shapes import Shape
+from benchmarks.papers.long_runs import HERE, PaperContext, publish_run, version_name
+from benchmarks.savings.desk import SMOKE, Desk
+from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes, runtime_bytes
+from benchmarks.savings.systems import Deployment, Started, System, running
+from nunatak_client import Client
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import TopK
+from nunatak_model import HeadSpec, ModelSize, load_backbone, model_size, parameters_saved
+from nunatak_registry import Registry
+from nunatak_training.sweeps import plan_runs, read_grid
+
+Asked = str | tuple[str, str]
+"""An input of a task: a text or a pair of texts."""
+BACKBONE, SWEEP = "all-mpnet-base-v2", "elsa-mpnet"
+OWN = (0, 1, 3, 6)
+TASKS = ("sst2", "cola", "stsb", "mrpc", "rte", "qnli", "trec", "ag_news")
+COPIES = (1, 2, 4, 8)
+"""Numbers of full copies; the memory between them is a straight line."""
+SETTLING_S = 10.0
+TOLERANCE = 0.02
+"""Largest difference of the measured share from the formula."""
+MEMORY = "elsa-memory"
+SHORT_EXAMPLES = 200
+SHORT: Mapping[str, object] = {
+    "train_caps": [SHORT_EXAMPLES],
+    "dev_cap": 200,
+    "overrides.epochs": 1,
+}
+"""The training of a version that no run of the plan has published: memory needs no quality."""
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "cola": {"recipe": {"metric": "matthews_correlation"}},
+    "stsb": {"kind": "regression"},
+    "mrpc": {"recipe": {"metric": "f1", "positive_label": "equivalent"}},
+}
+
+
+class Memory(BaseModel):
+    """One measurement: a line in docs/results/papers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbone: str
+    embedding: float
+    per_layer: float
+    output: float
+    """Mean parameters of a head."""
+    num_layers: int
+    ours: dict[int, list[int]]
+    """PSS in bytes with 1, 2, 3, ... tasks, by own layers."""
+    private: dict[int, int]
+    mapped: dict[int, int]
+    """PSS of full copies by their number: with pages of their own, and mapped from files."""
+    runtime: dict[str, int]
+    """PSS of each system almost without weights."""
+    ledger: dict[int, float]
+    """The saved share by the server's own count of parameters, by own layers."""
+    hardware: str
+    date: str
+
+    @property
+    def size(self) -> ModelSize:
+        """The parts of one full model."""
+        return ModelSize(
+            embedding=self.embedding,
+            per_layer=self.per_layer,
+            output=self.output,
+            num_layers=self.num_layers,
+        )
+
+    @property
+    def num_tasks(self) -> int:
+        """The largest number of tasks."""
+        return max(self.private)
+
+    def formula(self, own: int) -> float:
+        """The share that the paper's formula saves at the largest number of tasks."""
+        frozen = self.num_layers - own
+        return parameters_saved(self.size, num_tasks=self.num_tasks, num_frozen=frozen)
+
+    def saved(self, own: int, copies: Mapping[int, int], system: System) -> float:
+        """The measured share: growth of our server over growth of full copies."""
+        ours = self.ours[own][self.num_tasks - 1] - self.runtime[System.NUNATAK]
+        return 1 - ours / (copies[self.num_tasks] - self.runtime[system])
+
+    def saved_private(self, own: int) -> float:
+        """The share saved, compared with copies whose pages are all in memory."""
+        return self.saved(own, self.private, System.FULL_MODELS_PRIVATE)
+
+    def saved_mapped(self, own: int) -> float:
+        """The share saved, compared with mapped copies that have answered one text."""
+        return self.saved(own, self.mapped, System.FULL_MODELS)
+
+
+def read_memory(folder: Path) -> Memory | None:
+    """Return the newest measurement of memory; None if there is none."""
+    file = folder / f"{MEMORY}.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return Memory.model_validate_json(lines[-1]) if lines else None
+
+
+def record(memory: Memory, sheet: Sheet) -> None:
+    """Record the shares at every depth."""
+    for own in memory.ours:
+        name = f"paper.elsa.mpnet.saved.n{memory.num_layers - own}"
+        formula, unit = memory.formula(own), f"of {memory.num_tasks} full models"
+        measured = f"{unit} (PSS); formula {formula:.3f}"
+        goal = f">= {formula - TOLERANCE:.3f}"
+        sheet.record(f"{name}.pss", [memory.saved_private(own)], unit=measured, goal=goal)
+        mapped = f"{unit}, mapped, of which each has answered one text (PSS)"
+        sheet.record(f"{name}.pss_mapped", [memory.saved_mapped(own)], unit=mapped)
+
+
+def publish_missing(data: Path, models: Path, registry: Path) -> None:
+    """Publish the versions that the registry lacks, after a short training."""
+    tasks = [{"name": task, **KINDS.get(task, {})} for task in TASKS]
+    methods = [{"kind": "topk", "frozen": [6, 9, 11]}, {"kind": "head"}]
+    changes = {"tasks": tasks, "methods": methods, "seeds": [0], "data_root": str(data)}
+    grid = read_grid(HERE / f"{SWEEP}.yaml", {**changes, **SHORT})
+    with Registry.open(registry) as opened:
+        known = {summary.name for summary in opened.tasks()}
+    context = PaperContext(models, 0, checkpoints=None)
+    for run in plan_runs(grid, backbone_of=context.backbone, data_of=context.data):
+        name = version_name(run)
+        if name is not None and name not in known:
+            publish_run(run, context.fit(run), context, registry)
+            print(f"trained {name}", flush=True)
+
+
+def first_input(folder: Path) -> Asked:
+    """Return the first dev text of a set, or pair of texts."""
+    with gzip.open(folder / "dev.jsonl.gz", "rt", encoding="utf-8") as lines:
+        row = json.loads(next(lines))
+    return (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"]
+
+
+def measure(
+    backbone: Path,
+    registry: Path,
+    asked: Mapping[str, Asked],
+    *,
+    work: Path,
+    sheet: Sheet,
+    copied: Sequence[int] = COPIES,
+    settling_s: float = SETTLING_S,
+) -> Memory:
+    """Measure a server that loads the tasks of each number of own layers, and full copies.
+
+    Args:
+        backbone: its folder.
+        registry: holds the tasks `NAME-kN`, N being the number of own layers.
+        asked: an input for each of these tasks, in the order of loading.
+        work: folder of full copies, made on demand.
+        sheet: of the benchmark's figures.
+        copied: numbers of full copies; the number of tasks is always one of them.
+        settling_s: seconds between the last answer and a measurement.
+    """
+    desk = Desk(work=work, sheet=sheet, extent=SMOKE, cores=None)
+    tiny = plans(1, (LORA,))
+    nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
+    systems = (System.NUNATAK, System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
+    runtime = {
+        str(it): runtime_bytes(it, nothing, settling_s=settling_s, count_of=Started.alone)
+        for it in systems
+    }
+    loaded = load_backbone(backbone)
+    with Registry.open(registry) as opened:
+        heads = [it.manifest.parameter_counts.head for it in opened.tasks() if it.name in asked]
+    fitting = HeadSpec(num_labels=2, pooling=Pooling.MEAN)
+    size = replace(model_size(loaded.config, fitting), output=mean(heads))
+    by_own = defaultdict[int, dict[str, Asked]](dict)
+    for name, text in asked.items():
+        by_own[own_layers(name)][name] = text
+    count = min(map(len, by_own.values()))
+    ours, ledger = dict[int, list[int]](), dict[int, float]()
+    for own, inputs in sorted(by_own.items()):
+        ours[own], ledger[own] = served(
+            backbone, registry, inputs, frozen=size.num_layers - own, settling_s=settling_s
+        )
+    copies = plans(count, (TopK(num_layers=1),), prefix="copy")
+    for plan in copies:
+        export_full_model(plan, loaded, work)
+    apart = Deployment(
+        backbone=backbone,
+        registry=registry,
+        tasks=tuple(plan.name for plan in copies),
+        folder=work,
+        cores=None,
+        log=work / "copies.log",
+    )
+    counts = sorted({it for it in copied if it < count} | {count})
+    private, mapped = (
+        dict(
+            zip(
+                counts,
+                pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone),
+                strict=True,
+            )
+        )
+        for it in systems[1:]
+    )
+    return Memory(
+        backbone=loaded.name,
+        embedding=size.embedding,
+        per_layer=size.per_layer,
+        output=size.output,
+        num_layers=size.num_layers,
+        ours=ours,
+        private=private,
+        mapped=mapped,
+        runtime=runtime,
+        ledger=ledger,
+        hardware=hardware(),
+        date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def own_layers(version: str) -> int:
+    """Return the number of own layers in the name of a version, `TASK-kN`."""
+    return int(version.rpartition("-k")[2])
+
+
+def served(
+    backbone: Path,
+    registry: Path,
+    inputs: Mapping[str, Asked],
+    *,
+    frozen: int,
+    settling_s: float,
+) -> tuple[list[int], float]:
+    """Load and ask one task after another; return the PSS after each, and the ledger's share.
+
+    Every load compares the answers to the version's probe with those of training.
+    """
+    deployment = Deployment(
+        backbone=backbone,
+        registry=registry,
+        tasks=tuple(inputs),
+        folder=registry,
+        cores=None,
+        log=registry / "server.log",
+        options=(*WITHOUT_CACHE, "--backbone-layers", str(frozen)),
+    )
+    found = list[int]()
+    with running(System.NUNATAK, deployment) as started:
+        (address,) = set(started.addresses.values())
+        with Client(address) as client:
+            for task, text in inputs.items():
+                client.preload(task)
+                client.predict(task, text)
+                # Memory freed by a load returns to the system some seconds later.
+                time.sleep(settling_s)
+                found.append(started.alone())
+            return found, client.memory().saved_share

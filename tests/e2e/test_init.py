@@ -1,0 +1,85 @@
+"""A new project's folder: its README's commands, run in its order."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nunatak_cli.training.init import PLACES
+from nunatak_loadtest.processes import ServerProcess
+from nunatak_server.settings import ServerSettings
+
+ADDRESS = "http://127.0.0.1:8080"
+PROGRAM = Path(sys.executable).with_name("nunatak")
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(line)
+    command = [str(PROGRAM), *words[1:]] if words[0] == "nunatak" else words
+    return subprocess.run(  # noqa: S603 - the README's own commands; no shell
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(name="project", scope="module")
+def make_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("projects")
+    made = run("nunatak init support", folder)
+    assert made.returncode == 0, made.stderr
+    return folder / "support"
+
+
+def test_a_project_has_every_file_that_its_readme_names(project: Path) -> None:
+    files = {it.relative_to(project).as_posix() for it in project.rglob("*") if it.is_file()}
+    readme = (project / "README.md").read_text(encoding="utf-8")
+
+    assert files == set(PLACES.values())
+    assert all(f"`{Path(it).name}`" in readme or it in readme for it in files - {"README.md"})
+
+
+def test_the_compose_file_starts_this_release_with_settings_that_exist(project: Path) -> None:
+    text = (project / "compose.yaml").read_text(encoding="utf-8")
+    (server,) = yaml.safe_load(text)["services"].values()
+
+    known = {f"NUNATAK_{name.upper()}" for name in ServerSettings.model_fields}
+    assert server["image"] == f"nunatak:{version('nunatak')}"
+    assert set(server["environment"]) <= known
+    assert all(it.startswith("127.0.0.1:") for it in server["ports"])
+
+
+def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+
+    refused = run(f"nunatak init {tmp_path}", tmp_path)
+
+    assert refused.returncode != 0
+    assert "expected a new or empty folder" in refused.stderr
+    assert [it.name for it in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_readme_of_a_project_works_as_written(project: Path) -> None:
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n(.*?)```", readme, flags=re.DOTALL)
+    training, serving, asking, container = (it.splitlines() for it in blocks)
+    assert serving == ["nunatak serve --registry registry --port 8080"]
+
+    answers = list[str]()
+    for line in training:
+        assert (done := run(line, project)).returncode == 0, done.stderr
+    with ServerProcess(project / "registry", log=project / "server.log") as server:
+        for line in asking:
+            done = run(line.replace(ADDRESS, server.url), project)
+            assert done.returncode == 0, done.stderr
+            answers.append(done.stdout)
+    assert "urgent" in answers[0]
+    assert json.loads(answers[1])["action"] == "flag"
+    assert run(container[0], project).returncode == 0
+    assert (project / "keys.json").stat().st_mode & 0o077 == 0
