@@ -103,6 +103,8 @@ def _product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "to
     if linear.scale is None:
         raise TypeError("an int8 product needs a quantized map")
     largest = _largest(x).clamp_min_(LARGEST * torch.finfo().tiny)
+    # All results of the token become NaN: an infinite scale would give finite ones, as ReLU(-inf).
+    largest.masked_fill_(largest.isinf(), torch.nan)
     # A number divided by a tensor would be the rounded reciprocal times the number.
     inverse = torch.full_like(largest, LARGEST).div_(largest)
     sums = _sums((x * inverse).round_().to(torch.int8), linear.weight)
