@@ -43,6 +43,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
+from nunatak_model.speeds import number_format, with_speeds
 from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
@@ -96,6 +97,7 @@ __all__ = [
     "load_backbone",
     "maths_of",
     "model_size",
+    "number_format",
     "on_device",
     "on_own_thread",
     "pack_backbone",
@@ -110,5 +112,6 @@ __all__ = [
     "tensors_to_bytes",
     "trunk_source",
     "usual_head",
+    "with_speeds",
     "without_fast_kernels",
 ]

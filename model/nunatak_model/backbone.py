@@ -80,6 +80,8 @@ class Backbone:
     """Whether linear maps have the layout for serving, which cannot have gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
+    speeds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The speed of a product over float32, by number format; empty if not measured."""
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ the values of a regression must stay where they were.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -72,19 +71,23 @@ def shows_nothing(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> str | 
     if count < MIN_EXAMPLES:
         what = "queries with documents of different grades" if grades else "examples"
         return f"at least {MIN_EXAMPLES} {what} are needed to compare two versions, got {count}"
-    has_tags = any(isinstance(it, TaggedWords) for it in labels)
-    if len(set(chain.from_iterable(map(_tags, labels) if has_tags else [labels]))) < 2:
+    if len({part for it in labels for part in _parts(it)}) < 2:
         return "all examples have the same label, so every score would stay; add other examples"
     # Equal answers to different questions are spans of different contexts.
-    if not any(isinstance(it, Answers) for it in labels):
-        values = [it.value for it in said]
-        if len(set(chain.from_iterable(values if has_tags else [values]))) < 2:
-            return "the original gives all examples the same answer, so its score means nothing"
+    is_open = any(isinstance(it, Answers) for it in labels)
+    has_tags = any(isinstance(it, TaggedWords) for it in labels)
+    answers = {
+        part
+        for it in said
+        for part in (it.value if has_tags and isinstance(it.value, tuple) else (it.value,))
+    }
+    if not is_open and len(answers) < 2:
+        return "the original gives all examples the same answer, so its score means nothing"
     return None
 
 
-def _tags(label: Label) -> Iterable[object]:
-    return (word.tag for word in label.words) if isinstance(label, TaggedWords) else (label,)
+def _parts(label: Label) -> Sequence[Label]:
+    return [word.tag for word in label.words] if isinstance(label, TaggedWords) else [label]
 
 
 def _score(found: Evaluation, metric: Metric, positive: str | None) -> float:

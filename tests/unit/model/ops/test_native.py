@@ -4,7 +4,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -407,18 +407,24 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
     assert caplog.records == []
 
 
-Spoilt = Callable[[Tensor, Tensor, Tensor | None, int], bool]
-WRONG_PRODUCTS: dict[str, Spoilt] = {
-    "always": lambda *_: True,
-    "bias": lambda _x, _scale, bias, _activation: bias is not None,
-    "no bias": lambda _x, _scale, bias, _activation: bias is None,
-    "one token": lambda x, *_: len(x) == 1,
-    "five tokens": lambda x, *_: len(x) == 5,
-    "narrow outputs": lambda _x, scale, *_: len(scale) == min(it[0] for it in MAPS),
-    **{
-        f"activation {name}": lambda *given, number=number: given[-1] == number
-        for number, name in enumerate(ACTIVATIONS)
-    },
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One form in which the product of integers is served."""
+
+    tokens: int
+    out: int
+    has_bias: bool
+    activation: Activation | None
+
+
+WRONG_PRODUCTS: dict[str, Callable[[Call], bool]] = {
+    "always": lambda _: True,
+    "bias": lambda it: it.has_bias,
+    "no bias": lambda it: not it.has_bias,
+    "one token": lambda it: it.tokens == 1,
+    "five tokens": lambda it: it.tokens == 5,
+    "narrow outputs": lambda it: it.out == min(widths[0] for widths in MAPS),
+    **{f"activation {name}": lambda it, name=name: it.activation is name for name in ACTIVATIONS},
 }
 MAPS = [
     it.widths
@@ -433,7 +439,13 @@ def test_a_product_of_integers_that_is_wrong_in_any_form_is_replaced_with_one_wa
 ) -> None:
     def spoil(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, number: int) -> Tensor:
         y = right(x, weight, scale, bias, number)
-        return y * 1.001 if WRONG_PRODUCTS[name](x, scale, bias, number) else y
+        call = Call(
+            tokens=len(x),
+            out=len(scale),
+            has_bias=bias is not None,
+            activation=ACTIVATIONS[number],
+        )
+        return y * 1.001 if WRONG_PRODUCTS[name](call) else y
 
     right = torch.ops.nunatak_ops.integer_linear
     monkeypatch.setattr(torch.ops.nunatak_ops, "integer_linear", spoil)
