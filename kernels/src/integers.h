@@ -44,7 +44,7 @@ void quantise_as(const Quantisation& it, float* row) {
     }
     for (int64_t j = 0; j < width; ++j) to[j] = ((const Number*)row)[j];
     for (int lane = 0; lane < LANES; ++lane) total += (uint32_t)sum[lane];
-    it.scales[token] = largest / 127.0f;
+    it.token_scales[token] = largest / 127.0f;
     it.offsets[token] = (int32_t)(128 * total);
   }
 }
@@ -117,8 +117,8 @@ void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t
       const int64_t left = it.out - j;
       const Integers exact = load_integers(sums + i * PANEL + j) - it.offsets[token];
       Vector own = __builtin_convertvector(exact, Vector);
-      own *= load_upto(it.scale + j, left);
-      own *= it.scales[token];
+      own *= load_upto(it.output_scales + j, left);
+      own *= it.token_scales[token];
       if (it.bias) own += load_upto((const T*)it.bias + j, left);
       own = activate(own, it.activation);
       left >= LANES ? store(y + j, own) : store_first(y + j, own, left);

@@ -35,7 +35,7 @@ from nunatak_model.ops.device import (
     on_device,
     on_own_thread,
 )
-from nunatak_model.ops.int8 import floating_parameters
+from nunatak_model.ops.int8 import count_parameters, floating_parameters
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -85,6 +85,7 @@ __all__ = [
     "compute_with",
     "compute_without_helpers",
     "convert_branch",
+    "count_parameters",
     "dedicated_parameters",
     "default_head",
     "embedding_branch",

@@ -22,6 +22,7 @@ from nunatak_model import (
     Row,
     UnsupportedBackboneError,
     build_branch,
+    count_parameters,
     forward,
     initial_parameters,
     load_backbone,
@@ -174,6 +175,12 @@ def test_suffix_of_a_source_loads_it_quantized(tmp_path_factory: pytest.TempPath
 
     assert found.name == "tiny+int8"
     assert found.digest == quantize_backbone(load_backbone(folder)).digest
+
+
+def test_scales_of_quantized_weights_are_no_parameters() -> None:
+    tensors = {"layers.0.qkv.weight": torch.randn(OUT, IN), "layers.0.qkv.bias": torch.randn(OUT)}
+
+    assert count_parameters(quantized(tensors)) == count_parameters(tensors) == OUT * IN + OUT
 
 
 @pytest.mark.parametrize("prepare", [pack_backbone, quantize_backbone])
