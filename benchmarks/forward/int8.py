@@ -10,7 +10,6 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -89,14 +88,12 @@ def measure_layer(sheet: Sheet, source: str) -> None:
 def measure_levels(sheet: Sheet, source: str) -> None:
     """Record the same for bfloat16, for torch's product of integers and for each level of the CPU.
 
-    On one thread times are CPU time, on several threads the wall time of the fastest of 15 runs,
-    because other load slows most of them. With
+    On one thread times are CPU time, on several threads wall time (`seconds`). With
     `ONEDNN_MAX_CPU_ISA=AVX2`, torch multiplies as on a CPU that has no more, and so do we.
     """
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower()
     cpu, threads = f"{isa}-cpu." if isa else "", torch.get_num_threads()
     last = LEVELS.index(isa) if isa else len(LEVELS)
-    repeats, pick = (3, median) if threads == 1 else (15, min)
     backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
     integers = served_integers(source)
     forms = {
@@ -109,10 +106,7 @@ def measure_levels(sheet: Sheet, source: str) -> None:
         },
     }
     for num_tokens in LAYER_TOKENS:
-        runs = {
-            name: partial(seconds, partial(run, num_tokens), repeats, pick=pick)
-            for name, run in forms.items()
-        }
+        runs = {name: partial(seconds, partial(run, num_tokens), 3) for name, run in forms.items()}
         with torch.inference_mode():
             times = interleave(runs, sheet.rounds)
         for name in forms.keys() - {"fp32"}:

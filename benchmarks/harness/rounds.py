@@ -65,15 +65,10 @@ def clock_name() -> str:
     return "wall time" if torch.get_num_threads() > 1 else CPU_TIME
 
 
-def seconds(
-    run: Callable[[], object],
-    repeats: int = 3,
-    *,
-    pick: Callable[[Sequence[float]], float] = median,
-) -> float:
-    """Median time of a few runs, or the one that `pick` chooses.
+def seconds(run: Callable[[], object], repeats: int = 3) -> float:
+    """Median time of a few runs: wall time, or on one thread the CPU time of this process.
 
-    Wall time, or on one thread the CPU time of this process, which other load does not change.
+    Other load on the machine does not change the CPU time.
     """
     clock = time.process_time if clock_name() == CPU_TIME else time.perf_counter
     samples = list[float]()
@@ -81,7 +76,7 @@ def seconds(
         started = clock()
         run()
         samples.append(clock() - started)
-    return pick(samples)
+    return median(samples)
 
 
 def race(
