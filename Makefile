@@ -40,12 +40,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 # A server without them is slower and gives the same answers, so their absence stops nothing.
 $(VENV)/.ops: $(VENV)/.runtime $(wildcard kernels/*.toml kernels/*.py kernels/nunatak_ops/*.py kernels/src/*)
-	@if ! command -v "$${CXX:-g++}" >/dev/null; then \
+	@set -- $${CXX:-g++}; if ! command -v "$$1" >/dev/null; then \
 	  echo "no C++ compiler: torch's operations serve, slower than those of nunatak-ops (docs/install.md)"; \
-	elif $(MAKE) --no-print-directory ops; then \
-	  touch $@; \
-	else \
-	  echo "nunatak-ops could not be built: torch's operations serve, slower (docs/install.md)"; \
+	elif ! $(MAKE) --no-print-directory ops >$(VENV)/ops.log 2>&1; then \
+	  echo "nunatak-ops could not be built ($(VENV)/ops.log): torch's operations serve, slower (docs/install.md)"; \
 	fi
 
 demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one backbone, ask them, show what is saved
@@ -54,6 +52,7 @@ demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one ba
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
 	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
+	touch $(VENV)/.ops
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
@@ -94,6 +93,7 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.flat
 	$(BIN)/python -m benchmarks.forward.int8
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.int8 --part layer --rounds 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.int8 --part levels --rounds 5
 
 race: $(VENV)/.dev  ## race five classifiers on one trunk against five full models; DATA=folder: with F1
 	$(BIN)/python -m benchmarks.savings.five --rounds $(or $(ROUNDS),2)

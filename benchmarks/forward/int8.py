@@ -6,16 +6,24 @@ many texts. All number formats run in turns. So do the four products of a layer 
 with their activation.
 """
 
+import os
 import tempfile
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.forward.flat import run_of
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import interleave, ratios, require_one_thread, seconds
+from benchmarks.harness.rounds import (
+    clock_name,
+    interleave,
+    ratios,
+    require_one_thread,
+    seconds,
+)
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     dtypes,
@@ -25,10 +33,14 @@ from benchmarks.harness.workload import (
     served_integers,
 )
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE, Backbone
+from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, Backbone, load_backbone
+from nunatak_model.ops import native
 from nunatak_model.ops.linear import apply_linear
+from nunatak_model.weights import Linear
 
 INT8 = "int8"
+LEVELS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "amx")
+"""The levels of the native operators, by number."""
 LAYER_TOKENS = {32: ">= 2.9", 256: ">= 3.2", 1024: ">= 3.3"}
 """Numbers of tokens, and the goal of the speed-up at each."""
 MIXES: dict[str, tuple[Method, int]] = {
@@ -44,17 +56,18 @@ def main() -> None:
     parser = figures_parser(__doc__, rounds=11)
     parser.add_argument(
         "--part",
-        choices=("layer", "minilm", "bert_base"),
-        help="`layer`, on one thread; absent: the others",
+        choices=("layer", "levels", "minilm", "bert_base"),
+        help="`layer` and `levels`, on one thread; absent: the others",
     )
     options, sheet = open_sheet(parser)
     if options.part in {None, "minilm"}:
         measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
-        if options.part == "layer":
+        if options.part in {"layer", "levels"}:
             require_one_thread(parser)
-            measure_layer(sheet, str(bert))
+            by_part = {"layer": measure_layer, "levels": measure_levels}
+            by_part[options.part](sheet, str(bert))
         if options.part in {None, "bert_base"}:
             measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
 
@@ -75,15 +88,61 @@ def measure_layer(sheet: Sheet, source: str) -> None:
         sheet.record(
             f"forward.int8.layer.speedup.t{num_tokens}",
             ratios(times, "fp32", INT8),
-            unit="times faster than the products of fp32",
+            unit=f"times faster than the products of fp32, {clock_name()}",
             goal=goal,
         )
+
+
+def measure_levels(sheet: Sheet, source: str) -> None:
+    """Record the same for bfloat16, for torch's product of integers and for each level of the CPU.
+
+    On one thread times are CPU time, on several threads wall time (`seconds`). With
+    `ONEDNN_MAX_CPU_ISA=AVX2`, torch multiplies as on a CPU that has no more, and so do we.
+    """
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower()
+    cpu, threads = f"{isa}-cpu." if isa else "", torch.get_num_threads()
+    last = LEVELS.index(isa) if isa else len(LEVELS)
+    backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
+    integers = served_integers(source)
+    forms = {
+        **{name: partial(run_products, it) for name, it in backbones.items()},
+        "int8.torch": partial(run_products, load_backbone(f"{source}{INT8_SUFFIX}")),
+        **{
+            f"int8.{LEVELS[level]}": partial(run_level, integers, level)
+            for level in torch.ops.nunatak_ops.levels()
+            if level <= last
+        },
+    }
+    for num_tokens in LAYER_TOKENS:
+        runs = {name: partial(seconds, partial(run, num_tokens), 3) for name, run in forms.items()}
+        with torch.inference_mode():
+            times = interleave(runs, sheet.rounds)
+        for name in forms.keys() - {"fp32"}:
+            sheet.record(
+                f"forward.int8.layer.{cpu}{name}.threads{threads}.t{num_tokens}",
+                ratios(times, "fp32", name),
+                unit=f"times faster than the products of fp32, {clock_name()}",
+            )
+
+
+def run_level(backbone: Backbone, level: int, num_tokens: int) -> None:
+    """Run the products of `run_products` at a level of the CPU."""
+    layer, gelu = backbone.layers[0], native.ACTIVATIONS.index(backbone.config.activation)
+
+    def run(x: Tensor, linear: Linear, activation: int = 0) -> Tensor:
+        weight, scale, bias = linear.weight, linear.scale, linear.bias
+        return torch.ops.nunatak_ops.integer_linear(x, weight, scale, bias, activation, level)
+
+    hidden = torch.randn(num_tokens, backbone.config.hidden_width)
+    run(hidden, layer.qkv)
+    run(hidden, layer.attention_output)
+    run(run(hidden, layer.feedforward_in, gelu), layer.feedforward_out)
 
 
 def run_products(backbone: Backbone, num_tokens: int) -> None:
     """Run the four products of the lowest layer, and the activation of one."""
     layer, activation = backbone.layers[0], backbone.config.activation
-    hidden = torch.randn(num_tokens, backbone.config.hidden_width)
+    hidden = torch.randn(num_tokens, backbone.config.hidden_width).to(backbone.dtype)
     apply_linear(hidden, layer.qkv)
     apply_linear(hidden, layer.attention_output)
     inner = apply_linear(hidden, layer.feedforward_in, activation=activation)
@@ -107,7 +166,7 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
             sheet.record(
                 f"forward.int8.{shape}.{mix}.vs_{name}",
                 ratios(times, name, INT8),
-                unit=f"times faster than {name}",
+                unit=f"times faster than {name}, {clock_name()}",
             )
     sheet.record(
         f"forward.int8.{shape}.bytes",

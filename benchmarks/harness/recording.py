@@ -21,7 +21,7 @@ from typing import cast
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "results" / "figures.jsonl"
-VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS")
+VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that belong to the command of a figure."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 

@@ -18,6 +18,8 @@ from torch import Tensor
 FP32_TOLERANCE, BF16_TOLERANCE, INT8_TOLERANCE = 1e-3, 0.1, 0.3
 """Largest difference from the reference, as a share of its largest logit."""
 
+CPU_TIME = "CPU time"
+
 Times = Mapping[str, Sequence[float]]
 """Seconds of each round, by system."""
 
@@ -59,12 +61,17 @@ def local(
     )
 
 
+def clock_name() -> str:
+    """Name the time that `seconds` measures, for the units of figures."""
+    return "wall time" if torch.get_num_threads() > 1 else CPU_TIME
+
+
 def seconds(run: Callable[[], object], repeats: int = 3) -> float:
     """Median time of a few runs: wall time, or on one thread the CPU time of this process.
 
     Other load on the machine does not change the CPU time.
     """
-    clock = time.perf_counter if torch.get_num_threads() > 1 else time.process_time
+    clock = time.process_time if clock_name() == CPU_TIME else time.perf_counter
     samples = list[float]()
     for _ in range(repeats):
         started = clock()

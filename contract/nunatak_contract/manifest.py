@@ -26,7 +26,8 @@ MIN_WINDOW_TOKENS = 8
 """Room for the special tokens of a pair, and for a few tokens of a question and its context."""
 
 
-Note = Annotated[str, Field(max_length=4096)]
+MAX_NOTE_CHARS = 4096
+Note = Annotated[str, Field(max_length=MAX_NOTE_CHARS)]
 """A remark to keep with a version."""
 
 

@@ -191,8 +191,8 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "target_missed": Reason("full fine-tuning scores {full_score:.4f}, {found}"),
     "score_lost": Reason(
-        "{reference} scores {before:.4f} in {metric} on {data}, and {after:.4f} on {backbone}; "
-        "more than {tolerance:g} points are lost. Train the task on {backbone}, or raise "
+        "{reference} scores {before:.4f} in {metric} on {data}, and {after:.4f} on {backbone}: "
+        "{excess}, and {tolerance:g} are allowed. Train the task on {backbone}, or raise "
         "--tolerance"
     ),
     "unpublishable": Reason(

@@ -19,16 +19,19 @@ void quantise_as(const Quantisation& it, float* row) {
   for (int64_t token = 0; token < it.tokens; ++token) {
     int8_t* to = it.integers + token * width;
     copy(row, (const T*)it.x + token * it.x_stride, width, 1.0f);
-    // Compared as integers, because NaN is then the largest, and the token's results become NaN.
+    // Compared as integers, because infinity and NaN are then the largest.
     Integers most = {}, sum = {};
     for (int64_t j = 0; j < width; j += LANES) {
       const Integers size = load_integers(row + j) & 0x7FFFFFFF;
       most = size > most ? size : most;
     }
-    int32_t bits = 0, total = 0;
+    int32_t bits = 0;
+    uint32_t total = 0;
     for (int lane = 0; lane < LANES; ++lane) bits = most[lane] > bits ? most[lane] : bits;
     float largest;
     memcpy(&largest, &bits, sizeof largest);
+    // All results of a token become NaN: an infinite scale would give finite ones, as ReLU(-inf).
+    if (bits >= 0x7F800000) largest = __builtin_nanf("");
     largest = largest < 127.0f * __FLT_MIN__ ? 127.0f * __FLT_MIN__ : largest;
     const float inverse = 127.0f / largest;
     // A loop of its own, or a fused multiply-add would round other numbers on some levels.
@@ -40,9 +43,9 @@ void quantise_as(const Quantisation& it, float* row) {
       store(row + j, (Vector)integers);
     }
     for (int64_t j = 0; j < width; ++j) to[j] = ((const Number*)row)[j];
-    for (int lane = 0; lane < LANES; ++lane) total += sum[lane];
-    it.scales[token] = largest / 127.0f;
-    it.offsets[token] = 128 * total;
+    for (int lane = 0; lane < LANES; ++lane) total += (uint32_t)sum[lane];
+    it.token_scales[token] = largest / 127.0f;
+    it.offsets[token] = (int32_t)(128 * total);
   }
 }
 
@@ -114,8 +117,8 @@ void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t
       const int64_t left = it.out - j;
       const Integers exact = load_integers(sums + i * PANEL + j) - it.offsets[token];
       Vector own = __builtin_convertvector(exact, Vector);
-      own *= load_upto(it.scale + j, left);
-      own *= it.scales[token];
+      own *= load_upto(it.output_scales + j, left);
+      own *= it.token_scales[token];
       if (it.bias) own += load_upto((const T*)it.bias + j, left);
       own = activate(own, it.activation);
       left >= LANES ? store(y + j, own) : store_first(y + j, own, left);

@@ -319,7 +319,7 @@ Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tenso
     rounded.push_back({
         .x = at(x, token * x.stride(0)),
         .integers = integers.get() + token * in,
-        .scales = scales.get() + token,
+        .token_scales = scales.get() + token,
         .offsets = offsets.get() + token,
         .x_stride = x.stride(0),
         .tokens = std::min(MAX_ROWS, tokens - token),
@@ -332,10 +332,10 @@ Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tenso
     for (int64_t column = 0; column < out; column += PANEL)
       products.push_back({
           .integers = integers.get() + token * in,
-          .scales = scales.get() + token,
+          .token_scales = scales.get() + token,
           .offsets = offsets.get() + token,
           .weight = (const uint8_t*)weight.const_data_ptr() + column * in,
-          .scale = (const float*)scale.const_data_ptr() + column,
+          .output_scales = (const float*)scale.const_data_ptr() + column,
           .bias = bias ? at(*bias, column) : nullptr,
           .y = (void*)at(y, token * out + column),
           .y_stride = out,

@@ -46,22 +46,22 @@ struct LayerNorm {
 struct Quantisation {
   const void* x;
   int8_t* integers;
-  float* scales;      // [tokens], the value of one step
-  int32_t* offsets;   // [tokens], 128 times the sum of the token's integers
+  float* token_scales;  // [tokens], the value of one step
+  int32_t* offsets;     // [tokens], 128 times the sum of the token's integers
   int64_t x_stride, tokens, width;
   bool is_half;
 };
 
-// y[token, out] = activation(scale * scales[token] * (integers @ weight.T) + bias), for some tokens
-// and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128. So a product
+// y[token, out] = activation(output_scales[out] * token_scales[token] * (integers @ weight.T) + bias),
+// for some tokens and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128. So a product
 // of bytes with and without a sign is `offsets[token]` too large.
 struct IntegerProduct {
   const int8_t* integers;  // [tokens, in]
-  const float* scales;
+  const float* token_scales;
   const int32_t* offsets;
   const uint8_t* weight;
-  const float* scale;  // [out]
-  const void* bias;    // [out], or null
+  const float* output_scales;  // [out]
+  const void* bias;            // [out], or null
   void* y;
   int64_t y_stride, tokens, in, out;
   int activation;

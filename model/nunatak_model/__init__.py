@@ -35,7 +35,7 @@ from nunatak_model.ops.device import (
     on_device,
     on_own_thread,
 )
-from nunatak_model.ops.int8 import floating_parameters
+from nunatak_model.ops.int8 import count_parameters, floating_parameters
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -43,6 +43,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
+from nunatak_model.speeds import number_format, with_speeds
 from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
@@ -84,6 +85,7 @@ __all__ = [
     "compute_with",
     "compute_without_helpers",
     "convert_branch",
+    "count_parameters",
     "dedicated_parameters",
     "default_head",
     "embedding_branch",
@@ -96,6 +98,7 @@ __all__ = [
     "load_backbone",
     "maths_of",
     "model_size",
+    "number_format",
     "on_device",
     "on_own_thread",
     "pack_backbone",
@@ -110,5 +113,6 @@ __all__ = [
     "tensors_to_bytes",
     "trunk_source",
     "usual_head",
+    "with_speeds",
     "without_fast_kernels",
 ]

@@ -11,7 +11,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
-from nunatak_model.ops.int8 import SCALE, quantized, restored, scale_of
+from nunatak_model.ops.int8 import count_parameters, quantized, restored, scale_of
 from nunatak_model.ops.linear import can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
@@ -80,6 +80,8 @@ class Backbone:
     """Whether linear maps have the layout for serving, which cannot have gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
+    speeds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The speed of a product over float32, by number format; empty if not measured."""
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
@@ -104,8 +106,7 @@ class Backbone:
     @property
     def num_parameters(self) -> int:
         """Number of parameters of embeddings and held layers, without scales of quantization."""
-        tensors = self.parameters.items()
-        return sum(it.numel() for name, it in tensors if not name.endswith(SCALE))
+        return count_parameters(self.parameters)
 
     @property
     def num_bytes(self) -> int:

@@ -24,7 +24,7 @@ from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_
 from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
-from nunatak_model.ops.int8 import SCALE, is_layer_map, quantized, scale_of
+from nunatak_model.ops.int8 import SCALE, count_parameters, is_layer_map, quantized, scale_of
 from nunatak_model.ops.linear import packed
 from nunatak_model.ops.native import NO_TASK_KERNELS, by_columns
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
@@ -119,8 +119,8 @@ def stored_parameters(
 
     On a quantized backbone, the linear maps of own layers are in 8-bit integers too.
     """
-    owns_layers = maths_of(spec.method).owns_layers
-    return quantized(parameters) if owns_layers and backbone.is_quantized else dict(parameters)
+    is_quantized = backbone.is_quantized and maths_of(spec.method).has_own_layers
+    return quantized(parameters) if is_quantized else dict(parameters)
 
 
 def build_branch(
@@ -137,7 +137,7 @@ def build_branch(
         NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
     """
     shapes = parameter_shapes(spec, config)
-    if maths_of(spec.method).owns_layers:
+    if maths_of(spec.method).has_own_layers:
         integers = [name for name, it in parameters.items() if it.dtype is torch.int8]
         shapes |= {
             scale_of(name): shapes[name][:1]
@@ -213,8 +213,9 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
 
 def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Branch:
     split_depth = spec.split_depth(config)
-    counts = {name: it.numel() for name, it in parameters.items() if not name.endswith(SCALE)}
-    of_head = sum(count for name, count in counts.items() if name.startswith(HEAD_PREFIX))
+    of_head = count_parameters(
+        {name: it for name, it in parameters.items() if name.startswith(HEAD_PREFIX)}
+    )
     return Branch(
         spec=spec,
         split_depth=split_depth,
@@ -223,7 +224,7 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
         layers=_layers(spec, config, parameters),
         head=head_from(spec.head, config, parameters),
         head_parameters=of_head,
-        branch_parameters=sum(counts.values()) - of_head,
+        branch_parameters=count_parameters(parameters) - of_head,
     )
 
 

@@ -28,7 +28,7 @@ class MethodMaths(ABC, Generic[MethodT_co]):
     """The layers of a backbone under a method: one class for each member of `Method`."""
 
     method: MethodT_co
-    owns_layers: ClassVar[bool] = False
+    has_own_layers: ClassVar[bool] = False
     """Whether linear maps of layers are the task's own."""
 
     def check(self, config: BackboneConfig) -> None:

@@ -25,7 +25,7 @@ from nunatak_model.weights import Shapes, layer_from
 class OwnLayersMaths(MethodMaths[MethodT_co]):
     """Each layer from the split depth up is the task's own, and begins as the backbone's."""
 
-    owns_layers = True
+    has_own_layers = True
 
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator

@@ -53,6 +53,11 @@ def is_layer_map(name: str, shape: Sequence[int]) -> bool:
     return name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
 
 
+def count_parameters(parameters: Mapping[str, Tensor]) -> int:
+    """The number of parameters; the scales of quantized weights are none."""
+    return sum(it.numel() for name, it in parameters.items() if not name.endswith(SCALE))
+
+
 def scale_of(weight: str) -> str:
     """The name of the scale of a quantized weight."""
     return f"{weight.removesuffix('weight')}{SCALE}"
@@ -103,11 +108,15 @@ def _product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "to
     if linear.scale is None:
         raise TypeError("an int8 product needs a quantized map")
     largest = _largest(x).clamp_min_(LARGEST * torch.finfo().tiny)
+    # All results of the token become NaN: an infinite scale would give finite ones, as ReLU(-inf).
+    largest.masked_fill_(largest.isinf(), torch.nan)
     # A number divided by a tensor would be the rounded reciprocal times the number.
     inverse = torch.full_like(largest, LARGEST).div_(largest)
     sums = _sums((x * inverse).round_().to(torch.int8), linear.weight)
-    y, scale = torch.mul(sums, linear.scale), largest.div_(LARGEST)
-    y = y.mul_(scale) if linear.bias is None else torch.addcmul(linear.bias.float(), y, scale)
+    y, token_scale = torch.mul(sums, linear.scale), largest.div_(LARGEST)
+    if linear.bias is None:
+        return y.mul_(token_scale).to(x.dtype)
+    y = torch.addcmul(linear.bias.float(), y, token_scale)
     return y.to(x.dtype)
 
 

@@ -19,8 +19,10 @@ from nunatak_model import (
     keep_lowest_layers,
     load_backbone,
     model_size,
+    number_format,
     on_own_thread,
     pack_backbone,
+    with_speeds,
 )
 from nunatak_server.engine.compute import BackboneInUse
 from nunatak_server.engine.devices import describe_device, resolve_device, resolve_dtype
@@ -28,6 +30,9 @@ from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+
+NOISE = 0.05
+"""Two products of equal speed differ by so much."""
 
 
 class Backbones:
@@ -124,7 +129,26 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
         torch.__version__,
         ", ".join(backbone.fast_kernels) or "none",
     )
+    backbone = with_speeds(backbone)
+    tell_speeds(backbone)
     return backbone
+
+
+def tell_speeds(backbone: Backbone) -> None:
+    """Log the fastest number format; warn if the format in use is slower than float32."""
+    speeds = backbone.speeds
+    if not speeds:
+        return
+    found = ", ".join(f"{name} {it:.2f}" for name, it in speeds.items())
+    fastest, used = max(speeds, key=lambda it: speeds[it]), number_format(backbone)
+    logger.info("speed of a product over float32: %s; the fastest is %s", found, fastest)
+    if (speed := speeds.get(used, 1.0)) < 1 - NOISE:
+        remedy = "serve the original" if backbone.is_quantized else "start with --dtype float32"
+        logger.warning(
+            "%s multiplies in %s, at %.2f times the speed of float32 on this CPU; %s for speed, or "
+            "go on to save memory",
+            backbone.name, used, speed, remedy,
+        )  # fmt: skip
 
 
 def load_serving_backbones(settings: ServerSettings) -> Backbones:

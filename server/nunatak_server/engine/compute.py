@@ -96,7 +96,8 @@ class BackboneInUse:
     ) -> AnswerT:
         """Compute; if that fails, compute by torch's own operations.
 
-        If these succeed, a fast kernel is at fault, and none of them is used any more.
+        If these succeed, a fast kernel is at fault, and none of them is used any more. Packed
+        integers are in the layout of the native product, so its failure fails here as well.
         """
         backbone = self.backbone
         try:

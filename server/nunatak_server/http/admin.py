@@ -133,6 +133,7 @@ def _backbone_info(backbone: Backbone) -> dict[str, Any]:
         "num_layers_held": len(backbone.layers),
         "hidden_width": backbone.config.hidden_width,
         "max_tokens": backbone.config.max_tokens,
+        "speeds": {name: round(it, 2) for name, it in backbone.speeds.items()},
     }
 
 

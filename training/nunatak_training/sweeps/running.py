@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_model import load_backbone
+from nunatak_model import count_parameters, load_backbone
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
@@ -121,7 +121,7 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
         metric=next(iter(scores)),
         scores=scores,
         test_scores={metric.value: value for metric, value in test_scores.items()},
-        num_parameters=sum(tensor.numel() for tensor in trained.parameters.values()),
+        num_parameters=count_parameters(trained.parameters),
         weights_digest=hashlib.sha256(save(tensors)).hexdigest(),
         best_epoch=trained.best_epoch,
         epochs=tuple(

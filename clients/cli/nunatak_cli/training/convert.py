@@ -23,15 +23,15 @@ from nunatak_cli.output import print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.manifest import MAX_NOTE_CHARS
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskDraft
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_rows import RowFormat
-    from nunatak_training.kinds import Metric
-
-MAX_NOTE_CHARS = 4096
+    from nunatak_training.data import ExampleSet
+    from nunatak_training.scoring.conversion import ConvertedScore
 
 
 def convert(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -62,53 +62,62 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version for a backbone in 8-bit integers, if its score on examples stays."""
     with needs_extra("training"):
-        from nunatak_model import INT8_SUFFIX, load_backbone
+        from nunatak_model import INT8_SUFFIX, load_backbone, quantize_backbone
         from nunatak_registry import Registry
         from nunatak_versions import draft_quantized
-    if not backbone.endswith(INT8_SUFFIX):
+    plain = backbone.removesuffix(INT8_SUFFIX)
+    if plain == backbone:
         raise NunatakError(
             "invalid_option", problem=f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}"
         )
     spelt = row_format(text=text_column, label=label_column, pair=pair_column, delimiter=delimiter)
     with existing_registry(registry) as opened, TemporaryDirectory() as folder:
         manifest = opened.resolve(reference)
-        target = load_backbone(backbone)
+        source = load_backbone(plain)
+        target = quantize_backbone(source)
+        if manifest.backbone.digest == target.digest:
+            raise NunatakError(
+                "invalid_option",
+                problem=f"{manifest.reference} is on {target.name} already; name a version on "
+                f"{source.name}, as in {manifest.task}/N",
+            )
         draft = draft_quantized(manifest, opened.read_blob(manifest), target)
-        source = load_backbone(backbone.removesuffix(INT8_SUFFIX))
         before = _scored(opened, source, manifest.reference, data, spelt)
         with Registry.open(folder) as trial:
             tried = trial.publish(draft.manifest, draft.blobs)
             after = _scored(trial, target, tried.reference, data, spelt)
-        metric = _metric_of(before)
-        scores = tuple(it.evaluation.metrics[metric] for it in (before, after))
-        if not 100 * (scores[0] - scores[1]) <= tolerance:
+        found = _compared(before, after, data)
+        scores = {"metric": found.metric.value, "before": found.before, "after": found.after}
+        if (excess := found.excess(tolerance)) is not None:
             raise NunatakError(
                 "score_lost",
                 reference=manifest.reference,
-                metric=metric.value,
-                before=scores[0],
-                after=scores[1],
+                metric=found.metric.value,
+                before=found.before,
+                after=found.after,
                 data=data.name,
                 backbone=target.name,
                 tolerance=tolerance,
+                excess=excess,
             )
         origin = (
-            f"Converted from {manifest.reference} on {manifest.backbone.name}, which scores "
-            f"{scores[0]:.4f} in {metric} on the examples of the scores."
+            f"Converted from {manifest.reference} on {source.name}, which scores "
+            f"{found.before:.4f} in {found.metric} on the examples of the scores."
         )
-        published = opened.publish(_with_evidence(draft.manifest, after, origin), draft.blobs)
+        evident = _with_evidence(draft.manifest, after, origin)
+        published = opened.publish(evident, draft.blobs)
+    is_new = published.created_at == evident.created_at
     document = {
         "reference": published.reference,
+        "is_new": is_new,
         "converted_from": manifest.reference,
         "backbone": target.name,
-        "metric": metric.value,
-        "before": scores[0],
-        "after": scores[1],
+        **scores,
         "num_examples": len(after.read),
     }
     line = (
-        f"published {published.reference} on {target.name}: {metric} {scores[1]:.4f} on "
-        f"{data.name}, {scores[0]:.4f} before"
+        f"{'published' if is_new else 'nothing new: the registry has'} {published.reference} on "
+        f"{target.name}: {found.metric} {found.after:.4f} on {data.name}, {found.before:.4f} before"
     )
     print_outcome(document, line, as_json=as_json)
 
@@ -123,20 +132,40 @@ def _scored(
         return score_version(reference, data, asked, spelt)
 
 
-def _metric_of(scored: Scored) -> "Metric":
-    """The metric by which training chose the version, or else the first of its kind of task."""
-    metrics = list(scored.evaluation.metrics)
-    chosen = scored.manifest.metrics[0].name if scored.manifest.metrics else None
-    return next((it for it in metrics if it.value == chosen), metrics[0])
+def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
+    """Compare by the metric that chose the version in training, or else the first of its kind."""
+    from nunatak_training.errors import too_few
+    from nunatak_training.kinds import Metric
+    from nunatak_training.scoring.conversion import compare, shows_nothing
+
+    examples = _examples(before)
+    if (problem := shows_nothing(examples, before.said)) is not None:
+        raise too_few(str(data), problem)
+    manifest, metrics = before.manifest, before.evaluation.metrics
+    chosen = manifest.metrics[0].name if manifest.metrics else None
+    positive = manifest.recipe and manifest.recipe.settings.get("positive_label")
+    known = [*metrics, *([Metric.F1] if positive else [])]
+    return compare(
+        next((it for it in known if it.value == chosen), known[0]),
+        examples,
+        (before.evaluation, before.said),
+        (after.evaluation, after.said),
+        positive=None if positive is None else str(positive),
+    )
+
+
+def _examples(scored: Scored) -> "ExampleSet":
+    from nunatak_training.data import ExampleSet
+
+    return ExampleSet(examples=tuple(it.example for it in scored.read))
 
 
 def _with_evidence(draft: "TaskDraft", scored: Scored, origin: str) -> "TaskDraft":
     """The draft with the scores that it will have, and with its origin in the note."""
-    from nunatak_training.data import ExampleSet
     from nunatak_training.publishing import metric_records
 
     found = scored.evaluation
-    examples = ExampleSet(examples=tuple(it.example for it in scored.read))
-    metrics = metric_records(found.metrics, found.intervals, examples)
-    note = f"{draft.note}\n{origin}".strip()[-MAX_NOTE_CHARS:]
-    return draft.model_copy(update={"metrics": metrics, "note": note})
+    metrics = metric_records(found.metrics, found.intervals, _examples(scored))
+    # The end of a long note gives way.
+    kept = draft.note[: MAX_NOTE_CHARS - len(origin) - 1]
+    return draft.model_copy(update={"metrics": metrics, "note": f"{kept}\n{origin}".strip()})

@@ -3,7 +3,7 @@
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from nunatak_model import (
     Row,
     UnsupportedBackboneError,
     build_branch,
+    count_parameters,
     forward,
     initial_parameters,
     load_backbone,
@@ -77,20 +78,48 @@ def test_integers_stand_for_the_weight_to_half_a_step() -> None:
     assert torch.equal(linear.weight.abs().amax(1), torch.full((OUT,), 127, dtype=torch.int8))
 
 
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_sums_are_exact_on_cpus_whose_products_saturate(
-    is_exact: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if is_exact and not int8.has_exact_product():
-        pytest.skip("the products of this CPU saturate")
-    monkeypatch.setattr(int8, "has_exact_product", lambda: is_exact)
-    weight = torch.full((OUT, 3 * 1024 + 16), 127, dtype=torch.int8)
-    x = torch.full((3, weight.shape[1]), -1.0)
+@pytest.fixture(name="saturating")
+def _saturating(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """A CPU that adds neighbouring products of bytes in 16 bits, as those without VNNI."""
 
-    found = int8_product(x, Linear(weight=weight, bias=None, scale=torch.full((OUT,), 1 / 127)))
+    def saturated(x: Tensor, weight: Tensor) -> Tensor:
+        products = (x.int() + 128).unsqueeze(2) * weight.int()
+        pairs = products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1)
+        return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
-    torch.testing.assert_close(found, torch.full((3, OUT), -float(weight.shape[1])))
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", saturated)
+    int8.has_exact_product.cache_clear()
+    yield
+    int8.has_exact_product.cache_clear()
+
+
+def exact_case() -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and a weight of the largest integers, whose partial sums float32 does not hold."""
+    generator = torch.Generator().manual_seed(0)
+    half = (OUT, 8 * 1024 + 8)
+    up, down = (torch.randint(64, 128, half, generator=generator) for _ in range(2))
+    weight = torch.cat([up, -down], dim=1)
+    x = torch.randint(64, 128, (3, weight.shape[1]), generator=generator)
+    x[:, 0] = 127
+    return x.float(), weight.to(torch.int8), (x @ weight.t()).float()
+
+
+def exact_product(x: Tensor, weight: Tensor) -> Tensor:
+    return int8_product(x, Linear(weight=weight, bias=None, scale=torch.ones(OUT)))
+
+
+@pytest.mark.usefixtures("saturating")
+def test_sums_are_exact_on_cpus_whose_products_saturate() -> None:
+    x, weight, expected = exact_case()
+
+    assert not int8.has_exact_product()
+    assert torch.equal(exact_product(x, weight), expected)
+
+
+def test_sums_are_exact_on_this_cpu() -> None:
+    x, weight, expected = exact_case()
+
+    assert torch.equal(exact_product(x, weight), expected)
 
 
 @given(others=st.integers(0, 40), place=st.integers(0, 40), scale=st.sampled_from([1e-6, 1.0, 1e6]))
@@ -146,6 +175,12 @@ def test_suffix_of_a_source_loads_it_quantized(tmp_path_factory: pytest.TempPath
 
     assert found.name == "tiny+int8"
     assert found.digest == quantize_backbone(load_backbone(folder)).digest
+
+
+def test_scales_of_quantized_weights_are_no_parameters() -> None:
+    tensors = {"layers.0.qkv.weight": torch.randn(OUT, IN), "layers.0.qkv.bias": torch.randn(OUT)}
+
+    assert count_parameters(quantized(tensors)) == count_parameters(tensors) == OUT * IN + OUT
 
 
 @pytest.mark.parametrize("prepare", [pack_backbone, quantize_backbone])

@@ -4,7 +4,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -352,14 +352,22 @@ def test_bits_of_a_row_of_integers_depend_on_no_other_row(level: int) -> None:
         assert torch.equal(alone[0], together[at])
 
 
-def test_a_row_that_is_no_number_stays_none_and_spoils_no_other(level: int) -> None:
-    linear, x = integer_map(20, 64), draw(3, 64, dtype=torch.float32)
-    expected = integer_linear(x, linear, level=level)
-    x[1, 5] = torch.nan
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_that_is_no_number_stays_none_and_spoils_no_other(
+    level: int, bad: float, activation: Activation | None, dtype: torch.dtype
+) -> None:
+    number = ACTIVATIONS.index(activation)
+    linear, x = integer_map(20, 64), draw(3, 64, dtype=dtype)
+    expected = integer_linear(x, linear, number, level)
+    x[1, 5] = bad
 
-    seen = integer_linear(x, linear, level=level)
+    seen = integer_linear(x, linear, number, level)
+    plain = int8_product(x.float(), linear)
 
     assert seen[1].isnan().all()
+    assert (plain if activation is None else activate(plain, activation))[1].isnan().all()
     assert torch.equal(seen[::2], expected[::2])
 
 
@@ -399,11 +407,45 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
     assert caplog.records == []
 
 
-def test_a_wrong_product_of_integers_is_replaced_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One form in which the product of integers is served."""
+
+    tokens: int
+    out: int
+    has_bias: bool
+    activation: Activation | None
+
+
+WRONG_PRODUCTS: dict[str, Callable[[Call], bool]] = {
+    "always": lambda _: True,
+    "bias": lambda it: it.has_bias,
+    "no bias": lambda it: not it.has_bias,
+    "one token": lambda it: it.tokens == 1,
+    "five tokens": lambda it: it.tokens == 5,
+    "narrow outputs": lambda it: it.out == min(widths[0] for widths in MAPS),
+    **{f"activation {name}": lambda it, name=name: it.activation is name for name in ACTIVATIONS},
+}
+MAPS = [
+    it.widths
+    for layer in quantize_backbone(tiny_backbone()).layers[:1]
+    for it in (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
+]
+
+
+@pytest.mark.parametrize("name", WRONG_PRODUCTS)
+def test_a_product_of_integers_that_is_wrong_in_any_form_is_replaced_with_one_warning(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def spoil(*arguments: object) -> Tensor:
-        return right(*arguments) * 1.001
+    def spoil(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, number: int) -> Tensor:
+        y = right(x, weight, scale, bias, number)
+        call = Call(
+            tokens=len(x),
+            out=len(scale),
+            has_bias=bias is not None,
+            activation=ACTIVATIONS[number],
+        )
+        return y * 1.001 if WRONG_PRODUCTS[name](call) else y
 
     right = torch.ops.nunatak_ops.integer_linear
     monkeypatch.setattr(torch.ops.nunatak_ops, "integer_linear", spoil)
@@ -414,6 +456,19 @@ def test_a_wrong_product_of_integers_is_replaced_with_one_warning(
     assert served.layers[0].qkv.weight.dtype is torch.int8
     (warning,) = [it.getMessage() for it in caplog.records if it.levelno == logging.WARNING]
     assert "the native product of integers gives other results" in warning
+
+
+def test_a_product_of_integers_that_hides_infinity_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = torch.ops.nunatak_ops.integer_linear
+
+    def hide(*arguments: object) -> Tensor:
+        return right(*arguments).nan_to_num_()
+
+    monkeypatch.setattr(torch.ops.nunatak_ops, "integer_linear", hide)
+
+    assert "native_integers" not in pack_backbone(quantize_backbone(tiny_backbone())).fast_kernels
 
 
 def test_the_native_product_of_integers_refuses_gradients() -> None:
