@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -16,41 +17,48 @@ from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.predict.types import Handling
 
 MAX_QUESTIONS: Final = 400
-MAX_OPTIONS_ON_LOOP: Final = 64
-"""Most options and questions of a request that the event loop reads, in about a millisecond."""
+MAX_ON_LOOP: Final = 128
+"""Most questions, options and levels of a request that the event loop reads, in a millisecond."""
 NAMES: Final = ("nunatak", "jev-latest")
 """The names of the model that answers questions; clients of System One send the second one."""
 
-Sent: TypeAlias = Iterable[tuple[str | None, Mapping[str, object]]]
-"""The name and the fields of each question."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentQuestions:
+    """The questions of a request before they are read."""
+
+    num_questions: int
+    num_options: int
+    """Options and levels of all questions."""
+    fields: Callable[[], Iterable[tuple[str | None, Mapping[str, object]]]]
+    """Returns the name and the fields of each question."""
+
+    def read(self) -> list[AskedQuestion]:
+        return [_question(position, *it) for position, it in enumerate(self.fields(), start=1)]
 
 
 async def ask(
     request: Request,
     handling: Handling,
-    sent: Callable[[], Sent],
+    sent: SentQuestions,
     *,
-    num_options: int,
     text: str,
     model: str,
     is_whole: bool = False,
 ) -> Decisions:
     """Answer questions about a text. `is_whole`: ask nothing if a question is refused anyway.
 
-    `num_options` counts options and levels of all questions. The model is one of `NAMES`, or the
-    backbone that answers unknown questions.
+    The model is one of `NAMES`, or the backbone that answers unknown questions.
     """
     runtime = runtime_of(request)
     limit = runtime.settings.max_documents
-    if num_options > limit:
+    if sent.num_options > limit:
         raise NunatakError(
-            "too_many_inputs", count=num_options, limit=limit, of="options and levels"
+            "too_many_inputs", count=sent.num_options, limit=limit, of="options and levels"
         )
     backbone = runtime.backbone if model in NAMES else runtime.backbones.named(model)
-    if num_options <= MAX_OPTIONS_ON_LOOP:
-        asked = _read(sent())
-    else:
-        asked = await asyncio.to_thread(lambda: _read(sent()))
+    is_short = sent.num_questions + sent.num_options <= MAX_ON_LOOP
+    asked = sent.read() if is_short else await asyncio.to_thread(sent.read)
     return await runtime.decider.decide(
         asked, text, handling=handling, backbone=backbone, is_whole=is_whole
     )
@@ -72,10 +80,6 @@ def read_text(value: JsonText) -> str:
 
 def invalid(problem: str) -> NunatakError:
     return NunatakError("invalid_request", problem=problem)
-
-
-def _read(sent: Sent) -> list[AskedQuestion]:
-    return [_question(position, *it) for position, it in enumerate(sent, start=1)]
 
 
 def _question(position: int, name: str | None, fields: Mapping[str, object]) -> AskedQuestion:

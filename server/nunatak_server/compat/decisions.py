@@ -13,7 +13,15 @@ from pydantic import Discriminator, Field, JsonValue, StrictBool, StrictStr, Tag
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import text_of
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
-from nunatak_server.compat.asking import MAX_QUESTIONS, NAMES, ask, headers_of, invalid, read_text
+from nunatak_server.compat.asking import (
+    MAX_QUESTIONS,
+    NAMES,
+    SentQuestions,
+    ask,
+    headers_of,
+    invalid,
+    read_text,
+)
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.http.endpoints import Routed
@@ -107,15 +115,12 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     given = [it for it in names if it is not None]
     if len(set(given)) != len(given):
         raise invalid("questions must have different names")
-    num_options = sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions)
-    found = await ask(
-        request,
-        handling,
-        lambda: zip(names, map(_fields_of, body.questions), strict=True),
-        num_options=num_options,
-        text=_conversation(body.input),
-        model=body.model,
+    sent = SentQuestions(
+        num_questions=len(names),
+        num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
+        fields=lambda: zip(names, map(_fields_of, body.questions), strict=True),
     )
+    found = await ask(request, handling, sent, text=_conversation(body.input), model=body.model)
     answers = [
         {"name": asked.name, **_answer(answer)}
         for asked, answer in zip(body.questions, found.answers, strict=True)

@@ -16,6 +16,7 @@ from nunatak_contract.requests import Message, Text
 from nunatak_server.compat.asking import (
     MAX_QUESTIONS,
     NAMES,
+    SentQuestions,
     ask,
     headers_of,
     read_text,
@@ -73,15 +74,13 @@ router = router_of("System One")
 @router.ask("/v1/systemone", answer=SystemOneResponse)
 async def systemone(request: Request, handling: Routed, body: SystemOneRequest) -> Response:
     """Answer typed questions about a state; if one has no answer, the whole request fails."""
-    decisions = await ask(
-        request,
-        handling,
-        lambda: ((name, dict(it)) for name, it in body.questions.items()),
+    sent = SentQuestions(
+        num_questions=len(body.questions),
         num_options=sum(map(_num_options, body.questions.values())),
-        text=read_text(body.state),
-        model=body.model,
-        is_whole=True,
+        fields=lambda: ((name, dict(it)) for name, it in body.questions.items()),
     )
+    text = read_text(body.state)
+    decisions = await ask(request, handling, sent, text=text, model=body.model, is_whole=True)
     answers = dict[str, Mapping[str, object]]()
     for name, answer in zip(body.questions, decisions.answers, strict=True):
         if isinstance(answer, NunatakError):

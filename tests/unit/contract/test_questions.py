@@ -52,8 +52,8 @@ def test_two_questions_have_one_digest_only_if_they_are_equal(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     def plain(fields: dict[str, Any]) -> str:
-        criteria = fields.get("criteria")
-        options = sorted(criteria.items()) if fields["type"] == "choice" else criteria
+        is_choice = fields["type"] == "choice"
+        options = sorted(fields["criteria"].items()) if is_choice else fields.get("criteria")
         return json.dumps([fields["type"], fields.get("instructions"), options])
 
     is_same = plain(one) == plain(other)
