@@ -92,9 +92,9 @@ def check_alias_name(value: str) -> str:
     return _check("alias", value)
 
 
-def check_policy_name(value: str) -> str:
-    """Return `value` if it can name a policy, else raise `InvalidNameError`."""
-    return _check("policy name", value)
+def check_document_name(kind: str, value: str) -> str:
+    """Return `value` if it can name a document of a kind, else raise `InvalidNameError`."""
+    return _check(f"{kind} name", value)
 
 
 def check_reader_name(value: str) -> str:

@@ -348,9 +348,12 @@ SERVER: Mapping[str, Reason] = {
         _INVALID,
     ),
     "question_unknown": Reason(
-        "no card of the registry has question {position} of the request, character by character; "
+        "no card of the registry has {question}, character by character; "
         "`nunatak question list` shows the questions, and `nunatak question put` adds one",
         _NOT_FOUND,
+    ),
+    "question_unreadable": Reason(
+        "{question} has no answer: the text of its answer {place} {reason}", _INVALID
     ),
     "question_unanswerable": Reason(
         "version {version} of task {task!r} cannot answer the question of card {card!r}: {reason}; "

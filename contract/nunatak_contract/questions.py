@@ -1,17 +1,18 @@
 """Question cards: a typed question, and the task whose labels answer it.
 
-A card answers only a question that equals its own in every character (`Question.digest`).
+A card answers only a question that equals its own in every character (`TypedQuestion.digest`).
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, Self, TypeAlias, cast
 
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StrictStr, model_validator
 
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName
 from nunatak_contract.policies import Reference
@@ -25,7 +26,6 @@ Outcome: TypeAlias = StrictBool | StrictInt | StrictStr
 """What a question can be answered with: true or false, an option, or the place of a level."""
 JsonText: TypeAlias = StrictStr | dict[str, JsonValue] | list[JsonValue]
 """A text, or JSON that is read as text."""
-SCORE_BOUNDS: Final = (0.0, 1.0)
 
 
 def text_of(value: JsonText) -> str:
@@ -64,7 +64,7 @@ class Level(Record, frozen=True):
     description: JsonText | None = None
 
 
-class Question(Record, frozen=True):
+class TypedQuestion(Record, frozen=True):
     """A typed question. Files may also write it as System One does, with `criteria`."""
 
     type: Literal["predicate", "choice", "score"]
@@ -74,7 +74,7 @@ class Question(Record, frozen=True):
     yes: JsonText | None = Field(default=None, description="what counts as yes")
     no: JsonText | None = Field(default=None, description="what counts as no")
 
-    @property
+    @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """All answers, in the order of the question; of yes and no, no is first."""
         match self.type:
@@ -85,12 +85,16 @@ class Question(Record, frozen=True):
             case "score":
                 return tuple(range(len(self.levels)))
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """The digest of the question. Only the order of options does not count."""
-        options = tuple(sorted(self.options, key=lambda it: json.dumps(it.value)))
-        fields = self.model_copy(update={"options": options}).model_dump(mode="json")
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        """The digest of the question. Only the order of options does not count.
+
+        JSON keeps the order of its fields, because a model reads them in this order.
+        """
+        fields = self.model_dump(mode="json")
+        options: list[dict[str, JsonValue]] = fields["options"]
+        options.sort(key=lambda it: json.dumps(it["value"]))
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
     @model_validator(mode="before")
     @classmethod
@@ -102,22 +106,12 @@ class Question(Record, frozen=True):
         if fields.get("type") == "noul":
             fields["type"] = "predicate"
         criteria = fields.pop("criteria", None)
-        match fields.get("type"), criteria:
-            case _, None:
-                pass
-            case "choice", dict():
-                described = cast("dict[str, object]", criteria).items()
-                fields["options"] = tuple({"value": it, "description": to} for it, to in described)
-            case "score", list():
-                fields["levels"] = tuple({"label": it} for it in cast("list[object]", criteria))
-            case "predicate", dict() if criteria.keys() <= {"true", "false"}:
-                sides = cast("dict[str, object]", criteria)
-                fields |= {"yes": sides.get("true"), "no": sides.get("false")}
-            case "predicate", _:
-                raise ValueError("criteria must be an object with `true`, `false` or both")
-            case _:
-                raise ValueError("criteria must be an object for a choice, and a list for a score")
-        return fields
+        if criteria is None:
+            return fields
+        twice = {"options", "levels", "yes", "no"} & fields.keys()
+        if twice:
+            raise ValueError(f"`criteria` says what `{min(twice)}` says: leave one of them out")
+        return {**fields, **_read_criteria(fields.get("type"), criteria)}
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
@@ -150,6 +144,23 @@ class Question(Record, frozen=True):
         return tuple(it for it in (*found, *labels) if it is not None)
 
 
+def _read_criteria(kind: object, criteria: object) -> Mapping[str, object]:
+    """Return the fields of a question that System One's `criteria` stand for."""
+    match kind, criteria:
+        case "choice", dict():
+            described = cast("dict[str, object]", criteria).items()
+            return {"options": tuple({"value": it, "description": to} for it, to in described)}
+        case "score", list():
+            return {"levels": tuple({"label": it} for it in cast("list[object]", criteria))}
+        case "predicate", dict() if criteria.keys() <= {"true", "false"}:
+            sides = cast("dict[str, object]", criteria)
+            return {"yes": sides.get("true"), "no": sides.get("false")}
+        case "predicate", _:
+            raise ValueError("criteria must be an object with `true`, `false` or both")
+        case _:
+            raise ValueError("criteria must be an object for a choice, and a list for a score")
+
+
 class QuestionCard(Record, frozen=True):
     """Binds a question to a task of sequence classification.
 
@@ -160,7 +171,7 @@ class QuestionCard(Record, frozen=True):
 
     name: TaskName
     task: Reference = Field(description="name, name@alias or name/version")
-    question: Question
+    question: TypedQuestion
     labels: dict[Label, Outcome] = Field(
         default_factory=dict,
         description="what each label of the task means: true or false, an option, or the place of "
@@ -172,7 +183,7 @@ class QuestionCard(Record, frozen=True):
         "absent: 0 and the number of levels less one",
     )
 
-    @property
+    @cached_property
     def meanings(self) -> Mapping[str, Outcome]:
         """What each label of the task means."""
         if self.labels:
@@ -191,7 +202,7 @@ class QuestionCard(Record, frozen=True):
 
     @model_validator(mode="after")
     def _labels_mean_outcomes(self) -> Self:
-        outcomes = [(type(it), it) for it in self.question.outcomes]
+        outcomes = {(type(it), it) for it in self.question.outcomes}
         for label, meant in self.labels.items():
             if (type(meant), meant) not in outcomes:
                 raise ValueError(f"the label {label!r} must mean an answer of the question")
@@ -209,15 +220,22 @@ class AnsweringHead:
     labels: tuple[str, ...]
 
 
-def find_card_misfit(card: QuestionCard, head: HeadRecord | AnsweringHead) -> str | None:
-    """Return why the answers of a head cannot answer the question of a card; None if they can."""
+def find_card_misfit(
+    card: QuestionCard, head: HeadRecord | AnsweringHead, *, reads: Reads | None = None
+) -> str | None:
+    """Return why the answers of a head cannot answer the question of a card; None if they can.
+
+    `reads`: what the task reads, as in its manifest.
+    """
+    if reads is Reads.PAIR:
+        return "a question is about one text, and the task reads pairs of texts"
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return f"a question needs a task of sequence classification, got a {head.kind} task"
     if head.problem_type is ProblemType.REGRESSION:
         is_score = card.question.type == "score" and not card.labels
         return None if is_score else "a regression answers a score alone, without `labels`"
-    meanings = card.meanings
-    missing = next((it for it in meanings if it not in head.labels), None)
+    meanings, labels = card.meanings, frozenset(head.labels)
+    missing = next((it for it in meanings if it not in labels), None)
     if missing is not None:
         return f"there is no label {missing!r}; its labels: {', '.join(head.labels[:20])}"
     if head.problem_type is ProblemType.MULTI_LABEL:
@@ -241,6 +259,6 @@ def _find_misfit_of_several(card: QuestionCard) -> str | None:
 
 
 def _find_unanswered(card: QuestionCard) -> str | None:
-    meant = [(type(it), it) for it in card.meanings.values()]
+    meant = {(type(it), it) for it in card.meanings.values()}
     unanswered = (it for it in card.question.outcomes if (type(it), it) not in meant)
     return next((f"no label means {it!r}" for it in unanswered), None)

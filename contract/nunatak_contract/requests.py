@@ -122,7 +122,7 @@ class Parameters(Message):
     """Options of the answer. Each kind of head uses its own options and ignores the others."""
 
     is_literal: ClassVar[bool] = False
-    """Whether special tokens in a text are read as plain text, for policies alone."""
+    """Whether special tokens in a text are read as plain text, as policies and questions do."""
 
     top_k: Annotated[int, Field(ge=1)] | None = Field(
         default=None,

@@ -22,6 +22,7 @@ from nunatak_contract.enums import (
     VerdictAction,
 )
 from nunatak_contract.policies import Policy
+from nunatak_contract.questions import QuestionCard
 from nunatak_contract.record import EachInput, Moment, Result, found_at
 
 QUEUE_HEADER: Final = "x-queue-ms"
@@ -222,6 +223,16 @@ class PolicyDetail(Result):
     published_at: Moment
     by: str
     policy: Policy = Field(validation_alias=found_at("policy", "document"))
+
+
+class QuestionDetail(Result):
+    """One version of a question card, with the digest of its question."""
+
+    version: int
+    published_at: Moment
+    by: str
+    digest: str = Field(validation_alias=found_at("digest", "document", "question", "digest"))
+    card: QuestionCard = Field(validation_alias=found_at("card", "document"))
 
 
 class PolicyListing(Result):

@@ -4,19 +4,14 @@ A document has no aliases. To go back to an older version, it is published again
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Generic
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.heads import HeadRecord
-from nunatak_contract.names import TaskReference, check_policy_name
+from nunatak_contract.names import check_document_name
 from nunatak_registry.aliases import actor
 from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.records import Document, DocumentKind, DocumentRecord, Published
 from nunatak_registry.index.snapshot import Snapshot
-
-HeadOf = Callable[[str], HeadRecord]
-"""Returns the head of the version that a task reference means."""
 
 
 class DocumentStore(Store, Generic[Document]):
@@ -46,7 +41,7 @@ class DocumentStore(Store, Generic[Document]):
         `to` is the older number; None: the one before the newest. The newest version itself is not
         published twice.
         """
-        check_policy_name(name)
+        check_document_name(self.kind.name, name)
         with self._writing() as change:
             present = change.documents(self.kind.row, name)
             older = present[:-1] if to is None else [it for it in present if it.version == to]
@@ -96,12 +91,10 @@ class DocumentStore(Store, Generic[Document]):
             present = [record.parse(self.kind) for record in change.documents(self.kind.row, name)]
             num_common = min(len(present), len(versions))
             if present[:num_common] != versions[:num_common]:
-                raise NunatakError(
-                    "copy_conflict",
-                    what=f"{self.kind.name} {name!r}",
-                    reason="it has other versions there",
-                )
+                raise self._conflict(name, "it has other versions there")
             missing = wanted[num_common:]
+            if missing:
+                self._check_copy(versions[-1].document, change)
             change.add_documents(self.kind.row, missing)
         return [record.version for record in missing]
 
@@ -121,17 +114,14 @@ class DocumentStore(Store, Generic[Document]):
     @abstractmethod
     def _check(self, document: Document, snapshot: Snapshot) -> None: ...
 
+    def _check_copy(self, document: Document, snapshot: Snapshot) -> None:
+        """Raise `copy_conflict` if a document of another registry has no place in this one."""
+
+    def _conflict(self, name: str, reason: str) -> NunatakError:
+        return NunatakError("copy_conflict", what=f"{self.kind.name} {name!r}", reason=reason)
+
     def _records(self, name: str | None = None) -> list[DocumentRecord]:
         if name is not None:
-            check_policy_name(name)
+            check_document_name(self.kind.name, name)
         with self._index.reading() as snapshot:
             return snapshot.documents(self.kind.row, name)
-
-
-def heads_in(snapshot: Snapshot) -> HeadOf:
-    """Return what gives the present head of a reference."""
-
-    def head_of(text: str) -> HeadRecord:
-        return snapshot.find(TaskReference.parse(text)).parse().head
-
-    return head_of

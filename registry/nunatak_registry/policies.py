@@ -1,14 +1,18 @@
 """Policies of a registry."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nunatak_contract.enums import Combine, HeadKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy, Rule, find_misfit
-from nunatak_registry.documents import DocumentStore, HeadOf, heads_in
+from nunatak_registry.documents import DocumentStore
 from nunatak_registry.index.records import POLICIES
 from nunatak_registry.index.snapshot import Snapshot
+
+HeadOf = Callable[[str], HeadRecord]
+"""Returns the head of the version that a task reference means."""
 
 
 class PolicyStore(DocumentStore[Policy]):
@@ -51,3 +55,12 @@ def check_policy(policy: Policy, head_of: HeadOf) -> None:
 def _can_mask(rule: Rule, heads: Mapping[str, HeadRecord]) -> bool:
     kinds = [heads[it.task].kind is HeadKind.TOKEN_CLASSIFICATION for it in rule.conditions]
     return all(kinds) if rule.combine is Combine.ANY else any(kinds)
+
+
+def heads_in(snapshot: Snapshot) -> HeadOf:
+    """Return what gives the present head of a reference."""
+
+    def head_of(text: str) -> HeadRecord:
+        return snapshot.find(TaskReference.parse(text)).parse().head
+
+    return head_of

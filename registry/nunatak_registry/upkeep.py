@@ -32,6 +32,7 @@ from nunatak_registry.index.records import (
     VersionRecord,
 )
 from nunatak_registry.index.snapshot import Snapshot
+from nunatak_registry.questions import Cards
 
 DEFAULT_GRACE_S = 3600.0
 """Longer than any load or publish, also with a slow bucket."""
@@ -280,6 +281,8 @@ def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
     if task is None:
         yield from _check_documents(snapshot, POLICIES, FindingKind.POLICY)
         yield from _check_documents(snapshot, QUESTIONS, FindingKind.QUESTION)
+        for name, problem in Cards.of(snapshot).doubles:
+            yield Finding(subject=name, kind=FindingKind.QUESTION, message=problem)
 
 
 def _check_documents(

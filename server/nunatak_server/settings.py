@@ -126,7 +126,9 @@ class ServerSettings(BaseSettings):
         default=64, description="inputs of one request; a query with its documents is one input"
     )
     max_documents: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=1000, description="documents of one request, over all its queries"
+        default=1000,
+        description="documents of one request, over all its queries; options and levels of one "
+        "request, over all its questions",
     )
     max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=64, description="tasks that one request may name"
@@ -212,9 +214,10 @@ class ServerSettings(BaseSettings):
         description="what answers a question without a card: nothing (`refuse`), or the likeness "
         "of its options to the text (`embeddings`)",
     )
-    decisions_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    decisions_temperature: Annotated[float, Field(ge=1e-3, allow_inf_nan=False)] = Field(
         default=0.05,
-        description="of answers by embeddings: smaller values make the likeliest option surer",
+        description="temperature of answers by embeddings: smaller values make the likeliest "
+        "option surer",
     )
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="threads that split long texts into tokens"

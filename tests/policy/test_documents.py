@@ -196,3 +196,18 @@ def test_help_and_commands_about_the_registry_import_no_torch(command: str) -> N
     )
 
     assert finished.stdout.strip() == "False"
+
+
+def test_releases_that_documents_were_tested_with_are_the_pinned_ones() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    quoted = [
+        (package, release)
+        for path in (ROOT / "docs").glob("*.md")
+        for tested in re.findall(r"Tested with (?:.+\n)+", path.read_text(encoding="utf-8"))
+        for package, release in re.findall(r"`([\w-]+)` (\d[\d.]*\d)", tested)
+    ]
+
+    assert {"openai", "jevcompat", "tritonclient"} <= {package for package, _ in quoted}
+    known = [it for it in quoted if it[0] in pinned]
+    assert [it for it in known if not f"{pinned[it[0]]}.".startswith(f"{it[1]}.")] == []

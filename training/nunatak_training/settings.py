@@ -164,7 +164,7 @@ def read_yaml(text: str) -> object:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that occurs twice, because YAML would silently use the last value."""
+    """Refuses a key that YAML would silently change: one that occurs twice, or `yes` as true."""
 
     def construct_mapping(
         self,
@@ -176,6 +176,13 @@ class _UniqueKeys(yaml.SafeLoader):
         if twice is not None:
             raise yaml.constructor.ConstructorError(
                 problem=f"{twice!r} stands twice", problem_mark=node.start_mark
+            )
+        plain = (key for key, _ in node.value if key.tag == "tag:yaml.org,2002:bool")
+        for key in plain:
+            raise yaml.constructor.ConstructorError(
+                problem=f"YAML reads the name {key.value} as true or false: put `{key.value}` in "
+                "quotation marks",
+                problem_mark=key.start_mark,
             )
         return cast("dict[Hashable, object]", super().construct_mapping(node, deep=deep))
 

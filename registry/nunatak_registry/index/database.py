@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base, QuestionRow, StateRow
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 FileIdentity = tuple[int, int]
 """Device and inode. No other file can have the same pair while the file is open."""
@@ -227,7 +227,6 @@ class Database:
             if found != self._opened:
                 self.close()
                 _check_schema_version(self._reader)
-                _complete_tables(self._reader, self._writer)
                 self._opened = found
             return self._opened
 
@@ -284,15 +283,6 @@ def _prepare(reader: Engine, writer: Engine, missing: NunatakError | None) -> No
             raise missing
         _create_tables(writer)
     _check_schema_version(reader)
-    _complete_tables(reader, writer)
-
-
-def _complete_tables(reader: Engine, writer: Engine) -> None:
-    """Add the table of question cards to an index from before there were any."""
-    with reader.connect() as connection, connection.begin():
-        is_complete = inspect(connection).has_table(QuestionRow.__tablename__)
-    if not is_complete:
-        _create_tables(writer)
 
 
 def _create_tables(writer: Engine) -> None:

@@ -27,6 +27,7 @@ from nunatak_registry.index.records import DocumentRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
+    Base,
     BlobRow,
     CandidateEventRow,
     CandidateRow,
@@ -147,6 +148,8 @@ class Change(Snapshot):
     def add_documents(self, row: type[DocumentRow], records: Sequence[DocumentRecord]) -> None:
         """Record versions of policies or question cards; without any, nothing changes."""
         if records:
+            # An index from before there were question cards has no table of them.
+            Base.metadata.tables[row.__tablename__].create(self._connection, checkfirst=True)
             self._connection.execute(insert(row), list(map(asdict, records)))
             raise_generation(self._connection)
 

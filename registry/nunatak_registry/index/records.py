@@ -110,7 +110,7 @@ POLICIES: Final = DocumentKind(
     not_found=lambda reference: NunatakError("policy_not_found", policy=reference),
 )
 QUESTIONS: Final = DocumentKind(
-    name="question",
+    name="question card",
     model=QuestionCard,
     row=QuestionRow,
     invalid=lambda problem: NunatakError("invalid_question", problem=problem),

@@ -190,6 +190,8 @@ class CandidateEventRow(Base):
 class DocumentRow:
     """One published version of a document. Rows are only ever added; the newest version serves."""
 
+    __tablename__: str
+
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     document: Mapped[str] = mapped_column(Text)

@@ -22,8 +22,8 @@ from nunatak_registry import (
     LOOK_S,
     AliasEvent,
     CandidateEvent,
+    Cards,
     ListedTask,
-    PublishedCard,
     PublishedPolicy,
     Registry,
     StoreUnavailableError,
@@ -98,7 +98,7 @@ class Catalog:
         self.policies = partial(self._find, _policy)
         """The newest versions of policies."""
         self.cards = partial(self._find, _cards)
-        """The newest versions of all question cards, by the digests of their questions."""
+        """The newest versions of all question cards."""
         self.names = partial(self._find, _visible_names)
         """The names of the tasks that are on each list."""
 
@@ -168,8 +168,8 @@ def _policy(registry: Registry, name: str) -> PublishedPolicy:
     return registry.policies.get(name)
 
 
-def _cards(registry: Registry, _all: str) -> Mapping[str, PublishedCard]:
-    return registry.questions.by_digest()
+def _cards(registry: Registry, _all: str) -> Cards:
+    return registry.questions.cards()
 
 
 def _traffic(registry: Registry, reference: TaskReference) -> Traffic:

@@ -4,14 +4,14 @@ Only the event loop thread may use the classes here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_registry import PublishedCard, PublishedPolicy, StoreUnavailableError, Traffic
+from nunatak_registry import Cards, PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.catalog import Found, may_ask
 from nunatak_server.residency.resident_set import VersionKey, key_of
@@ -157,7 +157,7 @@ class KnownFacts:
         *,
         traffic: LookUp[TaskReference, Traffic],
         policies: LookUp[str, PublishedPolicy],
-        cards: LookUp[str, Mapping[str, PublishedCard]],
+        cards: LookUp[str, Cards],
         names: LookUp[TaskList, tuple[str, ...]],
         on_move: Callable[[str], None],
         max_known: int = MAX_KNOWN,
@@ -182,8 +182,8 @@ class KnownFacts:
             raise NunatakError("policy_not_found", policy=name)
         return found
 
-    async def cards(self, caller: str) -> Mapping[str, PublishedCard]:
-        """Return the question cards of the registry by the digests of their questions."""
+    async def cards(self, caller: str) -> Cards:
+        """Return the question cards of the registry."""
         return await self._cards.get(ALL_CARDS, caller)
 
     async def renew(self) -> None:

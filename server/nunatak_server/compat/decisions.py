@@ -1,28 +1,31 @@
-"""OpenAI's `POST /v1/decisions`, and the parts that it shares with System One.
+"""OpenAI's `POST /v1/decisions`: typed questions about a text or a conversation.
 
-The shapes are those of openai 3.57. A question without an answer is a refusal, with its reason in
-`x_reason`. An answer says in `x_source` where it came from.
+The shapes are those of the package `openai`; docs/questions.md names its release. A question
+without an answer is a refusal, with its reason in `x_reason`. An answer says in `x_source` where it
+came from.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Discriminator, Field, JsonValue, StrictBool, StrictStr, Tag, ValidationError
+from pydantic import Discriminator, Field, JsonValue, StrictBool, StrictStr, Tag
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.questions import JsonText, Question, text_of
+from nunatak_contract.questions import text_of
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
+from nunatak_server.compat.asking import (
+    MAX_QUESTIONS,
+    NAMES,
+    SentQuestions,
+    ask,
+    headers_of,
+    invalid,
+    read_text,
+)
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
-from nunatak_server.decisions.decider import Decisions
-from nunatak_server.http.endpoints import Routed, runtime_of
-from nunatak_server.http.replies import read_headers, reply, timing_headers
-from nunatak_server.predict.types import Handling
-
-MAX_QUESTIONS: Final = 400
-NAMES: Final = ("nunatak", "jev-latest")
-"""The names of the model that answers questions; clients of System One send the second one."""
+from nunatak_server.http.endpoints import Routed
+from nunatak_server.http.replies import reply
 
 
 class TextPart(Message):
@@ -108,24 +111,16 @@ router = router_of("OpenAI")
 @router.ask("/v1/decisions", answer=DecisionsResponse)
 async def decisions(request: Request, handling: Routed, body: DecisionsRequest) -> Response:
     """Answer typed questions about a text or a conversation; each is answered or refused."""
-    names = [it.name for it in body.questions if it.name is not None]
-    if len(set(names)) != len(names):
-        raise _invalid("questions must have different names")
-    questions = [
-        read_question(
-            position,
-            {
-                "type": it.type,
-                "instructions": _content(it.instructions),
-                "options": [option.model_dump() for option in it.choices or ()],
-                "levels": [level.model_dump() for level in it.levels or ()],
-            },
-        )
-        for position, it in enumerate(body.questions, start=1)
-    ]
-    found = await ask(
-        request, handling, questions, text=_conversation(body.input), model=body.model
+    names = [it.name for it in body.questions]
+    given = [it for it in names if it is not None]
+    if len(set(given)) != len(given):
+        raise invalid("questions must have different names")
+    sent = SentQuestions(
+        num_questions=len(names),
+        num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
+        fields=lambda: zip(names, map(_fields_of, body.questions), strict=True),
     )
+    found = await ask(request, handling, sent, text=_conversation(body.input), model=body.model)
     answers = [
         {"name": asked.name, **_answer(answer)}
         for asked, answer in zip(body.questions, found.answers, strict=True)
@@ -141,52 +136,13 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     return reply(fields, headers=headers_of(found))
 
 
-def headers_of(decisions: Decisions) -> dict[str, str]:
-    """Return the timings, and how much of the text was read."""
-    read = read_headers(decisions.num_tokens, is_cut=decisions.is_cut)
-    return {**timing_headers(decisions.timings), **read}
-
-
-async def ask(
-    request: Request,
-    handling: Handling,
-    questions: Sequence[Question],
-    *,
-    text: str,
-    model: str,
-    is_whole: bool = False,
-) -> Decisions:
-    """Answer questions about a text. `is_whole`: ask nothing if a question is refused anyway.
-
-    The model is one of `NAMES`, or the backbone that answers unknown questions.
-    """
-    runtime = runtime_of(request)
-    backbone = runtime.backbone if model in NAMES else runtime.backbones.named(model)
-    return await runtime.decider.decide(
-        questions, text, handling=handling, backbone=backbone, is_whole=is_whole
-    )
-
-
-def read_question(position: int, fields: Mapping[str, object]) -> Question:
-    """Return a question of a request, by its position from 1."""
-    try:
-        return Question.model_validate(fields)
-    except ValidationError as error:
-        # A place may be the caller's text, so only the message is repeated.
-        problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise _invalid(f"question {position}: {problem}") from None
-
-
-def read_text(value: JsonText) -> str:
-    """Return a state as text."""
-    try:
-        return text_of(value)
-    except ValueError as error:
-        raise _invalid(str(error)) from error
-
-
-def _invalid(problem: str) -> NunatakError:
-    return NunatakError("invalid_request", problem=problem)
+def _fields_of(asked: DecisionQuestion) -> dict[str, object]:
+    return {
+        "type": asked.type,
+        "instructions": _content(asked.instructions),
+        "options": [it.model_dump() for it in asked.choices or ()],
+        "levels": [it.model_dump() for it in asked.levels or ()],
+    }
 
 
 def _conversation(value: str | list[InputMessage]) -> str:

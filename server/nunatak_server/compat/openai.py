@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message, Text
-from nunatak_server.compat.decisions import NAMES
+from nunatak_server.compat.asking import NAMES
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.decisions.decider import visible
@@ -67,7 +67,7 @@ class ModelResponse(Message):
 
 
 class DecisionModel(Message):
-    """A name of the model that answers typed questions, and the questions that have cards."""
+    """A name of the model that answers typed questions; the first one lists the known questions."""
 
     name: str
     description: str
@@ -115,16 +115,20 @@ async def models(request: Request) -> Response:
     """List the values of `model` for `/v1/embeddings`, and the questions that can be asked."""
     runtime, caller = runtime_of(request), caller_of(request.scope)
     data = [_card(it.name) for it in runtime.backbones]
-    known = (await runtime.facts.cards(caller.name)).values()
-    cards = [it for it in known if visible(it, caller.tasks)]
+    known = await runtime.facts.cards(caller.name)
+    cards = [it for it in known.single if visible(it, caller.tasks)]
     questions = [
         {"card": it.reference, "task": it.document.task, **it.document.question.model_dump()}
         for it in cards
     ]
     dates = sorted(("1970-01-01", *(it.published_at.isoformat() for it in cards)))
     about = f"answers {len(questions)} questions by trained tasks; see x_questions"
-    dated = {"description": about, "release_date": dates[-1][:10], "x_questions": questions}
-    models = [{"name": name, **dated} for name in NAMES]
+    dated = {"description": about, "release_date": dates[-1][:10]}
+    # The second name means the same model, so only the first one lists the questions.
+    models = [
+        {"name": name, **dated, "x_questions": questions if name == NAMES[0] else []}
+        for name in NAMES
+    ]
     return reply({"object": "list", "data": data, "models": models})
 
 

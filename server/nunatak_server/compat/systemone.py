@@ -5,7 +5,7 @@ The shapes and formulas are those of jevcompat 0.1 and of typesafe-sdk 0.7. An a
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, JsonValue, StrictStr
@@ -13,20 +13,18 @@ from pydantic import ConfigDict, Field, JsonValue, StrictStr
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText
 from nunatak_contract.requests import Message, Text
-from nunatak_server.compat.decisions import (
+from nunatak_server.compat.asking import (
     MAX_QUESTIONS,
     NAMES,
+    SentQuestions,
     ask,
     headers_of,
-    read_question,
     read_text,
 )
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply
-
-TYPES: Final = {"noul": "predicate", "choice": "choice", "score": "score"}
 
 
 class SystemOneQuestion(Message):
@@ -76,13 +74,13 @@ router = router_of("System One")
 @router.ask("/v1/systemone", answer=SystemOneResponse)
 async def systemone(request: Request, handling: Routed, body: SystemOneRequest) -> Response:
     """Answer typed questions about a state; if one has no answer, the whole request fails."""
-    questions = [
-        read_question(position, it.model_dump())
-        for position, it in enumerate(body.questions.values(), start=1)
-    ]
-    decisions = await ask(
-        request, handling, questions, text=read_text(body.state), model=body.model, is_whole=True
+    sent = SentQuestions(
+        num_questions=len(body.questions),
+        num_options=sum(map(_num_options, body.questions.values())),
+        fields=lambda: ((name, dict(it)) for name, it in body.questions.items()),
     )
+    text = read_text(body.state)
+    decisions = await ask(request, handling, sent, text=text, model=body.model, is_whole=True)
     answers = dict[str, Mapping[str, object]]()
     for name, answer in zip(body.questions, decisions.answers, strict=True):
         if isinstance(answer, NunatakError):
@@ -91,6 +89,14 @@ async def systemone(request: Request, handling: Routed, body: SystemOneRequest) 
     usage = {"input_tokens": decisions.num_tokens, "output_tokens": 0}
     fields = {"model": NAMES[0], "answers": answers, "usage": usage}
     return reply(fields, headers=headers_of(decisions))
+
+
+def _num_options(asked: SystemOneQuestion) -> int:
+    match asked.type, asked.criteria:
+        case "choice" | "score", dict() | list() as criteria:
+            return len(criteria)
+        case _:
+            return 0
 
 
 def _answer(answer: QuestionAnswer) -> dict[str, Any]:

@@ -7,22 +7,46 @@ the label, and labels with one outcome are added up.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import cast
 
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.questions import Outcome, Question, QuestionCard
+from nunatak_contract.questions import Outcome, QuestionCard, TypedQuestion
 from nunatak_server.outputs.scores import LabelScore
 from nunatak_server.predict.types import TaskPrediction
+
+
+class AnswerSource(StrEnum):
+    """The kind of what answers a question."""
+
+    TASK = "task"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedQuestion:
+    """A question of a request."""
+
+    question: TypedQuestion
+    title: str
+    """What messages call the question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAnswer:
     """The answer to one question, with its source."""
 
-    question: Question
+    question: TypedQuestion
     probabilities: tuple[float, ...]
     """One for each outcome of the question, in order; they sum to 1."""
-    source: Mapping[str, object]
+    by: AnswerSource
+    about: Mapping[str, str]
+    """Names of the task version and the card, or of the backbone."""
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        """Where the answer comes from, as protocols show it."""
+        return {"kind": self.by.value, **self.about}
 
     @property
     def best(self) -> Outcome:
@@ -69,10 +93,10 @@ def probabilities_of(card: QuestionCard, prediction: TaskPrediction) -> tuple[fl
     shares = {(type(it), it): 0.0 for it in outcomes}
     for label, meant in card.meanings.items():
         shares[type(meant), meant] += scores[label]
-    return shared(tuple(shares.values()))
+    return as_shares(tuple(shares.values()))
 
 
-def shared(weights: Sequence[float]) -> tuple[float, ...]:
+def as_shares(weights: Sequence[float]) -> tuple[float, ...]:
     """Return weights as shares of 1; without any weight, all shares are equal."""
     total = math.fsum(weights)
     if total <= 0:

@@ -27,15 +27,13 @@ from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
 from nunatak_server.http.protocol import is_given_up
 from nunatak_server.http.replies import LinesResponse
-from nunatak_server.http.requests import parse_json, quick_handler
+from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, parse_json, quick_handler
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
-MAX_BYTES_ON_LOOP: Final = 64 * 1024
-"""Most bytes of JSON that the event loop parses. More could block the loop for milliseconds."""
 UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
 
 

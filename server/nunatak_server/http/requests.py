@@ -6,6 +6,7 @@ time of the whole application. Endpoints with single values and one body need no
 itself reads the arguments of every other endpoint.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import iscoroutinefunction
@@ -25,6 +26,9 @@ from nunatak_server.http.access import declared_access
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Errors = list[dict[str, Any]]
 
+MAX_BYTES_ON_LOOP: Final = 64 * 1024
+"""Most bytes of JSON that the event loop parses and checks. More could block the loop for
+milliseconds."""
 ABSENT: Final = object()
 MISSING: Final = {"type": "missing", "msg": "Field required", "input": None}
 SINGLE_VALUES: Final = (str, int, float, NoneType)
@@ -135,8 +139,7 @@ class _Arguments:
             value = sent[name].decode("latin-1") if name in sent else ABSENT
             each.read(value, values, errors)
         for each in self._body:
-            is_sent = bool(await request.body())
-            each.read(await request.json() if is_sent else ABSENT, values, errors)
+            await _read_body(each, request, values, errors)
         return values, errors
 
 
@@ -159,6 +162,17 @@ class _Parameter:
             errors.append({**MISSING, "loc": self._location})
         else:
             values[self.name] = self._default
+
+
+async def _read_body(
+    parameter: _Parameter, request: Request, values: dict[str, Any], errors: Errors
+) -> None:
+    body = await request.body()
+    parsed = await request.json() if body else ABSENT
+    if len(body) > MAX_BYTES_ON_LOOP:
+        await asyncio.to_thread(parameter.read, parsed, values, errors)
+    else:
+        parameter.read(parsed, values, errors)
 
 
 def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:

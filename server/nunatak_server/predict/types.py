@@ -9,7 +9,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
@@ -50,6 +50,12 @@ class Handling:
     @property
     def deadline_s(self) -> float:
         return self.default_deadline_s if self.own_deadline_s is None else self.own_deadline_s
+
+
+class LiteralText(Parameters):
+    """The options for texts that cannot hide a part of themselves behind `[SEP]`."""
+
+    is_literal: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +157,17 @@ class StageTimes:
     tokenize_s: float = 0.0
     compute_s: float = 0.0
     batch_rows: int = 0
+
+    @classmethod
+    def slowest(cls, times: Iterable[Self]) -> Self:
+        """Return the longest time of each stage."""
+        found = (cls(), *times)
+        return cls(
+            queue_s=max(it.queue_s for it in found),
+            tokenize_s=max(it.tokenize_s for it in found),
+            compute_s=max(it.compute_s for it in found),
+            batch_rows=max(it.batch_rows for it in found),
+        )
 
     def with_rows(self, rows: Iterable[RowOutcome]) -> "StageTimes":
         """Return the timings with more rows; failed rows have no times."""

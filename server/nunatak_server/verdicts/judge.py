@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
 from prometheus_client import Counter
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
-from nunatak_contract.requests import Parameters
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     Handling,
+    LiteralText,
     PredictionRequest,
     StageTimes,
     TaskFailure,
@@ -32,15 +32,8 @@ from nunatak_server.verdicts.rules import (
     strongest,
 )
 
-
-class JudgedText(Parameters):
-    """The options for texts to judge, which cannot hide a part of themselves behind `[SEP]`."""
-
-    is_literal: ClassVar[bool] = True
-
-
 # Every part of a long text is judged, whatever the task does with long texts elsewhere.
-OPTIONS: Final = JudgedText(on_long=OnLong.WINDOWS)
+OPTIONS: Final = LiteralText(on_long=OnLong.WINDOWS)
 LATE: Final = ("deadline_exceeded", "deadline_too_short")
 """Codes of failures for want of time."""
 
@@ -208,7 +201,7 @@ def _judged(
         decisions=decide(published.document, answers, texts),
         answers=answers,
         failures=failures_in(published.document, answers),
-        timings=_slowest(times),
+        timings=StageTimes.slowest(times),
     )
 
 
@@ -220,12 +213,3 @@ def _all_late(
     return {
         text: answers.get(text) or TaskFailure(reference=text, error=late) for text in references
     }
-
-
-def _slowest(times: list[StageTimes]) -> StageTimes:
-    return StageTimes(
-        queue_s=max((it.queue_s for it in times), default=0.0),
-        tokenize_s=max((it.tokenize_s for it in times), default=0.0),
-        compute_s=max((it.compute_s for it in times), default=0.0),
-        batch_rows=max((it.batch_rows for it in times), default=0),
-    )

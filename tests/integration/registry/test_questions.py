@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from doubles.drafts import publish_many
 from doubles.refusals import raises
 from nunatak_contract.questions import QuestionCard
 from nunatak_registry import FindingKind, Registry
+from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.locations import parse_location
 
 
@@ -20,6 +21,7 @@ def make_card(name: str = "urgent", **changes: object) -> QuestionCard:
 
 
 CARD = make_card()
+LATE = make_card("late", question={"type": "noul", "instructions": "Is it late?"})
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def test_the_newest_version_of_a_card_answers_its_question(stocked: Registry) ->
     put = stocked.questions.put(other, by="Ann")
 
     assert (put.version, put.by, stocked.questions.get("urgent", 1).document) == (2, "Ann", CARD)
-    assert stocked.questions.by_digest() == {other.question.digest: put}
+    cards = stocked.questions.cards()
+    assert (cards.find(other.question.digest), cards.single) == (put, (put,))
+    assert cards.find(CARD.question.digest) is None
 
 
 def test_a_question_has_one_card(stocked: Registry) -> None:
@@ -65,39 +69,108 @@ def test_a_card_that_its_task_cannot_answer_is_refused(
     assert stocked.questions.numbers() == {}
 
 
-def test_an_index_without_the_table_of_cards_gets_it(tmp_path: Path) -> None:
+def change_index(place: str, statement: str) -> None:
+    engine = create_engine(parse_location(place).index_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> str:
+    """The place of a registry from before there were question cards."""
     place = str(tmp_path / "older")
     with Registry.open(place) as made:
         publish_many(made, 1)
-    engine = create_engine(parse_location(place).index_url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP TABLE nunatak_questions"))
-    engine.dispose()
+    change_index(place, "DROP TABLE nunatak_questions")
+    return place
 
-    with Registry.open(place, create=False) as opened:
+
+def test_an_older_registry_without_cards_is_read_without_a_write(older: str) -> None:
+    files = [it for it in Path(older).rglob("*") if it.is_file()]
+    before = {it: it.read_bytes() for it in files}
+    for it in (*files, *(it.parent for it in files)):
+        it.chmod(0o555)
+
+    with Registry.open(older, create=False) as opened:
+        assert opened.questions.numbers() == {}
+        assert opened.questions.newest() == []
+        assert opened.questions.cards().single == ()
+        with raises("question_not_found"):
+            opened.questions.get("urgent")
+        assert opened.verify() == []
+        assert opened.task("intent").versions == (1,)
+
+    assert {it: it.read_bytes() for it in files} == before
+
+
+def test_the_first_card_of_an_older_registry_makes_the_table(older: str) -> None:
+    with Registry.open(older, create=False) as opened:
         assert opened.questions.put(CARD).version == 1
+        assert opened.questions.numbers() == {"urgent": 1}
 
 
-def test_verify_finds_a_damaged_card_and_no_question_means_it(tmp_path: Path) -> None:
+def test_a_damaged_card_leaves_no_question_certainly_unknown(tmp_path: Path) -> None:
     place = str(tmp_path / "registry")
     with Registry.open(place) as opened:
         publish_many(opened, 1)
         opened.questions.put(CARD)
-        engine = create_engine(parse_location(place).index_url)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE nunatak_questions SET document = '{}'"))
-        engine.dispose()
+        known = opened.questions.put(LATE)
+        change_index(place, "UPDATE nunatak_questions SET document = '{}' WHERE name = 'urgent'")
 
-        assert opened.questions.by_digest() == {}
+        cards = opened.questions.cards()
+        assert (cards.find(LATE.question.digest), cards.damaged) == (known, ("urgent",))
+        with raises("invalid_question", match="is damaged"):
+            cards.find(CARD.question.digest)
+        with raises("invalid_question", match="is damaged"):
+            opened.questions.put(make_card("again"))
         found = [it for it in opened.verify() if it.kind is FindingKind.QUESTION]
         assert [it.subject for it in found] == ["urgent/1"]
-        with raises("invalid_question", match="differs from the published question"):
+        with raises("invalid_question", match="differs from the published question card"):
             opened.questions.get("urgent")
 
 
 def test_cards_are_copied_once(stocked: Registry, tmp_path: Path) -> None:
     stocked.questions.put(CARD)
     with Registry.open(tmp_path / "target") as target:
+        publish_many(target, 1)
         assert target.questions.take("urgent", stocked.questions) == [1]
         assert target.questions.take("urgent", stocked.questions) == []
         assert target.questions.newest() == stocked.questions.newest()
+
+
+def test_a_copy_brings_no_second_card_and_no_card_without_its_task(
+    stocked: Registry, tmp_path: Path
+) -> None:
+    stocked.questions.put(CARD)
+    with Registry.open(tmp_path / "target") as target:
+        with raises("copy_conflict", match="no task 'intent'"):
+            target.questions.take("urgent", stocked.questions)
+        publish_many(target, 1)
+        target.questions.put(make_card("mine"))
+        with raises("copy_conflict", match="the card 'mine' has its question there"):
+            target.questions.take("urgent", stocked.questions)
+        assert target.questions.numbers() == {"mine": 1}
+
+
+def test_verify_names_a_second_card_of_a_question_and_neither_answers(tmp_path: Path) -> None:
+    place = str(tmp_path / "registry")
+    with Registry.open(place) as opened:
+        publish_many(opened, 1)
+        opened.questions.put(CARD)
+        opened.questions.put(LATE)
+        row = make_card("late").model_dump_json()
+        values = f"document = '{row}', digest = '{digest_of(row.encode())}'"
+        change_index(place, f"UPDATE nunatak_questions SET {values} WHERE name = 'late'")  # noqa: S608
+
+        (found,) = opened.verify()
+        assert (found.kind, found.subject) == (FindingKind.QUESTION, "urgent/1")
+        assert "the question of card 'late'" in found.message
+        with raises("invalid_question", match="several cards"):
+            opened.questions.cards().find(CARD.question.digest)
+        assert opened.questions.cards().single == ()
+
+
+def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Registry) -> None:
+    with raises("invalid_name", match="question card name"):
+        stocked.questions.get("No Name")

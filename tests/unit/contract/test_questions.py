@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from doubles.policies import classifier, tagger
-from nunatak_contract.enums import ProblemType
+from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.questions import Question, QuestionCard, find_card_misfit, text_of
+from nunatak_contract.questions import QuestionCard, TypedQuestion, find_card_misfit, text_of
 
 TEXTS = st.text(min_size=1, max_size=3).filter(str.strip)
 JSON = st.recursive(TEXTS | st.none() | st.booleans() | st.integers(0, 2), st.lists, max_leaves=4)
@@ -43,8 +43,8 @@ QUESTIONS = st.one_of(
 )
 
 
-def read(fields: dict[str, Any]) -> Question:
-    return Question.model_validate(fields)
+def read(fields: dict[str, Any]) -> TypedQuestion:
+    return TypedQuestion.model_validate(fields)
 
 
 @given(QUESTIONS, QUESTIONS)
@@ -52,7 +52,9 @@ def test_two_questions_have_one_digest_only_if_they_are_equal(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     def plain(fields: dict[str, Any]) -> str:
-        return json.dumps({k: v for k, v in fields.items() if v is not None}, sort_keys=True)
+        is_choice = fields["type"] == "choice"
+        options = sorted(fields["criteria"].items()) if is_choice else fields.get("criteria")
+        return json.dumps([fields["type"], fields.get("instructions"), options])
 
     is_same = plain(one) == plain(other)
     assert (read(one).digest == read(other).digest) is is_same
@@ -61,7 +63,7 @@ def test_two_questions_have_one_digest_only_if_they_are_equal(
 @given(QUESTIONS)
 def test_a_question_is_the_same_when_it_is_stored(fields: dict[str, Any]) -> None:
     question = read(fields)
-    stored = Question.model_validate_json(question.model_dump_json())
+    stored = TypedQuestion.model_validate_json(question.model_dump_json())
 
     assert (stored, stored.digest) == (question, question.digest)
 
@@ -79,6 +81,40 @@ def test_only_the_order_of_options_does_not_count() -> None:
         read({"type": "choice", "options": texts}).digest
         != read({"type": "choice", "options": values}).digest
     )
+
+
+ONE, OTHER = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"type": "noul", "instructions": ONE}, {"type": "noul", "instructions": OTHER}),
+        (
+            {"type": "choice", "criteria": {"x": [ONE], "y": None}},
+            {"type": "choice", "criteria": {"x": [OTHER], "y": None}},
+        ),
+        ({"type": "score", "criteria": [ONE, "y"]}, {"type": "score", "criteria": [OTHER, "y"]}),
+    ],
+)
+def test_the_order_of_fields_that_a_model_reads_counts(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert read(one).digest != read(other).digest
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "choice", "criteria": {"a": None, "b": None}, "options": []},
+        {"type": "score", "criteria": ["a", "b"], "levels": [{"label": "c"}, {"label": "d"}]},
+        {"type": "noul", "criteria": {"true": "a"}, "yes": "b"},
+        {"type": "noul", "criteria": {"true": "a"}, "no": "b"},
+    ],
+)
+def test_criteria_overwrite_nothing(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="leave one of them out"):
+        read(fields)
 
 
 def test_a_text_stays_and_json_is_one_line_in_its_order() -> None:
@@ -145,3 +181,10 @@ def test_a_head_answers_a_card_or_there_is_a_reason(
 def test_a_card_with_other_meanings_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         card_of(fields.pop("question", YES_NO), **fields)
+
+
+def test_a_task_that_reads_pairs_answers_no_question() -> None:
+    card, head = card_of(YES_NO), classifier("no", "yes")
+
+    assert find_card_misfit(card, head, reads=Reads.SINGLE) is None
+    assert "pairs of texts" in str(find_card_misfit(card, head, reads=Reads.PAIR))

@@ -38,6 +38,7 @@ def test_settings_are_frozen() -> None:
         ("port", 70_000),
         ("dtype", "int4"),
         ("default_deadline_ms", -1),
+        ("decisions_temperature", 1e-4),
         ("trunk_cache_bytes", -1),
     ],
 )

@@ -37,12 +37,14 @@ def put(
 
 def list_cards(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """List the cards with their newest versions."""
+    from nunatak_contract.questions import text_of
+
     with existing_registry(registry) as opened:
         cards = opened.questions.newest()
     table = Table("card", "version", "type", "task", "question", box=None)
     for it in cards:
         card = it.document
-        asked = str(card.question.instructions or card.question.yes or "")
+        asked = text_of(card.question.instructions or card.question.yes or "")
         table.add_row(card.name, str(it.version), card.question.type, card.task, asked)
     print_outcome(
         {"questions": [_card_json(it) for it in cards]},
@@ -82,13 +84,9 @@ def _read(path: Path) -> "QuestionCard":
 
 
 def _card_json(published: "PublishedCard") -> dict[str, object]:
-    return {
-        "version": published.version,
-        "published_at": published.published_at,
-        "by": published.by,
-        "digest": published.document.question.digest,
-        "card": published.document.model_dump(mode="json"),
-    }
+    from nunatak_contract.wire import QuestionDetail
+
+    return QuestionDetail.model_validate(published).model_dump(mode="json")
 
 
 question_app = group(

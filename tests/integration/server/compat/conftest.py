@@ -10,6 +10,7 @@ from doubles.compat import (
     TASKS,
     Ask,
 )
+from doubles.questions import publish_all
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import Pooling
@@ -47,6 +48,28 @@ def run(backbone: Backbone, registry: Registry) -> Callable[[Ask], None]:
         async def connected() -> None:
             settings = make_settings(max_inputs=8)
             async with running_client(backbone, registry, settings) as client:
+                await scenario(client)
+
+        asyncio.run(connected())
+
+    return run_one
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    """A registry with a card for each question, and their tasks."""
+    with Registry.open(tmp_path_factory.mktemp("cards")) as opened:
+        publish_all(opened, backbone)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def asking(backbone: Backbone, cards: Registry) -> Callable[..., None]:
+    """Give a scenario a client of an application with cards."""
+
+    def run_one(scenario: Ask, **settings: object) -> None:
+        async def connected() -> None:
+            async with running_client(backbone, cards, make_settings(**settings)) as client:
                 await scenario(client)
 
         asyncio.run(connected())

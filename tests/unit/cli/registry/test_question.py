@@ -67,3 +67,25 @@ def test_a_wrong_card_is_refused_with_its_place(
     assert ran.exit_code == 1
     assert said in ran.stderr
     assert "docs/questions.md" in " ".join(ran.stderr.split())
+
+
+@pytest.mark.parametrize("name", ["yes", "No", "on", "off", "true"])
+def test_a_name_that_yaml_changes_is_refused(
+    place: tuple[str, str], tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "urgent.yaml"
+    criteria = f"criteria: {{{name}: It is, other: null}}"
+    file.write_text(f"name: urgent\ntask: intent\nquestion: {{type: choice, {criteria}}}\n")
+
+    ran = nunatak("question", "put", str(file), *place)
+
+    assert ran.exit_code == 1
+    assert f"put `{name}` in quotation marks" in " ".join(ran.stderr.split())
+
+
+def test_instructions_are_listed_as_a_model_reads_them(place: tuple[str, str], file: Path) -> None:
+    question = {"type": "noul", "instructions": {"is": "it?", "so": None}}
+    file.write_text(json.dumps({**CARD, "question": question}))
+    assert nunatak("question", "put", str(file), *place).exit_code == 0
+
+    assert '{"is": "it?", "so": null}' in nunatak("question", "list", *place).stdout

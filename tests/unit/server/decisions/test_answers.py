@@ -15,9 +15,14 @@ from jevcompat.validate import (  # pyright: ignore[reportMissingTypeStubs]
 from doubles.drafts import CREATED_AT
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.questions import Question, QuestionCard
+from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_registry import Published
-from nunatak_server.decisions.answers import QuestionAnswer, probabilities_of, shared
+from nunatak_server.decisions.answers import (
+    AnswerSource,
+    QuestionAnswer,
+    as_shares,
+    probabilities_of,
+)
 from nunatak_server.decisions.decider import answer_of
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
@@ -44,20 +49,22 @@ def card_of(question: dict[str, Any], **fields: object) -> QuestionCard:
     )
 
 
-def scale(num_levels: int) -> Question:
-    return Question.model_validate({"type": "score", "criteria": list(map(str, range(num_levels)))})
+def answered(question: TypedQuestion, shares: tuple[float, ...]) -> QuestionAnswer:
+    return QuestionAnswer(question=question, probabilities=shares, by=AnswerSource.TASK, about={})
+
+
+def scale(num_levels: int) -> TypedQuestion:
+    return TypedQuestion.model_validate(
+        {"type": "score", "criteria": list(map(str, range(num_levels)))}
+    )
 
 
 @given(WEIGHTS)
 def test_confidence_is_that_of_the_reference(weights: list[float]) -> None:
-    shares = shared(weights)
+    shares = as_shares(weights)
     options = {"type": "choice", "criteria": {str(it): None for it in range(len(shares))}}
-    choice = QuestionAnswer(
-        question=Question.model_validate(options), probabilities=shares, source={"kind": "task"}
-    )
-    score = QuestionAnswer(
-        question=scale(len(shares)), probabilities=shares, source={"kind": "task"}
-    )
+    choice = answered(TypedQuestion.model_validate(options), shares)
+    score = answered(scale(len(shares)), shares)
 
     assert math.fsum(shares) == pytest.approx(1)
     assert choice.confidence == pytest.approx(choice_confidence(list(shares)), abs=1e-12)
@@ -72,7 +79,9 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     )
 
     shares = probabilities_of(card, predicted({"x": value}, VALUE))
-    answer = QuestionAnswer(question=card.question, probabilities=shares, source={"kind": "task"})
+    answer = QuestionAnswer(
+        question=card.question, probabilities=shares, by=AnswerSource.TASK, about={}
+    )
 
     place = (min(max(value, -50), 50) + 50) / 100 * (num_levels - 1)
     assert answer.expectation == pytest.approx(place, abs=1e-9)
@@ -104,7 +113,7 @@ CHOICES = st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True)
 def test_a_question_is_answered_by_its_own_card_and_a_version_that_fits_or_not_at_all(
     asked: list[str], bound: list[str], labels: list[str]
 ) -> None:
-    question = Question.model_validate({"type": "choice", "criteria": dict.fromkeys(asked)})
+    question = TypedQuestion.model_validate({"type": "choice", "criteria": dict.fromkeys(asked)})
     card = Published(
         document=card_of({"type": "choice", "criteria": dict.fromkeys(bound)}),
         version=1,

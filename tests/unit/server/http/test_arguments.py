@@ -1,5 +1,6 @@
 """Reading the arguments of endpoints, with the framework's own way as the oracle."""
 
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,10 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
+from pydantic import field_validator
 
 from nunatak_contract.requests import Message
 from nunatak_server.http.access import PUBLIC
-from nunatak_server.http.requests import Handler, quick_handler
+from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, Handler, quick_handler
 from nunatak_server.scheduler.rows import Priority
 
 
@@ -176,3 +178,27 @@ def test_a_dependency_next_to_access_is_left_to_the_framework() -> None:
     assert quick_handler(APIRoute("/{task}", may_ask, dependencies=[PUBLIC])) is not None
     more = [PUBLIC, Depends(in_a_thread)]
     assert quick_handler(APIRoute("/{task}", may_ask, dependencies=more)) is None
+
+
+class Watched(Message):
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def _tells_its_thread(cls, text: str) -> str:
+        return f"{text[:1]}{threading.get_ident()}"
+
+
+async def watch(request: Request, body: Watched) -> Response:
+    return JSONResponse([request.method, body.text[1:] == str(threading.get_ident())])
+
+
+@pytest.mark.parametrize(("num_chars", "is_on_loop"), [(10, True), (MAX_BYTES_ON_LOOP, False)])
+def test_a_large_body_is_checked_on_a_thread(num_chars: int, *, is_on_loop: bool) -> None:
+    router = APIRouter(route_class=QuickRoute)
+    router.post("/watch")(watch)
+
+    with TestClient(FastAPI(routes=router.routes)) as client:
+        answer = client.post("/watch", json={"text": "x" * num_chars})
+
+    assert answer.json() == ["POST", is_on_loop]
