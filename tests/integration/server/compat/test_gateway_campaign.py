@@ -223,7 +223,10 @@ def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
     def always(body: Json) -> Place:
         return lambda _: body
 
-    bodies: dict[str, Json] = {"texts": litellm(*pieces), "bare": litellm(*pieces, structured_messages=None)}
+    bodies: dict[str, Json] = {
+        "texts": litellm(*pieces),
+        "bare": litellm(*pieces, structured_messages=None),
+    }
     messages: dict[str, list[Json]] = {
         "messages": [said(it) for it in pieces],
         "parts": [said([part(it) for it in pieces])],
