@@ -7,6 +7,7 @@ README.md                 the task card, below the fields that the hub reads
 A *place* is a local folder or a hub repository. `push` and `fetched` accept both.
 """
 
+import shutil
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,9 +164,15 @@ class HuggingFaceHub:
     def download(
         self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
     ) -> str:
-        """Copy the files that match these patterns into a folder; return the commit's id."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
+        """Copy the files that match these patterns into a folder; return the commit's id.
 
+        With HF_HUB_OFFLINE, the files come from the hub's cache.
+        """
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
+        from huggingface_hub.constants import is_offline_mode  # noqa: PLC0415
+
+        if is_offline_mode():
+            return _copy_cached(repository, folder, revision=revision, files=files)
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "pull from"):
             commit = api.model_info(repository, revision=revision).sha
@@ -174,6 +181,30 @@ class HuggingFaceHub:
                 repository, revision=commit, local_dir=folder, allow_patterns=list(files)
             )
         return str(commit)
+
+
+def _copy_cached(
+    repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
+) -> str:
+    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
+
+    with _hub_errors(repository, "pull from"):
+        try:
+            found = Path(
+                HfApi().snapshot_download(  # pyright: ignore[reportUnknownMemberType] - one part is untyped
+                    repository, revision=revision, local_files_only=True
+                )
+            )
+        except LocalEntryNotFoundError:
+            problem = "HF_HUB_OFFLINE is set, and the cache (HF_HUB_CACHE) has no such revision"
+            raise OSError(problem) from None
+        there = (it.relative_to(found).as_posix() for it in found.rglob("*") if it.is_file())
+        for name in filter_repo_objects(there, allow_patterns=list(files)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found / name, folder / name)
+    return found.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,9 +259,7 @@ def fetched(
         try:
             commit = hub.download(place, folder, revision=revision, files=files)
         except HubUnavailableError as error:
-            both = (
-                f"there is no such folder here, and the hub has no such repository ({error.reason})"
-            )
+            both = f"there is no such folder here, and the hub gives none ({error.reason})"
             raise HubUnavailableError(place, error.action, both) from error
         yield Fetched(folder=folder, origin=f"{place}@{commit}")
 

@@ -178,7 +178,7 @@ class ServerSettings(BaseSettings):
     max_queued_tokens: Count = Field(
         default=262_144,
         description="tokens of the rows of queued requests, counted through all layers, at least "
-        "one for each row; further requests get 429",
+        "one for each row and one for 32 logits of outputs; further requests get 429",
     )
     max_held_bytes: Count = Field(
         default=64 * 1024**2, description="bytes of queued bodies; further requests get 429"

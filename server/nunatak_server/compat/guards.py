@@ -7,8 +7,10 @@ text are unread parts, which a policy must name.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, product
+from operator import attrgetter
 from typing import Final
 
 from fastapi import Request
@@ -16,9 +18,12 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
+from nunatak_server.compat.joins import Joined, Piece, joined_texts
 from nunatak_server.http.endpoints import runtime_of
+from nunatak_server.http.state import state_of
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
+from nunatak_server.verdicts.rules import TextDecision, mask
 
 
 def _names(text: str) -> frozenset[str]:
@@ -27,6 +32,7 @@ def _names(text: str) -> frozenset[str]:
 
 MAX_VALUES: Final = 4_000
 """Most values of a call. The event loop reads this many in about ten milliseconds."""
+USER: Final = "user"
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(
     "call_id created detail effort encoding_format finish_reason format id "
@@ -39,6 +45,8 @@ SETTINGS: Final = _names(
 OPAQUE: Final = _names("encrypted_content signature")
 """Names of fields whose values only their provider can read."""
 OPAQUE_VALUE: Final = re.compile(r"[\w+/=-]+", re.ASCII)
+CONVERSATION: Final = _names("content contents input messages prompt text")
+"""Names of fields that hold what the user says, unless a role says otherwise."""
 TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
 DATA_FIELDS: Final = _names("documents json response tool_results variables")
@@ -71,6 +79,15 @@ PARTS: Final = {name: part for part, names in NAMES_OF_PARTS.items() for name in
 """The part of a field with this name, or of an object in a list with this type."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """A text, who says it, and the name of its field."""
+
+    author: str
+    name: str
+    text: str
+
+
 @dataclass(slots=True, kw_only=True)
 class CallContent:
     """What a call holds; `read` collects it, and replaces texts by `changes`."""
@@ -78,18 +95,38 @@ class CallContent:
     changes: Mapping[str, str] = field(default_factory=dict[str, str])
     texts: dict[str, None] = field(default_factory=dict[str, None])
     """The texts in order, each once. Texts of white space are no content."""
-    joined: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Texts that a model may read as one, with their pieces."""
+    sequences: dict[tuple[str, ...], None] = field(default_factory=dict[tuple[str, ...], None])
+    """Texts that a model may read as one: of one list, and of one author without others between."""
     unread: dict[UnjudgedPart, None] = field(default_factory=dict[UnjudgedPart, None])
     """The parts that no task reads, in order."""
     num_values: int = 0
+    _said: list[_Said] = field(default_factory=list[_Said])
+    """All texts in order."""
+    _place: str = ""
+    """The field of the call that is read."""
+    _role: str = ""
+    """The role of the message that is read."""
 
-    def read(self, value: JsonValue, name: str = "") -> JsonValue:
-        """Read the value of a field with this name; return the value with changed texts.
+    def read(self, value: JsonValue) -> JsonValue:
+        """Read a call or its texts; return the value with changed texts.
 
         Raises:
             NunatakError: `invalid_request`, the call has too many values.
         """
+        changed = self._read(value, "")
+        for _, run in groupby(self._said, key=attrgetter("author")):
+            said = tuple(run)
+            self._follow(it.text for it in said if it.name in TEXT_FIELDS or not it.name)
+            self._follow(it.text for it in said)
+        self._said.clear()
+        return changed
+
+    def _follow(self, texts: Iterable[str]) -> None:
+        sequence = tuple(texts)
+        if len(sequence) > 1:
+            self.sequences[sequence] = None
+
+    def _read(self, value: JsonValue, name: str) -> JsonValue:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             problem = f"a guarded call may have at most {MAX_VALUES} JSON values"
@@ -98,12 +135,15 @@ class CallContent:
             case str():
                 return self._text(value, name)
             case dict():
-                fields = value.items()
-                return {self._name(it, name): self._field(it, inner, name) for it, inner in fields}
+                before, self._role = self._role, self._role_of(value)
+                items = value.items()
+                changed = {
+                    self._name(it, name): self._field(it, inner, name) for it, inner in items
+                }
+                self._role = before
+                return changed
             case list():
-                pieces = tuple(it for item in value if (it := _text_of(item, name)))
-                if len(pieces) > 1:
-                    self.joined["\n".join(pieces)] = pieces
+                self._follow(it for item in value if (it := _text_of(item, name)))
                 return [self._item(item, name) for item in value]
             case int() | float() if name == DATA and not isinstance(value, bool):
                 return value if (text := self._text(str(value), name)) == str(value) else text
@@ -113,9 +153,18 @@ class CallContent:
             case _:
                 return value
 
+    def _role_of(self, fields: Mapping[str, JsonValue]) -> str:
+        """Return the role of a message, also in its parts. Unknown roles count as the user's."""
+        role = fields.get("role")
+        if self._role or not role:
+            return self._role
+        return role if isinstance(role, str) and role in ROLES else USER
+
     def _text(self, text: str, name: str) -> str:
         if text.strip() and not _is_setting(text, name):
             self.texts[text] = None
+            author = self._role or (USER if self._place in CONVERSATION else self._place)
+            self._said.append(_Said(author=author, name=name, text=text))
             return self.changes.get(text, text)
         return text
 
@@ -128,7 +177,10 @@ class CallContent:
         if name in PARTS and _has_content(value) and not _is_setting(value, name):
             self.unread[PARTS[name]] = None
             return value
-        return self.read(value, DATA if parent == DATA or name in DATA_FIELDS else name)
+        before, self._place = self._place, self._place or name
+        changed = self._read(value, DATA if parent == DATA or name in DATA_FIELDS else name)
+        self._place = before
+        return changed
 
     def _item(self, value: JsonValue, name: str) -> JsonValue:
         match value:
@@ -141,10 +193,10 @@ class CallContent:
                 part = PARTS.get(kind) if isinstance(kind, str) else None
                 self.unread[part or UnjudgedPart.OTHER] = None
                 text = value.get("text")
-                return {**value, "text": self.read(text, "text")} if text else value
+                return {**value, "text": self._read(text, "text")} if text else value
             case _:
                 pass
-        return self.read(value, name)
+        return self._read(value, name)
 
 
 async def judge_call(
@@ -157,14 +209,19 @@ async def judge_call(
 ) -> tuple[Judgement, Mapping[str, str]]:
     """Judge every text of a call; return the judgement, and the masked texts by the texts.
 
-    The gateway can replace the `replaceable` texts alone. A call without a text is nothing to
-    judge.
+    Texts that follow each other are judged as one text too. What is found there is masked in each
+    of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
+    to judge.
 
     Raises:
         NunatakError: `invalid_request`, the call has an unread part that the policy does not name,
             or a text to mask that is not replaceable.
     """
-    asked = tuple({**content.texts, **dict.fromkeys(content.joined)})
+    joined = dict[str, Sequence[Piece]]()
+    max_chars = state_of(request.scope).settings.max_text_chars
+    for sequence in content.sequences:
+        joined |= joined_texts(sequence, max_chars=max_chars)
+    asked = tuple({**content.texts, **joined})
     judgement = await runtime_of(request).judge.judge(policy, asked, handling=handling)
     published = judgement.published.document
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
@@ -176,14 +233,23 @@ async def judge_call(
             problem=f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
             "policy to let them pass",
         )
-    decided = zip(asked, judgement.decisions, strict=True)
-    masks = {text: it.masked for text, it in decided if it.masked is not None}
-    for text, masked in masks.items():
-        pieces = (masks.get(it, it) for it in content.joined.get(text, ()))
-        if text not in replaceable and "\n".join(pieces) != masked:
-            problem = "a text to mask stands in a part of the call that cannot be replaced"
-            raise NunatakError("invalid_request", problem=problem)
+    masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
+    if not masks.keys() <= frozenset(replaceable):
+        problem = "a text to mask stands in a part of the call that cannot be replaced"
+        raise NunatakError("invalid_request", problem=problem)
     return judgement, masks
+
+
+def _masks(
+    decisions: Mapping[str, TextDecision], content: CallContent, joined: Joined
+) -> Mapping[str, str]:
+    spans = {text: list(decisions[text].masking) for text in content.texts}
+    for text, pieces in joined.items():
+        for piece, span in product(pieces, decisions[text].masking):
+            own = piece.of_text(span)
+            if own is not None:
+                spans[piece.text].append(own)
+    return {text: mask(text, found) for text, found in spans.items() if found}
 
 
 def _has_content(value: JsonValue) -> bool:

@@ -61,8 +61,6 @@ async def litellm(
 ) -> Response:
     """Judge the texts of a request or response for LiteLLM's `generic_guardrail_api`."""
     content, texts = CallContent(), body.texts or []
-    for text in texts:
-        content.read(text)
     content.read(
         {
             "messages": body.structured_messages,
@@ -71,6 +69,9 @@ async def litellm(
             "tool_calls": body.tool_calls,
         }
     )
+    if not content.texts.keys() >= {it for it in texts if it.strip()}:
+        # Without a role, the texts count as texts of one author.
+        content.read(list(texts))
     judgement, masks = await judge_call(
         request, policy, content, handling, replaceable=frozenset(texts)
     )

@@ -82,7 +82,8 @@ def _stands_in(text: JsonValue, content: CallContent) -> bool:
     if not isinstance(text, str):
         return False
     lines = _lines(text)
-    return any(lines == _lines(it) for it in (*content.texts, *content.joined))
+    joined = ("\n".join(it) for it in content.sequences)
+    return any(lines == _lines(it) for it in (*content.texts, *joined))
 
 
 def _lines(text: str) -> list[str]:

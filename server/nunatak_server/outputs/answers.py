@@ -10,7 +10,7 @@ several windows, an answer has its largest score, and "no answer" has its least.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -38,7 +38,7 @@ class AnswerScore(TypedDict):
 
 
 def best_answers(
-    windows: Sequence[Window], context: str, *, options: Parameters
+    windows: Iterable[Window], context: str, *, options: Parameters
 ) -> list[AnswerScore]:
     """Return the best parts of the context, best first; none if the context has no tokens."""
     scores = dict[Span, float]()

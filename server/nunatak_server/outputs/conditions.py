@@ -67,16 +67,15 @@ def states_of(
     conditions: Sequence[Condition],
     inputs: Sequence[Input],
     read: Sequence[Encodings],
-    logits: Sequence[Sequence[float]],
+    logits: Iterable[Sequence[float]],
 ) -> tuple[States, ...]:
     """Return the states of conditions about a task, for each text, from all of its windows.
 
-    `read` holds the encodings of each input. `logits` holds one row for each encoding of all
-    inputs, in order: token after token if the head reads tokens.
+    `read` and `logits` have the same meaning as in `outputs_of`.
     """
     rows = iter(logits)
     return tuple(
-        _states(head, conditions, item, encodings, list(islice(rows, len(encodings))))
+        _states(head, conditions, item, encodings, islice(rows, len(encodings)))
         for item, encodings in zip(inputs, read, strict=True)
     )
 
@@ -86,7 +85,7 @@ def _states(
     conditions: Sequence[Condition],
     item: Input,
     encodings: Encodings,
-    logits: Sequence[Sequence[float]],
+    logits: Iterable[Sequence[float]],
 ) -> States:
     text = item if isinstance(item, str) else ""
     match head.kind, head.problem_type:
@@ -95,8 +94,9 @@ def _states(
             found = {it: _in_tokens(head, it, text, windows) for it in conditions}
         case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType() as problem_type:
             function = default_function(problem_type)
-            scores = [apply_function(function, row) for row in logits]
-            predicted = frozenset(chain.from_iterable(_labels(head, row) for row in logits))
+            rows = list(logits)
+            scores = [apply_function(function, row) for row in rows]
+            predicted = frozenset(chain.from_iterable(_labels(head, row) for row in rows))
             found = {it: _in_windows(head, it, scores, predicted) for it in conditions}
         case _:
             found = dict.fromkeys(conditions, UNKNOWN)

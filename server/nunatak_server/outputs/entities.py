@@ -5,7 +5,7 @@ of transformers' `TokenClassificationPipeline`. The strategy `word` is an additi
 of each word gives the word's label, as in training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -76,7 +76,7 @@ class _Token:
 
 
 def find_entities(
-    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: Parameters
+    windows: Iterable[Window], *, labels: Sequence[str], join: Join, options: Parameters
 ) -> list[Entity]:
     """Label the tokens of a text, and combine them by the strategy of the caller.
 
@@ -84,21 +84,18 @@ def find_entities(
     score decides. Tokens may share characters, so numbers identify tokens and words.
     """
     ignored = frozenset(options.ignore_labels)
-    found = [
-        [
-            entity
-            for entity in _entities(_tokens(window), labels, join, options.aggregation_strategy)
-            if _label_of(entity) not in ignored
-        ]
-        for window in windows
-    ]
-    if len(windows) == 1:
+    taken, found = list[Window](), list[list[Entity]]()
+    for window in windows:
+        entities = _entities(_tokens(window), labels, join, options.aggregation_strategy)
+        taken.append(window)
+        found.append([it for it in entities if _label_of(it) not in ignored])
+    if len(taken) == 1:
         return found[0]
     match options.aggregation_strategy:
         case AggregationStrategy.NONE:
-            return _each_once(found, _tokens_before(windows))
+            return _each_once(found, _tokens_before(taken))
         case AggregationStrategy.WORD:
-            return _each_once(found, [0] * len(windows))
+            return _each_once(found, [0] * len(taken))
         case _:
             return _without_overlaps(list(chain.from_iterable(found)))
 

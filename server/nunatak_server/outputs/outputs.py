@@ -15,7 +15,7 @@ differ little, and the plain mean is easier to check.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -45,6 +45,8 @@ MAX_LOGITS_ON_LOOP: Final = 500
 """Most logits whose outputs are made on the event loop, in about a millisecond."""
 SPANS_PER_LOGIT: Final = 4
 """Number of spans that take the time of one logit."""
+LOGITS_PER_ROW: Final = 8
+"""Number of logits that take the time of a row, whatever its number of logits."""
 
 
 DEFAULT_OPTIONS: Final = Parameters()
@@ -85,7 +87,7 @@ def on_long_of(manifest: TaskManifest, options: Parameters) -> OnLong:
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: Parameters) -> int:
     """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
-        return head.num_outputs * sum(map(len, read))
+        return (LOGITS_PER_ROW + head.num_outputs) * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
     num_logits = head.num_outputs * sum(sizes)
     if head.kind is not HeadKind.QUESTION_ANSWERING:
@@ -98,21 +100,20 @@ def outputs_of(
     head: HeadRecord,
     inputs: Sequence[Input],
     read: Sequence[Encodings],
-    logits: Sequence[Sequence[float]],
+    logits: Iterable[Logits],
     *,
     options: Parameters,
     join: Join,
 ) -> tuple[Output, ...]:
     """Return a head's output for each input.
 
-    `read` holds the encodings of each input. `logits` holds one row for each encoding of all
-    inputs, in order: token after token if the head reads tokens.
+    `read` holds the encodings of each input. `logits` yields one row for each encoding of all
+    inputs, in order: token after token if the head reads tokens. A row is taken when the row before
+    it is done.
     """
-    num_rows = sum(map(len, read))
-    assert len(logits) == num_rows, f"{len(logits)} rows of logits for {num_rows} encodings"  # noqa: S101
     rows = iter(logits)
     return tuple(
-        _output(head, item, encodings, list(islice(rows, len(encodings))), options, join)
+        _output(head, item, encodings, islice(rows, len(encodings)), options, join)
         for item, encodings in zip(inputs, read, strict=True)
     )
 
@@ -137,16 +138,15 @@ def _output(
     head: HeadRecord,
     item: Input,
     encodings: Encodings,
-    logits: Sequence[Sequence[float]],
+    logits: Iterable[Logits],
     options: Parameters,
     join: Join,
 ) -> Output:
+    windows = (window_of(*it) for it in zip(encodings, logits, strict=True))
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return find_entities(windows, labels=head.labels, join=join, options=options)
         case HeadKind.QUESTION_ANSWERING, Question():
-            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return best_answers(windows, item.context, options=options)
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
@@ -154,7 +154,7 @@ def _output(
             return rank_documents(scores, item.documents, default=default, options=options)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
-                combine_windows(logits, head),
+                combine_windows(list(logits), head),
                 labels=head.labels,
                 problem_type=head.problem_type,
                 options=options,
@@ -163,11 +163,9 @@ def _output(
             raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
 
 
-def _by_text(
-    encodings: Encodings, logits: Sequence[Sequence[float]]
-) -> list[list[Sequence[float]]]:
+def _by_text(encodings: Encodings, logits: Iterable[Logits]) -> list[list[Logits]]:
     """Combine the logits of the windows of each text."""
-    found: list[list[Sequence[float]]] = []
+    found: list[list[Logits]] = []
     for encoding, row in zip(encodings, logits, strict=True):
         if encoding.part.index == 0:
             found.append([])

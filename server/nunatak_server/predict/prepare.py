@@ -18,7 +18,7 @@ from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.outputs.outputs import on_long_of, reading_of
+from nunatak_server.outputs.outputs import on_long_of, reading_of, work_of
 from nunatak_server.predict.types import (
     BACKBONE,
     Asked,
@@ -180,6 +180,8 @@ class Preprocessor:
         num_rows = defaultdict[str, float](float)
         for each in asked:
             num_rows[each.manifest.task] += MIN_COST * sum(map(len, each.encodings))
+            head, options = each.manifest.head, request.options
+            each.output_work = work_of(head, each.encodings, options=options)
         permit.take_tokens(num_rows)
         rows = _Rows(
             encoded, backbones=self._row_backbones, next_group=self._groups.__next__, pace=pace

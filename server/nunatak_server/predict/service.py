@@ -22,7 +22,7 @@ from nunatak_model import embedding_branch
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
+from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
@@ -51,7 +51,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
-from nunatak_server.scheduler.turns import Pace, Turns
+from nunatak_server.scheduler.turns import Check, Pace, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
@@ -160,8 +160,10 @@ class PredictionService:
             tokens = RowTokens()
             for row in specs:
                 tokens.add(BACKBONE, row)
+            backbone = self._backbones.with_digest(request.backbone)
+            tokens.add_outputs(BACKBONE, backbone.config.hidden_width * len(specs))
             permit.take_tokens({BACKBONE: sum((*tokens.least.values(), *tokens.extra.values()))})
-            branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
+            branch = self._embedding_branches[backbone.digest]
             rows = await self._dispatcher.ask_backbone(specs, branch, pace=pace)
             answers = list(map(backbone_answer, rows))
             timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
@@ -236,6 +238,7 @@ class PredictionService:
         tokens = RowTokens()
         for it in asked:
             await pace.map(partial(tokens.add, it.manifest.task), it.rows)
+            tokens.add_outputs(it.manifest.task, it.output_work)
         try:
             permit.take_tokens(tokens.extra)
         except NunatakError:
@@ -309,12 +312,7 @@ class PredictionService:
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
         """Return the results of tasks, and count the answers of aliases with a canary."""
-        sizes = [
-            work_of(it.manifest.head, it.encodings, options=request.options)
-            if isinstance(it, AskedTask)
-            else 0
-            for it in answered
-        ]
+        sizes = [it.output_work if isinstance(it, AskedTask) else 0 for it in answered]
         if sum(sizes) <= MAX_LOGITS_ON_LOOP:
             results = _results(request, answered)
         else:
@@ -330,7 +328,7 @@ class PredictionService:
     async def _results_in_turn(
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
-        """Make results on the thread; after the deadline, none are made."""
+        """Make results on the thread, which ends with the window that it makes at the deadline."""
         left_s = pace.deadline - self._clock()
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -339,8 +337,10 @@ class PredictionService:
         return tuple(map(late_result, answered))
 
 
-def _results(request: PredictionRequest, answered: Sequence[Asked]) -> tuple[TaskAnswer, ...]:
-    return tuple(result_of(request, each) for each in answered)
+def _results(
+    request: PredictionRequest, answered: Sequence[Asked], check: Check | None = None
+) -> tuple[TaskAnswer, ...]:
+    return tuple(result_of(request, each, check) for each in answered)
 
 
 def _parts(answered: Sequence[Asked], sizes: Sequence[int]) -> Iterator[Sequence[Asked]]:
@@ -362,7 +362,7 @@ async def _vectors(
         return vectors
     if sum(map(len, vectors)) <= MAX_LOGITS_ON_LOOP:
         return tuple(map(normalised, vectors))
-    return await pace.on_thread(lambda: tuple(map(normalised, vectors)))
+    return await pace.on_thread(lambda _: tuple(map(normalised, vectors)))
 
 
 async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) -> StageTimes:

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
@@ -25,6 +25,7 @@ from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
 from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
+from nunatak_server.scheduler.turns import Check
 from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent, Reading
 
@@ -102,6 +103,8 @@ class AskedTask:
     """The tokens of each input, once they are read."""
     extents: Sequence[Extent] = ()
     """Numbers of read and unread tokens of each input."""
+    output_work: int = 0
+    """The work to make the outputs, in logits."""
     rows: Sequence[RowSpec] = ()
     """One row for each encoding, input by input."""
     shadow_run: ShadowRun | None = None
@@ -211,8 +214,11 @@ class Embeddings:
     timings: StageTimes
 
 
-def result_of(request: PredictionRequest, asked: Asked) -> TaskAnswer:
-    """Return one task's answer about all inputs of a request, or its first failure."""
+def result_of(request: PredictionRequest, asked: Asked, check: Check | None = None) -> TaskAnswer:
+    """Return one task's answer about all inputs of a request, or its first failure.
+
+    `check` is called before each window of a text.
+    """
     if isinstance(asked, TaskFailure):
         return asked
     manifest = asked.manifest
@@ -221,7 +227,7 @@ def result_of(request: PredictionRequest, asked: Asked) -> TaskAnswer:
         if not isinstance(row, RowAnswer):
             return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
         logits.append(row.logits)
-    head, read = manifest.head, asked.encodings
+    head, read, rows = manifest.head, asked.encodings, _checked(logits, check)
     answer = TaskPrediction(
         reference=asked.reference,
         task=manifest.task,
@@ -233,14 +239,21 @@ def result_of(request: PredictionRequest, asked: Asked) -> TaskAnswer:
     )
     if request.conditions:
         own = [it for it in request.conditions if it.task == asked.reference]
-        return replace(answer, states=states_of(head, own, request.inputs, read, logits))
+        return replace(answer, states=states_of(head, own, request.inputs, read, rows))
     return replace(
         answer,
         predicted=predictions_of(head, read, logits),
         outputs=outputs_of(
-            head, request.inputs, read, logits, options=request.options, join=asked.join
+            head, request.inputs, read, rows, options=request.options, join=asked.join
         ),
     )
+
+
+def _checked(rows: Iterable[list[float]], check: Check | None) -> Iterator[list[float]]:
+    for row in rows:
+        if check is not None:
+            check()
+        yield row
 
 
 def late_result(asked: Asked) -> TaskFailure:

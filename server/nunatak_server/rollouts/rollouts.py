@@ -309,8 +309,9 @@ class Shadows:
         if work <= MAX_LOGITS_ON_LOOP:
             comparisons = self._comparisons(run, own, other)
         else:
-            compare = partial(self._comparisons, run, own, other)
-            comparisons = await self._turns.on_thread(compare, caller=ANONYMOUS)
+            comparisons = await self._turns.on_thread(
+                lambda _: self._comparisons(run, own, other), caller=ANONYMOUS
+            )
         self._reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
         for comparison in comparisons:
             self._metrics.observe_comparison(run.answered.task, comparison)

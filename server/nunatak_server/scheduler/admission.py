@@ -10,7 +10,8 @@ there is only one caller, so only tasks have shares.
 
 `Backlog` counts the queued requests and tokens. `tokens_ahead` returns the tokens for which a new
 row must wait. Tokens are counted through all layers, like the planner's charges: a row counts at
-least `MIN_COST`, so the limit of tokens bounds the rows as well.
+least `MIN_COST`, so the limit of tokens bounds the rows as well. The work to make outputs counts in
+tokens too, because outputs of many labels or long answers can take longer than the model.
 """
 
 import random

@@ -32,6 +32,9 @@ class Priority(StrEnum):
 MIN_COST: Final = 1.0
 """Tokens that a row counts at least: a row that costs no work still takes time and memory."""
 
+LOGITS_PER_TOKEN: Final = 32
+"""Number of logits that become outputs in the time in which a CPU computes one token."""
+
 _RANKS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 
@@ -180,7 +183,7 @@ class RowTokens:
         self.least: dict[str, float] = {}
         """`MIN_COST` for each row."""
         self.extra: dict[str, float] = {}
-        """What the work of each row is above `MIN_COST`."""
+        """What the work of each row is above `MIN_COST`, and the work to make outputs."""
         self._paid_shares: dict[int, float] = {}
 
     def add(self, task: str, row: RowSpec) -> None:
@@ -189,6 +192,10 @@ class RowTokens:
         self._paid_shares[row.group] = max(paid, row.trunk_share)
         self.least[task] = self.least.get(task, 0.0) + MIN_COST
         self.extra[task] = self.extra.get(task, 0.0) + extra
+
+    def add_outputs(self, task: str, num_logits: int) -> None:
+        """Count the work to make outputs from so many logits."""
+        self.extra[task] = self.extra.get(task, 0.0) + num_logits / LOGITS_PER_TOKEN
 
 
 def pending_row(  # noqa: PLR0913 - the fields of a row, by name

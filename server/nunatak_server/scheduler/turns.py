@@ -2,7 +2,8 @@
 
 The event loop and the threads belong to all callers. A request with many rows therefore works on
 the event loop in slices, at most one slice of all requests between two looks for other work. Work
-on threads goes through `FairSemaphore`. `within` limits the time of work.
+on threads goes through `FairSemaphore`, and ends early if nobody waits for its result any more.
+`within` limits the time of work.
 """
 
 import asyncio
@@ -16,9 +17,15 @@ from typing import Any, Final, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Check = Callable[[], None]
+"""Called between parts of work; raises `UnawaitedError` once nobody waits for the result."""
 
 SLICE: Final = 256
 """Rows that a request handles in one go on the event loop, in about a millisecond."""
+
+
+class UnawaitedError(Exception):
+    """Nobody waits for the result of work on the thread any more."""
 
 
 class FairSemaphore:
@@ -100,9 +107,19 @@ class Turns:
         async with self._slices.slot(caller):
             await asyncio.sleep(0)
 
-    async def on_thread(self, work: Callable[[], Result], *, caller: str) -> Result:
+    async def on_thread(self, work: Callable[[Check], Result], *, caller: str) -> Result:
+        """Work on the thread, until the end or until the first check after a cancellation."""
+        is_awaited = True
+
+        def check() -> None:
+            if not is_awaited:
+                raise UnawaitedError
+
         async with self._outputs.slot(caller):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, work, check)
+            finally:
+                is_awaited = False
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -133,7 +150,7 @@ class Pace:
             await self.count(len(part))
         return found
 
-    async def on_thread(self, work: Callable[[], Result]) -> Result:
+    async def on_thread(self, work: Callable[[Check], Result]) -> Result:
         return await self._turns.on_thread(work, caller=self._caller)
 
 

@@ -6,7 +6,7 @@ change it. The decision of the known rules stands if no unknown rule could chang
 policy's `on_failure` decides.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
@@ -54,6 +54,12 @@ class TextDecision:
     @property
     def applied(self) -> tuple[RuleState, ...]:
         return tuple(it for it in self.states if it.applies)
+
+    @property
+    def masking(self) -> Iterator[FoundSpan]:
+        """The parts of the text that its rules mask."""
+        masking = (it for it in self.applied if it.rule.action is VerdictAction.MASK)
+        return (span for it in masking for span in it.spans)
 
 
 def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:

@@ -1,10 +1,12 @@
 """Added backbones: the folder that serving opens, and the checkpoints that are refused."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any, cast
 
+import huggingface_hub.constants
 import psutil
 import pytest
 import torch
@@ -20,7 +22,7 @@ from doubles.hubs import running_hub
 from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
-from nunatak_exchange import HuggingFaceHub
+from nunatak_exchange import HuggingFaceHub, fetched
 from nunatak_exchange.backbones import (
     AddedBackbone,
     add_backbone,
@@ -330,3 +332,43 @@ def test_a_repository_of_the_hub_is_added_with_its_commit(tmp_path: Path) -> Non
     assert added.name == "name"
     assert added.source.startswith("owner/name@")
     assert load_backbone("name").digest == load_backbone(folder).digest
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a hub that may not be asked, with one repository."""
+    made, cache, commit = tmp_path / "base", tmp_path / "cache", "0123456789abcdef" * 2 + "01234567"
+    folder = save_tiny_backbone(made)
+    place = cache / "models--owner--name"
+    snapshot, blobs, refs = place / "snapshots" / commit, place / "blobs", place / "refs"
+    for each in (snapshot, blobs, refs):
+        each.mkdir(parents=True)
+    (refs / "main").write_text(commit)
+    for file in folder.iterdir():
+        shutil.copyfile(file, blobs / file.name)
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    (snapshot / "notes.txt").write_text("not read")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", value=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    return folder
+
+
+def test_without_a_network_the_cache_of_the_hub_is_read(offline: Path) -> None:
+    added = add_backbone("owner/name", name=None, hub=HuggingFaceHub())
+
+    assert added.source == "owner/name@0123456789abcdef0123456789abcdef01234567"
+    assert load_backbone("name").digest == load_backbone(offline).digest
+    with fetched("owner/name", hub=HuggingFaceHub(), revision="main", files=("*.json",)) as found:
+        assert {it.suffix for it in found.folder.iterdir()} == {".json"}
+        assert not any(it.is_symlink() for it in found.folder.iterdir())
+
+
+@pytest.mark.parametrize(("name", "revision"), [("owner/other", None), ("owner/name", "v2")])
+@pytest.mark.usefixtures("offline")
+def test_what_is_not_in_the_cache_without_a_network_is_one_clear_line(
+    name: str, revision: str | None
+) -> None:
+    with raises("hub_unavailable", match=r"HF_HUB_OFFLINE is set, and the cache") as refused:
+        add_backbone(name, name=None, hub=HuggingFaceHub(), revision=revision)
+
+    assert "\n" not in str(refused.value)

@@ -4,7 +4,8 @@ The guards decide by one text alone, so a call with another text in the same pla
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from doubles.compat import Ask, litellm, native, portkey
+from doubles.compat import Ask, litellm, portkey, post
 from doubles.gateway_calls import (
     FIELDS,
     HARMLESS,
@@ -26,6 +27,8 @@ from doubles.gateway_calls import (
     USUAL,
     Json,
     Place,
+    part,
+    said,
     text_of,
     with_content,
 )
@@ -35,8 +38,8 @@ from nunatak_contract.enums import HeadKind, UnjudgedPart, VerdictAction
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
-ATTACK = "ann met bob in oslo."
-"""The one text that the guards stop; the tiny task gives this text another score."""
+ATTACK = "ann met oslo z yes."
+"""The one text that the guards stop; the tiny task gives this text the largest score."""
 LABEL = "urgent"
 
 
@@ -62,8 +65,8 @@ def of_litellm() -> Iterator[Shape]:
 
         return build
 
-    def beside(part: str) -> Place:
-        return lambda it: litellm(it, **{part: [{"type": "function"}]})
+    def beside(field: str) -> Place:
+        return lambda it: litellm(it, **{field: [{"type": "function"}]})
 
     for has_texts, (name, place) in product((True, False), (MESSAGES | UNREAD).items()):
         yield Shape(
@@ -72,8 +75,8 @@ def of_litellm() -> Iterator[Shape]:
             build=messages(place, has_texts=has_texts),
             is_read=name in MESSAGES,
         )
-    for part in ("images", "tools", "tool_calls"):
-        yield Shape(name=part, gateway="litellm", build=beside(part), is_read=False)
+    for field in ("images", "tools", "tool_calls"):
+        yield Shape(name=field, gateway="litellm", build=beside(field), is_read=False)
     yield Shape(name="texts", gateway="litellm", build=lambda it: litellm(HARMLESS, it))
     yield Shape(
         name="response", gateway="litellm", build=lambda it: litellm(it, input_type="response")
@@ -172,11 +175,13 @@ def policies(registry: Registry, backbone: Backbone, run: Callable[[Ask], None])
     labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
     publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
     scores = dict[str, float]()
+    flag = make_rule(when("topic", LABEL, threshold=1e-9), action=VerdictAction.FLAG)
+    registry.policies.put(make_policy(flag, name="measure"))
 
     async def measure(client: httpx.AsyncClient) -> None:
-        for text in (ATTACK, HARMLESS, f"{HARMLESS}\n{HARMLESS}"):
-            found = await native(client, "topic", text)
-            scores[text] = next(it["score"] for it in found if it["label"] == LABEL)
+        for text in (ATTACK, *("\n".join([HARMLESS] * number) for number in (1, 2, 3, 4))):
+            found = await post(client, PATHS["verdicts"].format("measure"), {"inputs": text})
+            (scores[text],) = (it["score"] for it in found["rules"])
 
     run(measure)
     attack = scores.pop(ATTACK)
@@ -208,6 +213,63 @@ def test_no_shape_of_a_call_lets_an_attack_through(run: Callable[[Ask], None]) -
     async def scenario(client: httpx.AsyncClient) -> None:
         assert await passing(client, "block", SHAPES, ATTACK) == set()
         assert await passing(client, "block", UNREAD_SHAPES, HARMLESS) == set()
+
+    run(scenario)
+
+
+def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
+    """Yield calls in which a text is cut into pieces."""
+
+    def always(body: Json) -> Place:
+        return lambda _: body
+
+    bodies: dict[str, Json] = {
+        "texts": litellm(*pieces),
+        "bare": litellm(*pieces, structured_messages=None),
+    }
+    messages: dict[str, list[Json]] = {
+        "messages": [said(it) for it in pieces],
+        "parts": [said([part(it) for it in pieces])],
+        "named": [said(it, name="bo") for it in pieces],
+    }
+    calls: dict[str, Json] = {it: {it: list(pieces)} for it in ("prompt", "input")}
+    for name, sent in messages.items():
+        around = [said("Be kind.", "system"), *sent]
+        bodies[name] = litellm(HARMLESS, structured_messages=around)
+        calls[name] = {"messages": around}
+    for name, body in bodies.items():
+        yield Shape(name=name, gateway="litellm", build=always(body))
+    for name, call in calls.items():
+        yield Shape(name=name, gateway="portkey", build=always(asked(call, "\n")))
+
+
+@pytest.mark.parametrize("is_in_a_word", [False, True])
+def test_an_attack_that_is_cut_over_texts_is_blocked(
+    run: Callable[[Ask], None], registry: Registry, *, is_in_a_word: bool
+) -> None:
+    async def measure(client: httpx.AsyncClient, text: str) -> float:
+        found = await post(client, PATHS["verdicts"].format("measure"), {"inputs": text})
+        return found["rules"][0]["score"]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        chance = random.Random(0)
+        for _ in range(200):
+            words = chance.choices(["ann", "met", "bob", "oslo", "bergen", "never", "again"], k=6)
+            text = " ".join(words)
+            place = text.index(" ", 12) - (2 if is_in_a_word else 0)
+            pieces = (text[:place], text[place:].lstrip())
+            whole = await measure(client, text if is_in_a_word else "\n".join(pieces))
+            most = max([await measure(client, it) for it in pieces])
+            if whole > most:
+                break
+        else:
+            pytest.fail("no text scores more than its pieces")
+        rule = make_rule(when("topic", LABEL, threshold=(whole + most) / 2))
+        registry.policies.put(make_policy(rule, name="cut"))
+        alone = await post(client, PATHS["verdicts"].format("cut"), {"inputs": list(pieces)})
+
+        assert alone["action"] == "allow"
+        assert await passing(client, "cut", list(cut_calls(pieces)), "") == set()
 
     run(scenario)
 

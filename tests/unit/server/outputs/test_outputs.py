@@ -1,6 +1,7 @@
 """Outputs that take long are made off the event loop, for every caller."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,7 @@ from doubles.serving import FakeStore
 from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.inputs import Question
+from nunatak_contract.inputs import Input, Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
@@ -122,8 +123,77 @@ async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
     await bench.residency.aclose()
 
 
+class SlowLogit(float):
+    """A logit whose first use blocks its thread until the answer is late."""
+
+    gate: threading.Event
+    used: list[int]
+
+    def __sub__(self, other: float) -> float:
+        self.used.append(0)
+        assert self.gate.wait(60)
+        return float(self) - other
+
+
+class SlowEngine(Withdrawing):
+    """Answers at once, with logits in each row that tell of their use."""
+
+    def __init__(self, *, width: int) -> None:
+        self.width = width
+        self.gate = threading.Event()
+        self.used: list[int] = []
+        self.num_rows = 0
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        self.num_rows += len(rows)
+        for row in rows:
+            logits = [0.0] * self.width * row.encoding.num_tokens
+            # One of the first two tokens is read: the other stands for no text.
+            for place in (0, self.width):
+                slow = SlowLogit(0.0)
+                slow.gate, slow.used = self.gate, self.used
+                logits[place] = slow
+            row.future.set_result(
+                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=1)
+            )
+
+
+@pytest.mark.parametrize(
+    ("head", "item"),
+    [
+        pytest.param(QUESTIONS, Question(question="?", context="." * 90), id="answers"),
+        pytest.param(TAGS, "." * 90, id="entities"),
+    ],
+)
+async def test_a_late_answer_ends_with_the_window_that_is_being_read(
+    monkeypatch: pytest.MonkeyPatch, head: HeadRecord, item: Input
+) -> None:
+    executor = ThreadPoolExecutor(1)
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
+    store, engine = FakeStore(tiny_branch()), SlowEngine(width=head.num_outputs)
+    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, engine)
+    manifest = _with_head(add_versions(store)[0], head, max_length=20)
+    store.traffic[OWN] = Traffic(manifest=manifest)
+    await bench.residency.preload(manifest)
+    asked = replace(ask_for("tone", deadline_s=0.3), inputs=(item,), options=options_of(60))
+
+    (result,) = (await bench.service.predict(asked)).results
+    engine.gate.set()
+    await asyncio.to_thread(executor.shutdown)
+
+    assert isinstance(result, TaskFailure)
+    assert isinstance(result.error, DeadlineExceededError)
+    assert engine.num_rows > 5
+    assert len(engine.used) == 1
+    await bench.residency.aclose()
+
+
 def _asks_questions(manifest: TaskManifest) -> TaskManifest:
-    return manifest.model_copy(update={"head": QUESTIONS, "max_length": 100})
+    return _with_head(manifest, QUESTIONS, max_length=100)
+
+
+def _with_head(manifest: TaskManifest, head: HeadRecord, *, max_length: int) -> TaskManifest:
+    return manifest.model_copy(update={"head": head, "max_length": max_length})
 
 
 @pytest.mark.parametrize(
@@ -145,7 +215,7 @@ async def test_a_search_among_many_spans_leaves_the_event_loop(
 def test_work_counts_logits_and_checked_spans() -> None:
     any_length = options_of(100)
 
-    assert work_of(CLASSES, read_of(40, 60), options=any_length) == 9 * 2
+    assert work_of(CLASSES, read_of(40, 60), options=any_length) == (8 + 9) * 2
     assert work_of(TAGS, read_of(40, 60), options=any_length) == 9 * 100
     assert work_of(QUESTIONS, read_of(40), options=options_of(10)) == 80 + 40 * 10 // 4
     assert work_of(QUESTIONS, read_of(40), options=any_length) == 80 + 40 * 40 // 4
