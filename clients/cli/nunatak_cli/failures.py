@@ -25,6 +25,8 @@ from nunatak_contract.errors import NunatakError
 _format_warning = warnings.formatwarning
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE})
 """Errors of an output that is full or closed."""
+MAX_PROBLEMS = 10
+"""Most problems of one file that are named at once."""
 
 
 class Program(typer.Typer):
@@ -112,12 +114,16 @@ def print_failure(code: str, message: str) -> None:
 
 @contextmanager
 def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
-    """Turn the error of a file's content into the one that is made of its place and problem."""
+    """Turn the errors of a file's content into the one that is made of the first place."""
     try:
         yield
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "file"
-        raise made(place, first["msg"].removeprefix("Value error, ")) from error
+        found = [
+            (".".join(map(str, it["loc"])) or "file", it["msg"].removeprefix("Value error, "))
+            for it in error.errors(include_url=False)[:MAX_PROBLEMS]
+        ]
+        (place, problem), *others = found
+        more = "".join(f"; {where}: {what}" for where, what in others)
+        raise made(place, problem + more) from error
     except ValueError as error:
         raise made("file", str(error)) from error

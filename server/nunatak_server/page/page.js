@@ -38,6 +38,9 @@ async function refresh() {
 async function readTasks() {
   const asked = [getJson("/v1/tasks"), permitted(getJson("/v1/memory"))];
   const [{ tasks }, memory] = await Promise.all(asked);
+  // By the numbers in names: team-2 stands before team-10.
+  const order = new Intl.Collator(undefined, { numeric: true });
+  tasks.sort((a, b) => order.compare(a.name, b.name));
   drawSummary(state.info, tasks);
   offerTasks(tasks);
   listTasks(tasks, memory?.tasks ?? null, state.info.backbone.num_layers);

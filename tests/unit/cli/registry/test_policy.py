@@ -221,6 +221,16 @@ def test_a_malformed_policy_names_the_place(
     assert problem in ran.stderr
 
 
+def test_a_misspelt_field_is_named_next_to_the_field_that_is_missing(
+    place: tuple[str, str], file: Path
+) -> None:
+    file.write_text(json.dumps(DOCUMENT).replace('"conditions"', '"condition"'))
+
+    ran = nunatak("policy", "check", str(file), *place)
+
+    assert "rules.0.conditions: Field required; rules.0.condition: Extra inputs" in ran.stderr
+
+
 def test_a_file_that_is_not_there_is_an_error(place: tuple[str, str], tmp_path: Path) -> None:
     ran = nunatak("policy", "put", str(tmp_path / "no.json"), *place)
 
