@@ -7,6 +7,7 @@ Each kind of head has one class of results. The parts of an answer are classes o
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
@@ -18,6 +19,7 @@ from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,
     QUEUE_HEADER,
+    RELEASE_HEADER,
     REQUEST_ID_HEADER,
     TOKENIZE_HEADER,
     Answer,
@@ -253,6 +255,8 @@ class FanOut(Result):
 SAID: Final = ("head", "outputs", "problem_type", "predicted")
 """The members of an answer that its head decides."""
 
+REFUSED: Final = (404, 405, 422)
+"""Statuses of a route or a field that another release may have."""
 _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
@@ -289,7 +293,19 @@ def raise_for_problem(reply: Reply) -> None:
             request_id=reply.headers.get(REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
+    if reply.status in REFUSED:
+        problem = _with_releases(problem, reply.headers.get(RELEASE_HEADER))
     raise error_of(problem, retry_after_s=reply.retry_after_s)
+
+
+def _with_releases(problem: Problem, server: str | None) -> Problem:
+    """Name the releases in a refusal if they differ: the server may not know what was asked."""
+    own = version("nunatak")
+    if server is None or server == own:
+        return problem
+    said = problem.detail or problem.title
+    releases = f"the server has release {server}, and this client {own}"
+    return problem.model_copy(update={"detail": f"{said} ({releases})"})
 
 
 def read_object(reply: Reply) -> dict[str, JsonValue]:

@@ -3,11 +3,12 @@
 import random
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Final
 
 from starlette.types import Scope
 
-from nunatak_contract.wire import REPLICA_HEADER, REQUEST_ID_HEADER
+from nunatak_contract.wire import RELEASE_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
 from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -35,6 +36,7 @@ def state_of(scope: Scope) -> AppState:
 
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _REPLICA_HEADER: Final = REPLICA_HEADER.encode()
+_RELEASE: Final = (RELEASE_HEADER.encode(), version("nunatak").encode())
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -56,14 +58,14 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
 def give_id(scope: Scope) -> list[tuple[bytes, bytes]]:
     """Give a request an id, the caller's own if it is valid.
 
-    Returns the headers with the id of the request and the id of this replica.
+    Returns the headers with the id of the request, the id of this replica and the release.
     """
     # An id is no secret, and a system call for each one would take longer. This generator, of the
     # module itself, gets a new seed in each forked process.
     request_id = _sent_id(scope) or f"{random.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
     replica_id = state_of(scope).runtime.replica_id
-    return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode())]
+    return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode()), _RELEASE]
 
 
 def _sent_id(scope: Scope) -> str | None:

@@ -1,6 +1,7 @@
 """Laws of reading replies."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 from pydantic import JsonValue
@@ -169,6 +170,24 @@ def test_field_problems_are_part_of_the_message() -> None:
 
     with pytest.raises(InvalidRequestError, match=r"body\.inputs: field required"):
         raise_for_problem(reply(body, 422))
+
+
+@pytest.mark.parametrize(
+    ("status", "release", "named"),
+    [(422, "9.1.0", True), (404, "9.1.0", True), (422, version("nunatak"), False),
+     (422, None, False), (409, "9.1.0", False)],
+)  # fmt: skip
+def test_a_refusal_by_another_release_names_both_releases(
+    status: int, release: str | None, *, named: bool
+) -> None:
+    body: JsonValue = {"code": "invalid_request", "status": status, "detail": "what is `x`?"}
+    headers = {} if release is None else {"x-nunatak-release": release}
+
+    with pytest.raises(ApiError) as caught:
+        raise_for_problem(reply(body, status, headers))
+
+    told = f" (the server has release 9.1.0, and this client {version('nunatak')})"
+    assert caught.value.detail == "what is `x`?" + told * named
 
 
 def test_refusal_without_a_problem_body_is_still_typed() -> None:
