@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import version as release_of
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ async def test_every_answer_names_its_replica(backbone: Backbone, registry: Regi
 
     assert [it.status_code for it in answers] == [200, 415, 404, 200]
     assert {it.headers["x-replica-id"] for it in answers} == {"pod-7"}
-    assert {it.headers["x-nunatak-release"] for it in answers} == {version("nunatak")}
+    assert {it.headers["x-nunatak-release"] for it in answers} == {release_of("nunatak")}
     assert {it["replica"] for it in events.named("request")} == {"pod-7"}
 
 
