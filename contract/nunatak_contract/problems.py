@@ -174,8 +174,8 @@ TRAINING: Mapping[str, Reason] = {
     "data_not_found": Reason("{where}: {problem}"),
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
-        "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; --text-column, "
-        "--label-column and --pair-column name columns of other names"
+        "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
+        "--text-column, --label-column and --pair-column name columns of other names"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(
