@@ -107,7 +107,7 @@ class TextTokenizer:
         Adjacent windows share `stride` tokens, but never more than half of a window. In a pair,
         only the second text is divided into windows. The first text stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window. `start` is a place in the text and a number
-        of tokens: the first window begins so many tokens after those that end at the place.
+        of tokens: the first window begins so many tokens after those that begin before the place.
         """
         bare = iter(_encoded(self._encode_texts, inputs))
         found: list[tuple[Encoding, ...]] = []
@@ -267,12 +267,10 @@ def _cut(found: tokenizers.Encoding, size: int) -> int:
 
 
 def _drop_before(found: tokenizers.Encoding, place: int, num_tokens: int) -> None:
-    """Drop the tokens that end at or before a place in the text, and so many after them."""
+    """Drop the tokens that begin before a place in the text, and so many after them."""
     if place or num_tokens:
-        ends = [end for _, end in found.offsets]
-        # A space that the tokenizer itself puts before the text ends at 0.
-        first = sum(end <= place for end in ends) if place else 0
-        found.truncate(max(0, len(ends) - first - num_tokens), direction="left")
+        num_before = sum(begin < place for begin, _ in found.offsets)
+        found.truncate(max(0, len(found.ids) - num_before - num_tokens), direction="left")
 
 
 def _windows(

@@ -105,9 +105,9 @@ class Growing:
         while space and self.text[space] != " ":
             # Some tokenizers put a space before a text that begins with another character.
             space = space_before(self.text, space - 1)
-        # A token before the first of `before` may stand for the same character.
-        if space and before and space >= before[0][1]:
-            own.start = space, sum(end > space for _, end in before)
+        # Of a token of spaces, only the begin has its place, and tokens may share a character.
+        if before and before[0][0] < space:
+            own.start = space, sum(begin >= space for begin, _ in before)
         else:
             own.start = place, num_tokens + len(before)
 
