@@ -11,7 +11,7 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
-from nunatak_client.duplex import PIECE_BYTES, StreamedVerdict
+from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, TaskResult
@@ -199,7 +199,7 @@ class AsyncClient:
         """
         http = self._connections.here()
         url, timeout_s = http.base_url, self._timeout_s
-        exchange = StreamedVerdict(url, http.headers, policy)
+        exchange = VerdictExchange(url, http.headers, policy)
         try:
             network = await self._connect(url)
             try:

@@ -16,7 +16,7 @@ from nunatak_contract.wire import LINES_TYPE, StreamEvent
 PIECE_BYTES: Final = 65536
 
 
-class StreamedVerdict:
+class VerdictExchange:
     """The bytes to send for the chunks of a text, and the events in the received bytes."""
 
     def __init__(self, url: httpx.URL, headers: Mapping[str, str], policy: str) -> None:
