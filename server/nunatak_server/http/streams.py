@@ -85,10 +85,12 @@ router = Router(route_class=StreamedRoute, responses=PROBLEMS)
 @router.ask(
     "/v1/verdicts/{policy}/stream",
     answer=None,
+    response_class=EventsResponse,
     openapi_extra=STREAM,
     responses={
         200: {
             "model": wire.StreamEvent,
+            "content": {EVENTS_TYPE: {"schema": {"type": "string"}}},
             "description": "an event for each line; the last is the final verdict, or an error",
         }
     },

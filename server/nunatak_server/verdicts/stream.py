@@ -28,6 +28,8 @@ from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, mer
 
 LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
+IN_TIME: Final = 0.8
+"""Share of the longest hold after which the open window is judged, so that its text is in time."""
 LATE_FINDING: Final = "a task found something in text that was released before the task answered"
 
 
@@ -69,7 +71,9 @@ class VerdictStream:
         self._clock = clock
         policy = published.document
         self._is_enforced = policy.mode is PolicyMode.ENFORCE
-        self._max_delay_s = None if policy.max_delay_ms is None else policy.max_delay_ms / 1000
+        share = IN_TIME if policy.on_failure is OnFailure.ALLOW else 1.0
+        delay_ms = policy.max_delay_ms
+        self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
         self._growing = Growing()
         self._text, self._half = "", ""
         self._is_whole = self._is_over = False
