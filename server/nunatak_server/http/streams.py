@@ -86,6 +86,7 @@ router = Router(route_class=StreamedRoute, responses=PROBLEMS)
     "/v1/verdicts/{policy}/stream",
     answer=None,
     response_class=EventsResponse,
+    status_code=200,
     openapi_extra=STREAM,
     responses={
         200: {
