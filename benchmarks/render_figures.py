@@ -42,6 +42,11 @@ SECTIONS = (
     ("forward.", "The mixed forward", "Compared with rivals: [forward.md](forward.md)."),
     ("server.", "The server", "What is measured, and how: [server.md](server.md)."),
     ("verdict.", "Verdicts", "Decisions of policies while tasks change and fail."),
+    (
+        "stream.",
+        "Verdicts about streams",
+        "What is held back: [verdicts.md](../verdicts.md#streams).",
+    ),
     ("gateway.", "Gateways", "Protocols of LLM gateways over the native route."),
     ("race.", "Five classifiers about every text", "Speed next to F1: [race.md](race.md)."),
     ("batch.", "Scoring a corpus", "How a corpus is scored: [batch.md](../batch.md)."),

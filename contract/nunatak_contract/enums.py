@@ -225,6 +225,18 @@ class CandidateRole(StrEnum):
     SHADOW = "shadow"
 
 
+class StreamEventKind(StrEnum):
+    """The kind of an event of a stream of verdicts."""
+
+    TEXT = "text"
+    """Judged text, to show as it is."""
+    MASK = "mask"
+    """The label of a masked part, to show in the part's place."""
+    VERDICT = "verdict"
+    ERROR = "error"
+    """There is no verdict; treat the text as blocked."""
+
+
 class VerdictAction(StrEnum):
     """What to do with a text, from the weakest to the strongest."""
 

@@ -100,6 +100,11 @@ class Policy(Record, frozen=True):
     deadline_ms: Annotated[int, Field(ge=1, le=600_000, strict=True)] | None = Field(
         default=None, description="absent: the server's default; a request may send its own"
     )
+    max_delay_ms: Annotated[int, Field(ge=1, le=600_000, strict=True)] | None = Field(
+        default=None,
+        description="longest time for which a stream holds text back; then `on_failure` decides. "
+        "Absent: until the text is judged",
+    )
     rules: Annotated[tuple[Rule, ...], Field(min_length=1, max_length=MAX_RULES)]
     unjudged: frozenset[UnjudgedPart] = Field(
         default=frozenset(),

@@ -250,6 +250,10 @@ REQUESTS: Mapping[str, Reason] = {
     "receive_timeout": Reason(
         "the body must arrive within {limit_s:g} seconds", HTTPStatus.REQUEST_TIMEOUT
     ),
+    "unsupported_stream_type": Reason(
+        "the content type of a stream must be one of {types}",
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    ),
     "unsupported_media_type": Reason(
         "the body must be declared as 'content-type: application/json'",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

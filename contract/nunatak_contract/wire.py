@@ -19,6 +19,7 @@ from nunatak_contract.enums import (
     PolicyMode,
     ProblemType,
     Reads,
+    StreamEventKind,
     VerdictAction,
 )
 from nunatak_contract.policies import Policy
@@ -36,6 +37,7 @@ RELEASE_HEADER: Final = "x-nunatak-release"
 DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
+EVENTS_TYPE: Final = "text/event-stream"
 """Media type of an answer whose lines are objects, one for each task."""
 
 
@@ -216,6 +218,19 @@ class PolicyVerdict(Result):
     )
     tasks: tuple[str, ...] = Field(description="the versions that answered, as `name/version`")
     failures: tuple[FailedTask, ...] = Field(description="tasks without an answer that decides")
+
+
+class StreamEvent(Result):
+    """An event of a stream of verdicts. The texts of all events are the text to show."""
+
+    event: StreamEventKind
+    text: str = Field(default="", description="`text`, `mask`: what to show next")
+    final: bool = Field(default=False, description="whether this is the last event")
+    verdict: PolicyVerdict | None = Field(
+        default=None, description="`verdict`: about the text so far, or about the whole text"
+    )
+    action: VerdictAction | None = Field(default=None, description="`error`: always `block`")
+    error: Problem | None = Field(default=None, description="`error`: why there is no verdict")
 
 
 class PolicyDetail(Result):

@@ -32,7 +32,7 @@ from nunatak_server.compat import (
 )
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.http import admin, pages, routes
+from nunatak_server.http import admin, pages, routes, streams
 from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
@@ -122,7 +122,7 @@ def create_app(
 
     protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
     neighbours = (*protocols, litellm, portkey, decisions, systemone)
-    modules = (routes, admin, pages, *neighbours)
+    modules = (routes, streams, admin, pages, *neighbours)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
         AppState(settings=settings, authenticator=authenticator),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol
@@ -146,7 +147,12 @@ class Encoder(Protocol):
         ...
 
     def encode_windows(
-        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+        self,
+        inputs: Sequence[TextInput],
+        *,
+        max_length: int,
+        stride: int,
+        start: tuple[int, int] = ...,
     ) -> list[Encodings]:
         """Tokenize each input as overlapping windows with the places of their tokens."""
         ...
@@ -166,6 +172,9 @@ class Reading:
     is_literal: bool = False
     """Whether special tokens in a text are plain text. Otherwise they are tokens, as in
     transformers, and a text could hide behind them."""
+    start: tuple[int, int] | None = None
+    """For a part of a growing text: a place, and the number of tokens from there to the first
+    window. Such a text is read literally at once, because a special token may come later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +253,9 @@ def encode_alike(
     try:
         if reading.stride is None:
             return [(encoding,) for encoding in encoder.encode(texts, max_length=length)]
-        encode = encoder.encode_windows if reading.is_aligned else encoder.encode_all
+        encode = encoder.encode_all
+        if reading.is_aligned:
+            encode = partial(encoder.encode_windows, start=reading.start or (0, 0))
         return encode(texts, max_length=length, stride=reading.stride)
     except NunatakError as error:
         if error.code != "invalid_text":
@@ -293,7 +304,9 @@ class Tokenization:
             for text in of_input
         ]
         sizes = map(_size_of, chain.from_iterable(texts))
-        if len(distinct) * sum(sizes) <= MAX_CHARS_ON_LOOP + CHARS_A_TEXT:
+        is_short = len(distinct) * sum(sizes) <= MAX_CHARS_ON_LOOP + CHARS_A_TEXT
+        # The first literal reading makes a tokenizer, which takes long.
+        if is_short and not any(it.start for it in distinct):
             found = self._encode(pieces)
         else:
             found = await self._encode_in_turn(pieces, caller)
@@ -335,7 +348,8 @@ class Tokenization:
         encodings = list[Encodings]()
         for reading, group in groupby(pieces, key=attrgetter("reading")):
             alike = [(piece.position, piece.text) for piece in group]
-            encodings += encode_alike(self._encoders[reading.backbone], alike, reading)
+            encoder = self._encoders[reading.backbone]
+            encodings += encode_alike(encoder.literal if reading.start else encoder, alike, reading)
         return encodings
 
     def _encode_literally(self, pieces: Sequence[_Piece]) -> list[Encodings]:

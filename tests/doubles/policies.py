@@ -48,8 +48,16 @@ def make_policy(
     on_failure: OnFailure = OnFailure.BLOCK,
     mode: PolicyMode = PolicyMode.ENFORCE,
     deadline_ms: int | None = None,
+    max_delay_ms: int | None = None,
 ) -> Policy:
-    return Policy(name=name, rules=rules, on_failure=on_failure, mode=mode, deadline_ms=deadline_ms)
+    return Policy(
+        name=name,
+        rules=rules,
+        on_failure=on_failure,
+        mode=mode,
+        deadline_ms=deadline_ms,
+        max_delay_ms=max_delay_ms,
+    )
 
 
 def classifier(

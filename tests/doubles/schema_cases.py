@@ -144,6 +144,9 @@ class Target:
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 # A limit of the settings, checked before everything else.
                 excluded = [positive_data_acceptance, negative_data_rejection]
+            case HTTPStatus.OK if case.path.endswith("/stream"):
+                # The errors of a streamed body are events, which come after the status.
+                excluded = [negative_data_rejection]
             case status if status >= 400 and refusal_in(answer.json()).is_beyond_schemas:
                 excluded = [positive_data_acceptance]
             case _:

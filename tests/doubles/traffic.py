@@ -55,6 +55,7 @@ def make_traffic_bench(
     admission: Admission | None = None,
     observer: RecordingObserver | None = None,
     room_for: int = 100,
+    max_text_chars: int = 100,
 ) -> TrafficBench:
     """Return a ready service with these random draws, and room for some versions."""
     facts = make_facts(store)
@@ -74,7 +75,7 @@ def make_traffic_bench(
     service = PredictionService(
         readiness=readiness,
         settings=make_settings(
-            max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=100
+            max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=max_text_chars
         ),
         stages=Stages(
             admission=admission,

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def commands(case: str, program: str) -> list[list[str]]:
 def test_the_index_lists_every_example() -> None:
     index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 
-    assert len(CASES) == 5
+    assert len(CASES) == 6
     assert sorted(re.findall(r"\]\(([\w-]+)/README.md\)", index)) == CASES
 
 
@@ -279,3 +280,47 @@ def test_a_text_leaves_without_its_personal_data(url: str, tmp_path: Path) -> No
     masked = run([sys.executable, str(here / "mask.py")], typed=text)
 
     assert masked.splitlines() == ["Please call [PERSON] at [PHONE].", "The parcel is late."]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_answer_is_masked_while_it_streams(url: str, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        llm_url = running.enter_context(program(EXAMPLES / "stream" / "llm.py"))
+        here = copied("stream", tmp_path, port8080=url, port4001=llm_url)
+        proxy_url = running.enter_context(program(here / "proxy.py"))
+        shown, finished = list[tuple[float, str]](), False
+        asked = {"model": "any", "messages": [{"role": "user", "content": "Whom can I ask?"}]}
+        client = running.enter_context(httpx.Client(base_url=proxy_url, timeout=60))
+        begun = time.monotonic()
+        with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            for line in answer.iter_lines():
+                finished = finished or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    shown.append((time.monotonic() - begun, choice["delta"]["content"]))
+
+    text = "".join(it for _, it in shown)
+    assert finished
+    assert "[MAIL]" in text
+    assert "maria.keller@" not in text
+    assert shown[0][0] < shown[-1][0] / 2
+
+
+@contextlib.contextmanager
+def program(path: Path) -> Generator[str]:
+    """A running server of an example, which takes its port; gives its address."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = [sys.executable, str(path), str(port)]
+    with subprocess.Popen(words, cwd=ROOT) as process:  # noqa: S603 - the page's own call
+        try:
+            limit = time.monotonic() + START_LIMIT_S
+            while not is_up(f"http://127.0.0.1:{port}/docs"):
+                assert process.poll() is None
+                assert time.monotonic() < limit
+                threading.Event().wait(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()

@@ -12,21 +12,21 @@ CEILINGS = {
     "nunatak_exchange": (4149, 18),
     "nunatak_cli": (7167, 43),
     "nunatak": (423, 3),
-    "nunatak_client": (2040, 8),
+    "nunatak_client": (2229, 9),
     "nunatak_cluster": (602, 7),
-    "nunatak_contract": (3606, 18),
+    "nunatak_contract": (3642, 18),
     "nunatak_rows": (790, 7),
     "nunatak_loadtest": (1197, 10),
-    "nunatak_model": (9808, 55),
+    "nunatak_model": (9824, 55),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4176, 24),
-    "nunatak_server": (18975, 101),
+    "nunatak_server": (19782, 104),
     "nunatak_training": (9148, 48),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_537, 348
-MIN_CODE_SHARE = 0.497
+MAX_LINES, MAX_FILES = 63_585, 352
+MIN_CODE_SHARE = 0.498
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+import httpcore
 import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
+from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, TaskResult
@@ -37,6 +39,7 @@ from nunatak_contract.wire import (
     ResidencyReport,
     ServerInfo,
     ShadowReport,
+    StreamEvent,
     TaskDetail,
     TaskSummary,
     Unpinning,
@@ -73,7 +76,7 @@ class Client:
     ) -> None:
         address, headers = server_url(url), key_headers(api_key)
         # Shared, because reading the certificates takes long.
-        trusted = tls_context() if transport is None else True
+        self._trusted = trusted = tls_context()
         self._connections = Connections(
             lambda: httpx.Client(
                 base_url=address,
@@ -184,6 +187,37 @@ class Client:
                     stream.refuse(reply)
                 delay_s = retry_s
             self._sleep(delay_s)
+
+    def judge_stream(self, policy: str, chunks: Iterable[str]) -> Generator[StreamEvent]:
+        """Judge a text while it arrives; the last event has the final verdict.
+
+        Show the texts of all events, one after the other. Events are read after each chunk, and
+        after the last. If this method raises an error, treat the rest of the text as blocked.
+        `timeout_s` is the time for each event after the last chunk. There are no further attempts
+        and no proxies.
+        """
+        http = self._connections.here()
+        url, timeout_s = http.base_url, self._timeout_s
+        exchange = VerdictExchange(url, http.headers, policy)
+        try:
+            network = self._connect(url)
+            try:
+                network.write(exchange.head(), timeout_s)
+                for chunk in chunks:
+                    network.write(exchange.chunk(chunk), timeout_s)
+                    while not exchange.is_over and network.get_extra_info("is_readable"):
+                        for event in exchange.received(network.read(PIECE_BYTES, timeout_s)):
+                            yield event
+                    if exchange.is_over:
+                        return
+                network.write(exchange.end(), timeout_s)
+                while not exchange.is_over:
+                    for event in exchange.received(network.read(PIECE_BYTES, timeout_s)):
+                        yield event
+            finally:
+                network.close()
+        except (httpcore.NetworkError, httpcore.TimeoutException) as error:
+            raise ConnectionFailedError(f"the stream to {url.host} broke: {error!r}") from error
 
     def tasks(self) -> tuple[TaskSummary, ...]:
         """List the tasks of the server's registry."""
@@ -298,6 +332,14 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _connect(self, url: httpx.URL) -> httpcore.NetworkStream:
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        backend: httpcore.NetworkBackend = httpcore.SyncBackend()
+        network = backend.connect_tcp(url.host, port, self._timeout_s)
+        if url.scheme == "http":
+            return network
+        return network.start_tls(self._trusted, url.host, self._timeout_s)
 
     def _run(self, call: Call[AnswerT], policy: RetryPolicy | None = None) -> AnswerT:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)

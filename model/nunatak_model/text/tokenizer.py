@@ -95,13 +95,19 @@ class TextTokenizer:
         ]
 
     def encode_windows(
-        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+        self,
+        inputs: Sequence[TextInput],
+        *,
+        max_length: int,
+        stride: int,
+        start: tuple[int, int] = (0, 0),
     ) -> list[tuple[Encoding, ...]]:
         """Tokenize texts or pairs whole, as windows of at most `max_length` tokens, aligned.
 
         Adjacent windows share `stride` tokens, but never more than half of a window. In a pair,
         only the second text is divided into windows. The first text stands in every window, cut to
-        `MAX_QUESTION_TOKENS` and to half of the window.
+        `MAX_QUESTION_TOKENS` and to half of the window. `start` is a place in the text and a number
+        of tokens: the first window begins so many tokens after those that begin before the place.
         """
         bare = iter(_encoded(self._encode_texts, inputs))
         found: list[tuple[Encoding, ...]] = []
@@ -115,7 +121,9 @@ class TextTokenizer:
                 kept = len(first.ids)
             room -= kept
             shared = min(stride, room // 2)
-            windows = list(_windows(self._framing, first, next(bare), room=room, stride=shared))
+            piece = next(bare)
+            _drop_before(piece, *start)
+            windows = list(_windows(self._framing, first, piece, room=room, stride=shared))
             num_unread = self._num_unread(item, *(window.ids for window in windows))
             whole = Part(num_left_out=left_out, num_unread=num_unread)
             parts = parts_of_windows(num_special + kept, shared, whole)
@@ -258,6 +266,13 @@ def _cut(found: tokenizers.Encoding, size: int) -> int:
     return left_out
 
 
+def _drop_before(found: tokenizers.Encoding, place: int, num_tokens: int) -> None:
+    """Drop the tokens that begin before a place in the text, and so many after them."""
+    if place or num_tokens:
+        num_before = sum(begin < place for begin, _ in found.offsets)
+        found.truncate(max(0, len(found.ids) - num_before - num_tokens), direction="left")
+
+
 def _windows(
     framing: Tokenizer,
     first: tokenizers.Encoding | None,
@@ -266,8 +281,9 @@ def _windows(
     room: int,
     stride: int,
 ) -> Iterator[tokenizers.Encoding]:
+    is_long = len(text.ids) > room
     text.truncate(room, stride=stride)
-    for piece in (text, *text.overflowing):
+    for piece in (text, *text.overflowing) if is_long else (text,):
         if first is None:
             yield framing.post_process(piece)
         else:

@@ -73,7 +73,7 @@ class StrictRoute(APIRoute):
                 return await handle(request)
             state = state_of(scope)
             with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
-                strict = await read_strictly(request, state.settings, held=held, parse=self.parse)
+                strict = await self.read(request, state.settings, held=held)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
                     # The body is needed after the return, because the lines of the answer are made
@@ -113,6 +113,12 @@ class StrictRoute(APIRoute):
         known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
         problem = f"a query parameter has no effect; this route accepts {known}"
         raise NunatakError("invalid_request", problem=problem)
+
+    async def read(
+        self, request: Request, settings: ServerSettings, *, held: HeldBytes
+    ) -> StrictRequest:
+        """Read the body; see `read_strictly`."""
+        return await read_strictly(request, settings, held=held, parse=self.parse)
 
     def parse(self, scope: Scope, body: bytes) -> object:
         """Parse a body, which must be declared as JSON.

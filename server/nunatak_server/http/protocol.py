@@ -29,6 +29,9 @@ BODY_SLACK_S: Final = 1.0
 _CLOSE: Final = (b"connection", b"close")
 _GONE_KEY: Final = "nunatak_caller_has_gone"
 _GIVEN_UP_KEY: Final = "nunatak_is_given_up"
+STREAMED_KEY: Final = "nunatak_is_streamed"
+"""Marks a request whose route answers while the body arrives: each part of the body has the time of
+a whole body."""
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +241,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
+        if STREAMED_KEY in _scope_of(self.cycle):
+            self._stop_timer("body")
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -89,6 +89,9 @@ def _states(
 ) -> States:
     text = item if isinstance(item, str) else ""
     match head.kind, head.problem_type:
+        case _ if not encodings:
+            # The first window of a growing text is not whole yet.
+            found = dict.fromkeys(conditions, UNKNOWN)
         case HeadKind.TOKEN_CLASSIFICATION, _ if text:
             windows = [_tokens(text, *it) for it in zip(encodings, logits, strict=True)]
             found = {it: _in_tokens(head, it, text, windows) for it in conditions}
@@ -216,6 +219,14 @@ def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:
         last = FoundSpan(start=start, end=end, label=span.label)
     if last is not None:
         yield last
+
+
+def parts_words(text: str, place: int) -> bool:
+    """Return whether no span of whole words can reach across a place, whatever comes after."""
+    before, after = text[place - 1 : place], text[place : place + 1]
+    if not before or not after or before.isspace() or after.isspace():
+        return True
+    return not (_may_join(before) or _may_join(after) or _is_joined(before, after))
 
 
 def _word_end(text: str, end: int) -> int:

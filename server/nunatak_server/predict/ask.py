@@ -226,6 +226,8 @@ class Dispatcher:
         self, rows: Sequence[PendingRow], shadows: Sequence[PendingRow], pace: Pace
     ) -> None:
         """Submit rows in slices, with all rows of a text in one slice if they fit."""
+        if not rows:
+            return
         if len(rows) <= SLICE:
             self._engine.submit([*rows, *shadows])
             return

@@ -172,14 +172,20 @@ class Preprocessor:
         self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
     ) -> tuple[list[Asked], float]:
         found = await self._choose_all(request, permit, pace, name)
+        growing = request.growing
         encoded, tokenize_s = await self._encode(request, _readings_of(found, request.options))
         read = await self._read_all(found, request, encoded, pace)
-        self._observe_long(read)
+        if growing is None or growing.is_whole:
+            self._observe_long(read)
         _refuse_if_all_do(read, found)
         asked = [it for it in read if isinstance(it, AskedTask)]
         num_rows = defaultdict[str, float](float)
         for each in asked:
-            num_rows[each.manifest.task] += MIN_COST * sum(map(len, each.encodings))
+            num_rows[each.manifest.task] += MIN_COST * (
+                sum(map(len, each.encodings))
+                if growing is None
+                else len(growing.unknown(each.manifest, chain.from_iterable(each.encodings)))
+            )
             head, options = each.manifest.head, request.options
             each.output_work = work_of(head, each.encodings, options=options)
         permit.take_tokens(num_rows)
@@ -189,6 +195,10 @@ class Preprocessor:
         caller, priority = request.handling.caller, request.handling.priority
         for each in asked:
             each.rows = await rows.of(each.reading, each.manifest.split_depth, caller, priority)
+            if growing is not None:
+                of_encoding = {it.encoding: it for it in each.rows}
+                windows = chain.from_iterable(each.encodings)
+                each.rows = [of_encoding[it] for it in growing.unknown(each.manifest, windows)]
             if each.shadow is not None:
                 reading = reading_of(each.shadow, request.options)
                 depth = each.shadow.split_depth
@@ -236,11 +246,19 @@ class Preprocessor:
     async def _encode(
         self, request: PredictionRequest | EmbeddingRequest, readings: Iterable[Reading]
     ) -> tuple[Mapping[Reading, list[Encodings]], float]:
-        started = self._clock()
-        encoded = await self._tokenization.encode(
-            request.inputs, readings=readings, caller=request.handling.caller
-        )
-        return encoded, self._clock() - started
+        started, encode = self._clock(), self._tokenization.encode
+        caller = request.handling.caller
+        growing = request.growing if isinstance(request, PredictionRequest) else None
+        if growing is None or growing.is_whole:
+            encoded = await encode(request.inputs, readings=readings, caller=caller)
+            return encoded, self._clock() - started
+        text, planned, begin = growing.plan(readings)
+        found = await encode((text,), readings=planned.values(), caller=caller)
+        taken = {
+            it: [growing.take(it, *found[it], begin=begin)]
+            for it in dict.fromkeys(planned.values())
+        }
+        return {it: taken[own] for it, own in planned.items()}, self._clock() - started
 
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
@@ -257,7 +275,10 @@ class Preprocessor:
         if digest not in self._row_backbones:
             missing = self._backbones.mismatch(manifest)
             return TaskFailure(reference=text, error=missing, task=manifest.task)
-        if shadow and shadow.backbone.digest != digest:
+        if request.growing is not None:
+            # A comparison needs the whole text, which the stream may never reach.
+            shadow = None
+        elif shadow and shadow.backbone.digest != digest:
             # The registry refuses such a shadow, and a copy of an older registry may have one.
             self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
             shadow = None

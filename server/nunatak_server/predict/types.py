@@ -23,6 +23,7 @@ from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
+from nunatak_server.predict.growing import Growing
 from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
@@ -69,6 +70,8 @@ class PredictionRequest:
     options: Parameters = DEFAULT_OPTIONS
     conditions: tuple[Condition, ...] = ()
     """The conditions of a policy. A request with conditions gets their states, and no outputs."""
+    growing: Growing | None = None
+    """What is known of the text of a stream, which is the only input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +225,11 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
     if isinstance(asked, TaskFailure):
         return asked
     manifest = asked.manifest
-    logits = list[list[float]]()
-    for row in asked.outcomes:
+    outcomes = asked.outcomes
+    if request.growing is not None:
+        outcomes = request.growing.complete(manifest, asked.encodings, outcomes)
+    logits = list[Sequence[float]]()
+    for row in outcomes:
         if not isinstance(row, RowAnswer):
             return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
         logits.append(row.logits)

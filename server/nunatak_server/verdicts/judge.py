@@ -12,6 +12,7 @@ from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     Handling,
@@ -154,19 +155,34 @@ class Judge:
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
         """
-        published = await self._facts.policy(policy, handling.caller, tasks=handling.tasks)
-        judgement = await self._ask(published, texts, handling, stops_early=stops_early)
+        published = await self.find(policy, handling)
+        judgement = await self.ask(published, texts, handling, stops_early=stops_early)
         self.metrics.observe(judgement)
         return judgement
 
-    async def _ask(
+    async def find(self, policy: str, handling: Handling) -> PublishedPolicy:
+        """Return a policy whose tasks the caller may ask.
+
+        Raises:
+            NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
+        """
+        return await self._facts.policy(policy, handling.caller, tasks=handling.tasks)
+
+    def late(self, published: PublishedPolicy, text: str, *problem: str) -> Judgement:
+        """Return the decision about a text about which all tasks are late."""
+        answers = _all_late(published.document.references, {}, DeadlineExceededError(*problem))
+        return _judged(published, answers, [], (text,))
+
+    async def ask(
         self,
         published: PublishedPolicy,
         texts: tuple[str, ...],
         handling: Handling,
         *,
-        stops_early: bool,
+        stops_early: bool = True,
+        growing: Growing | None = None,
     ) -> Judgement:
+        """Return the decisions of a policy about texts, or about what is new of a growing text."""
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         if not texts:
@@ -177,6 +193,7 @@ class Judge:
             handling=handling_for(policy, handling),
             options=OPTIONS,
             conditions=policy.conditions,
+            growing=growing,
         )
         try:
             async with aclosing(self._service.stream(request)) as results:

@@ -114,7 +114,16 @@ def blocks_for_certain(policy: Policy, answers: Answers, *, num_texts: int, late
 
 
 def mask(text: str, spans: Iterable[FoundSpan]) -> str:
-    """Return a text with its spans replaced by their labels, such as `[PERSON]`.
+    """Return a text with its spans replaced by their labels, such as `[PERSON]`."""
+    parts, place = list[str](), 0
+    for span in merged_spans(spans):
+        parts += (text[place : span.start], f"[{span.label}]")
+        place = span.end
+    return "".join((*parts, text[place:]))
+
+
+def merged_spans(spans: Iterable[FoundSpan]) -> list[FoundSpan]:
+    """Return spans in order.
 
     Overlapping spans become one, with the label of the span that begins first. If several spans
     begin there, the longest of them gives the label.
@@ -126,11 +135,7 @@ def mask(text: str, spans: Iterable[FoundSpan]) -> str:
             merged[-1] = FoundSpan(start=last.start, end=max(last.end, span.end), label=last.label)
         else:
             merged.append(span)
-    parts, place = list[str](), 0
-    for span in merged:
-        parts += (text[place : span.start], f"[{span.label}]")
-        place = span.end
-    return "".join((*parts, text[place:]))
+    return merged
 
 
 def strongest(actions: Iterable[VerdictAction]) -> VerdictAction:

@@ -52,6 +52,8 @@ NEIGHBOURS = (
     "/v1/verdicts/{policy}/",
 )
 """Routes of other protocols, whose failures have their own shapes without our codes."""
+STREAM = "/v1/verdicts/{policy}/stream"
+"""A route whose body is no JSON; tests/integration/server/test_verdict_streams.py asks it."""
 PORTKEY = "/v1/verdicts/{policy}/portkey"
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
 HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
@@ -205,7 +207,7 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
     computing = {path for (_, path), needed in ACCESS.items() if needed == PREDICT}
     named = {path for path in computing if "{task}" in path}
-    assert computing - named - OF_NO_TASK - set(POLICY_BODIES) == set(NAMING_BODIES)
+    assert computing - named - OF_NO_TASK - {STREAM} - set(POLICY_BODIES) == set(NAMING_BODIES)
 
 
 async def test_without_a_key_no_verb_of_any_route_does_anything(

@@ -1,0 +1,35 @@
+"""A server of OpenAI's protocol that streams a fixed answer, 30 words a second."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+ANSWER = (
+    "Of course. Our support team answers within a day. You can write to Maria Keller at "
+    "maria.keller@example.org or call 555 0142 in the morning. She works in the office in Oslo. "
+    "Please have the number of your order at hand, and the day on which the parcel was sent. "
+) * 3
+app = FastAPI()
+
+
+@app.post("/v1/chat/completions")
+async def complete() -> StreamingResponse:
+    """Answer any question."""
+
+    async def events() -> AsyncGenerator[str]:
+        for word in ANSWER.split(" "):
+            chunk = {"choices": [{"index": 0, "delta": {"content": f"{word} "}}]}
+            yield f"data: {json.dumps(chunk)}\n\n"
+            await asyncio.sleep(1 / 30)
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")

@@ -1,0 +1,165 @@
+"""A growing text: which of its windows are closed, and what versions have answered about them.
+
+The borders of windows depend only on the tokens before them. So a window that is full, in a text
+that goes on, is a window of the whole text. Each step tokenizes only the text since the last white
+space before the open window. The whole text is tokenized once, at its end.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+
+from nunatak_contract.manifest import TaskManifest
+from nunatak_model import Encoding
+from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
+from nunatak_server.tokenization import Encodings, Reading
+
+Place = tuple[int, int]
+"""Begin and end of a token, in characters of the whole text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Windows:
+    """The windows of one reading."""
+
+    start: tuple[int, int] = (0, 0)
+    """A place at white space, and the number of tokens from there to the open window."""
+    closed: list[Encoding] = field(default_factory=list[Encoding])
+    """The closed windows with text that is not released yet."""
+    opens_at: int = 0
+    """The first character of the open window."""
+    num_missing_chars: int = 0
+    """Characters until the open window is closed, about."""
+
+
+class Growing:
+    """The text of a stream so far; only the event loop thread may use it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """The text to read; its last word is whole."""
+        self.is_whole = False
+        """Whether the text ends here. Then it is read as any other text."""
+        self.takes_open = False
+        """Whether open windows are judged too, as they stand."""
+        self._windows = dict[Reading, _Windows]()
+        self._read = dict[Reading, _Windows]()
+        """The windows of the readings of this step."""
+        self._known = dict[tuple[str, int, Encoding], "array[float]"]()
+        """Logits. Those of tokens are many, and a list would need four times the memory."""
+
+    @property
+    def covered(self) -> int:
+        """The first character of the open windows; all windows of the text before are closed."""
+        return min((it.opens_at for it in self._read.values()), default=len(self.text))
+
+    @property
+    def num_missing_chars(self) -> int:
+        """Characters until a window is closed, about."""
+        return min((it.num_missing_chars for it in self._read.values()), default=0)
+
+    def grow(self, text: str, *, takes_open: bool) -> None:
+        """Begin a step with a longer text."""
+        self.text, self.takes_open = text, takes_open
+        self._read.clear()
+
+    def release(self, end: int) -> None:
+        """Forget the windows of released text. What versions have answered stays known."""
+        for it in self._windows.values():
+            it.closed = [window for window in it.closed if _places(window)[-1][1] > end]
+
+    def plan(self, readings: Iterable[Reading]) -> tuple[str, Mapping[Reading, Reading], int]:
+        """Return the text to tokenize, how to read it for each reading, and where it begins."""
+        aligned = {it: replace(it, is_aligned=True) for it in readings}
+        own = {it: self._windows.setdefault(it, _Windows()) for it in aligned.values()}
+        self._read |= own
+        begin = min((it.start[0] for it in own.values()), default=0)
+        planned = dict[Reading, Reading]()
+        for reading, key in aligned.items():
+            place, num_tokens = own[key].start
+            planned[reading] = replace(key, start=(place - begin, num_tokens))
+        return self.text[begin:], planned, begin
+
+    def take(self, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:
+        """Take the windows from the open one on, and return the windows to judge."""
+        own = self._windows[replace(reading, start=None)]
+        *closed, last = (_moved(it, begin) for it in windows)
+        if _places(last):
+            own.opens_at = min(start for start, _ in _places(last))
+        num_missing = reading.max_length - last.num_tokens + 1
+        num_chars = len(self.text) - own.opens_at
+        own.num_missing_chars = num_missing * num_chars // last.num_tokens
+        self._move_start(own, closed, last)
+        own.closed += closed
+        return (*own.closed, last) if self.takes_open else tuple(own.closed)
+
+    def _move_start(self, own: _Windows, closed: Sequence[Encoding], last: Encoding) -> None:
+        before = list[Place]()
+        for window, after in pairwise((*closed, last)):
+            places = _places(window)
+            assert after.alignment is not None  # noqa: S101 - all readings here are aligned
+            before += places[: len(places) - after.alignment.num_repeated]
+        place, num_tokens = own.start
+        space = space_before(self.text, own.opens_at)
+        while space and self.text[space] != " ":
+            # Some tokenizers put a space before a text that begins with another character.
+            space = space_before(self.text, space - 1)
+        # Of a token of spaces, only the begin has its place, and tokens may share a character.
+        if before and before[0][0] < space:
+            own.start = space, sum(begin >= space for begin, _ in before)
+        else:
+            own.start = place, num_tokens + len(before)
+
+    def unknown(
+        self, manifest: TaskManifest, encodings: Iterable[Encoding]
+    ) -> Collection[Encoding]:
+        """Return the encodings for which a version has no answer yet, each once, in order."""
+        key = manifest.task, manifest.version
+        return dict.fromkeys(it for it in encodings if (*key, it) not in self._known)
+
+    def complete(
+        self, manifest: TaskManifest, read: Sequence[Encodings], outcomes: Sequence[RowOutcome]
+    ) -> Sequence[RowOutcome]:
+        """Return the outcomes of all windows, from the outcomes of the unknown ones."""
+        windows = tuple(chain.from_iterable(read))
+        unknown = self.unknown(manifest, windows)
+        if len(outcomes) < len(unknown):
+            return outcomes
+        found = dict[Encoding, RowOutcome](zip(unknown, outcomes, strict=False))
+        key = manifest.task, manifest.version
+        # An open window grows, so its answer is of no use later.
+        lasting = windows[:-1] if self.takes_open else windows
+        for it in lasting:
+            if isinstance(answer := found.get(it), RowAnswer):
+                self._known[*key, it] = array("d", answer.logits)
+        return [found.get(it) or _answer(self._known[*key, it]) for it in windows]
+
+
+def _answer(logits: "array[float]") -> RowAnswer:
+    return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=0)
+
+
+def _moved(window: Encoding, by: int) -> Encoding:
+    """Return a window with places in the whole text."""
+    if not by or window.alignment is None:
+        return window
+    offsets = tuple((start + by, end + by) for start, end in window.alignment.offsets)
+    return replace(window, alignment=replace(window.alignment, offsets=offsets))
+
+
+def _places(window: Encoding) -> list[Place]:
+    """Return the places of the tokens of the text, without special tokens."""
+    alignment = window.alignment
+    assert alignment is not None  # noqa: S101 - all readings here are aligned
+    tokens = zip(alignment.text_ids, alignment.offsets, strict=True)
+    return [place for text_id, place in tokens if text_id is not None]
+
+
+def space_before(text: str, place: int) -> int:
+    """Return the begin of the last white space at or before a place; 0 without any."""
+    while place and not text[place : place + 1].isspace():
+        place -= 1
+    while place and text[place - 1].isspace():
+        place -= 1
+    return place

@@ -1,0 +1,304 @@
+"""The stream: verdicts about a text while it arrives, equal to the verdict about the whole text.
+
+Text is held back until every window that covers it is closed, and judged by all tasks of the
+policy. A condition that holds in a closed window holds in the whole text, so a block is certain at
+once. A condition that does not hold may still hold later, so all else is decided at the end.
+
+No part of a mask is released alone: text ends at the border of a word that no found span crosses. A
+decision by `on_failure` is not certain while the text grows, so the text is only held.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import uuid4
+
+from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.policies import Condition
+from nunatak_registry import PublishedPolicy
+from nunatak_server.errors import OverloadedError
+from nunatak_server.outputs.conditions import ConditionState, FoundSpan, parts_words
+from nunatak_server.predict.growing import Growing, space_before
+from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
+from nunatak_server.verdicts.judge import Judge, Judgement
+from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
+
+LEAST_GROWTH: Final = 16
+"""Characters that arrive at least between two looks at the text."""
+IN_TIME: Final = 0.8
+"""Share of the longest hold after which the open window is judged, so that its text is in time."""
+LATE_FINDING: Final = "a task found something in text that was released before the task answered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Judged text to show, or the label of a masked part."""
+
+    text: str
+    is_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedVerdict:
+    """The decisions about the text so far, or about the whole text."""
+
+    judgement: Judgement
+    is_final: bool
+
+
+Streamed = Released | StreamedVerdict
+
+
+class VerdictStream:
+    """Judges one text that arrives in chunks; only the event loop thread may use it."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        published: PublishedPolicy,
+        handling: Handling,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._judge = judge
+        self._published = published
+        # One key, so that a canary answers all steps or none.
+        key = handling.routing_key or uuid4().hex
+        self._handling = replace(handling, routing_key=key)
+        self._clock = clock
+        policy = published.document
+        self._is_enforced = policy.mode is PolicyMode.ENFORCE
+        share = IN_TIME if policy.on_failure is OnFailure.ALLOW else 1.0
+        delay_ms = policy.max_delay_ms
+        self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
+        self._growing = Growing()
+        self._text, self._half = "", ""
+        self._is_whole = self._is_over = False
+        self._changed = asyncio.Event()
+        self._arrivals = deque[tuple[int, float]]()
+        """The end of each chunk with held text, and when it came."""
+        self._released = 0
+        self._masked = list[FoundSpan]()
+        self._found = dict[Condition, ConditionState]()
+        self._shown: object = None
+        self._looks_at = 1
+        self._may_expire_at = 0.0
+
+    async def events(self, chunks: AsyncIterator[str]) -> AsyncGenerator[Streamed]:
+        """Yield what is released, and verdicts; the last is the final one.
+
+        Closing the generator withdraws the rows that wait.
+
+        Raises:
+            NunatakError: no verdict is possible, as for whole texts; or the chunks end with it.
+        """
+        reading = asyncio.ensure_future(self._read(chunks))
+        try:
+            async for event in self._events(reading):
+                yield event
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await reading
+
+    async def _read(self, chunks: AsyncIterator[str]) -> None:
+        try:
+            async for chunk in chunks:
+                self._add(chunk)
+            self._text += self._half
+            self._is_whole = True
+        finally:
+            self._changed.set()
+
+    def _add(self, chunk: str) -> None:
+        text, self._half = self._half + chunk, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        if any("\ud800" <= it <= "\udfff" for it in text):
+            # The halves of a pair become one character.
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        if text:
+            self._text += text
+            self._arrivals.append((len(self._text), self._clock()))
+            self._changed.set()
+
+    async def _events(self, reading: asyncio.Future[None]) -> AsyncGenerator[Streamed]:
+        while not self._is_over:
+            is_expired = await self._until_due(reading)
+            events = self._conclude() if self._is_whole else self._step(is_expired=is_expired)
+            async for event in events:
+                yield event
+
+    async def _step(self, *, is_expired: bool) -> AsyncGenerator[Streamed]:
+        if is_expired and self._is_enforced and self._on_failure is OnFailure.BLOCK:
+            yield self._end(self._judge.late(self._published, self._text))
+            return
+        judgement = await self._look(takes_open=is_expired)
+        if judgement is None:
+            return
+        decision = judgement.decisions[0]
+        # What holds in an open window may not hold once more words are there.
+        is_certain = not (is_expired or decision.is_by_failure)
+        if judgement.action is VerdictAction.BLOCK and is_certain:
+            yield self._end(judgement)
+            return
+        shown = judgement.decided, [it.rule.name for it in decision.applied]
+        if is_certain and shown != self._shown:
+            self._shown = shown
+            yield StreamedVerdict(judgement=judgement, is_final=False)
+        if not self._has_late_finding(decision):
+            growing = self._growing
+            for piece in self._release(
+                decision, len(growing.text) if is_expired else growing.covered
+            ):
+                yield piece
+
+    async def _conclude(self) -> AsyncGenerator[Streamed]:
+        self._growing.text, self._growing.is_whole = self._text, True
+        judgement = await self._ask()
+        if self._has_late_finding(judgement.decisions[0]):
+            judgement = self._judge.late(self._published, self._text, LATE_FINDING)
+        for piece in self._release(judgement.decisions[0], len(self._text)):
+            yield piece
+        yield self._end(judgement)
+
+    @property
+    def _on_failure(self) -> OnFailure:
+        return self._published.document.on_failure
+
+    def _end(self, judgement: Judgement) -> StreamedVerdict:
+        self._is_over = True
+        self._judge.metrics.observe(judgement)
+        return StreamedVerdict(judgement=judgement, is_final=True)
+
+    async def _until_due(self, reading: asyncio.Future[None]) -> bool:
+        """Wait until the text is whole, has grown enough, or was held too long; say if the last."""
+        while True:
+            if reading.done():
+                reading.result()
+            if self._is_whole:
+                return False
+            if space_before(self._text, len(self._text)) >= self._looks_at:
+                return False
+            expires_at = self._expires_at()
+            left_s = None if expires_at is None else expires_at - self._clock()
+            if expires_at is not None and left_s is not None and left_s <= 0:
+                self._may_expire_at = expires_at + (self._max_delay_s or 0)
+                return True
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    def _expires_at(self) -> float | None:
+        while self._arrivals and self._arrivals[0][0] <= self._released:
+            self._arrivals.popleft()
+        if self._max_delay_s is None or not self._arrivals:
+            return None
+        return max(self._arrivals[0][1] + self._max_delay_s, self._may_expire_at)
+
+    async def _look(self, *, takes_open: bool) -> Judgement | None:
+        """Judge the windows that are closed since the last look; None if there is no answer yet."""
+        growing = self._growing
+        end = space_before(self._text, len(self._text))
+        growing.grow(self._text[:end], takes_open=takes_open)
+        self._looks_at = end + LEAST_GROWTH
+        if not growing.text.strip():
+            return None
+        try:
+            judgement = await self._ask()
+        except OverloadedError:
+            # The text waits, as it would for its turn.
+            return None
+        self._looks_at = end + max(LEAST_GROWTH, growing.num_missing_chars)
+        answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
+        policy = self._published.document
+        return replace(
+            judgement,
+            answers=answers,
+            decisions=decide(policy, answers, (growing.text,)),
+            failures=failures_in(policy, answers),
+        )
+
+    async def _ask(self) -> Judgement:
+        texts = (self._growing.text,)
+        return await self._judge.ask(self._published, texts, self._handling, growing=self._growing)
+
+    def _with_earlier(self, answer: TaskPrediction | TaskFailure) -> TaskPrediction | TaskFailure:
+        """Return an answer about the held text with what was found in the released text."""
+        if isinstance(answer, TaskFailure):
+            return answer
+        (states,) = answer.states
+        merged = {it: self._merged(self._found.get(it), state) for it, state in states.items()}
+        if not self._growing.takes_open:
+            self._found |= merged
+        return replace(answer, states=(merged,))
+
+    def _merged(self, earlier: ConditionState | None, state: ConditionState) -> ConditionState:
+        if earlier is None or not earlier.holds:
+            return state
+        scores = [it.score for it in (earlier, state) if it.score is not None]
+        before = (it for it in earlier.spans if it.end <= self._released)
+        spans = tuple(dict.fromkeys((*before, *state.spans)))
+        return replace(state, holds=True, score=max(scores, default=None), spans=spans)
+
+    def _spans(self, decision: TextDecision, *, applied: bool) -> list[FoundSpan]:
+        """Return what is masked, or what other findings would mask."""
+        if not self._is_enforced:
+            return []
+        masking = (it for it in decision.states if it.rule.action is VerdictAction.MASK)
+        return [span for it in masking if bool(it.applies) is applied for span in it.spans]
+
+    def _has_late_finding(self, decision: TextDecision) -> bool:
+        """Return whether a mask belongs into released text; never if the policy lets that pass."""
+        return self._on_failure is OnFailure.BLOCK and any(
+            span.start < self._released
+            and not any(it.start <= span.start and span.end <= it.end for it in self._masked)
+            for span in self._spans(decision, applied=True)
+        )
+
+    def _release(self, decision: TextDecision, covered: int) -> Iterator[Released]:
+        """Release text up to a place before which nothing can change."""
+        if self._is_enforced and decision.action is VerdictAction.BLOCK:
+            return
+        text = self._growing.text
+        spans = merged_spans(
+            replace(it, start=max(it.start, self._released))
+            for it in self._spans(decision, applied=True)
+            if it.end > self._released
+        )
+        crossed = list(spans)
+        if not self._growing.is_whole:
+            doubtful = self._spans(decision, applied=False)
+            crossed += (replace(it, end=len(text) + 1) for it in doubtful)
+        end = _border(text, covered, crossed)
+        for span in spans:
+            if span.start >= end:
+                break
+            yield from self._plain(text, span.start)
+            yield Released(text=f"[{span.label}]", is_mask=True)
+            self._masked.append(span)
+            self._released = span.end
+        yield from self._plain(text, end)
+        self._growing.release(self._released)
+
+    def _plain(self, text: str, end: int) -> Iterator[Released]:
+        if end > self._released:
+            yield Released(text=text[self._released : end])
+            self._released = end
+
+
+def _border(text: str, end: int, spans: Sequence[FoundSpan]) -> int:
+    """Return the last border of words at or before `end` that no span crosses."""
+    while end:
+        begins = [it.start for it in spans if it.start < end < it.end]
+        if begins:
+            end = min(begins)
+        elif parts_words(text, end):
+            break
+        else:
+            end -= 1
+    return end

@@ -1,0 +1,224 @@
+"""Streams of verdicts: equal to the verdict about the whole text, however the text arrives."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing, suppress
+
+import pytest
+
+from doubles.leases import until
+from doubles.refusals import raises
+from doubles.streams import LOOPS, Said, StreamBench, divided, essence, guard
+from doubles.trained_tokenizers import TokenizerFamily, random_texts
+from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_server.verdicts.rules import mask
+from nunatak_server.verdicts.stream import Released, StreamedVerdict
+
+ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
+BERT = TokenizerFamily.BERT
+WORDS = "the report was written by ada lovelace in london and i saw a copy of it"
+
+
+def texts(number: int, *, seed: int, longest: int = 70) -> list[str]:
+    made = (it.replace("\0", "0") for it in random_texts(2 * number, seed=seed, longest=longest))
+    return [it for it in made if it.strip()][:number]
+
+
+def harmless(bench: StreamBench, *, num_words: int = 60) -> str:
+    """Return a text about which no task finds anything from now on."""
+    bench.engine.is_calm = True
+    return " ".join(random.Random(1).choices(WORDS.split(), k=num_words))
+
+
+def by_word(text: str) -> list[str]:
+    return [f"{it} " for it in text.split(" ")[:-1]] + text.split(" ")[-1:]
+
+
+@pytest.mark.parametrize("reads_all", [False, True])
+@pytest.mark.parametrize("family", TokenizerFamily)
+async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
+    family: TokenizerFamily, *, reads_all: bool
+) -> None:
+    bench, chance = StreamBench(family, guard(reads_all=reads_all)), random.Random(3)
+    for text in texts(6, seed=7):
+        whole = await bench.whole(text)
+        of_whole = set(bench.engine.computed)
+        for mean in (1, 7, 40):
+            bench.engine.computed.clear()
+            found = await bench.streamed(divided(text, chance, mean=mean))
+
+            assert found.final.action is whole.action
+            # Each window is computed once, and no window that the whole text lacks.
+            computed = bench.engine.computed
+            assert set(computed) <= of_whole
+            assert len(computed) == len(set(computed))
+            (decision,) = whole.decisions
+            if whole.action is BLOCK:
+                masking = (it for it in decision.applied if it.rule.action is MASK)
+                masked = mask(text, (span for it in masking for span in it.spans))
+                assert masked.startswith(found.text)
+            else:
+                assert essence(found.final) == essence(whole)
+                assert found.text == (text if decision.masked is None else decision.masked)
+        bench.engine.computed.clear()
+
+
+async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+    said = Said(bench.admission)
+    async with aclosing(bench.stream().events(said.recorded(by_word(text)))) as events:
+        async for event in events:
+            if isinstance(event, Released):
+                said.released.append((len(said.arrived), event.text))
+
+    assert "".join(it for _, it in said.released) == text
+    shown = 0
+    for arrived, piece in said.released[:-1]:
+        shown += len(piece)
+        assert text[shown] == " " or text[shown - 1] == " "
+        assert shown < arrived
+    # The longest windows have 20 tokens, and most words one.
+    first, _ = said.released[0]
+    assert first < len(text) / 2
+
+
+async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
+    bench = StreamBench(BERT, guard())
+    said = Said(bench.admission)
+    chunks = by_word(" ".join(texts(20, seed=1)))
+    async with aclosing(bench.stream().events(said.recorded(chunks))) as events:
+        found = [event async for event in events]
+
+    last = found[-1]
+    assert isinstance(last, StreamedVerdict)
+    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+    assert len(said.arrived) < len("".join(chunks)) / 2
+
+
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_a_task_without_answers_holds_the_text_or_lets_it_pass_by_on_failure(
+    on_failure: OnFailure,
+) -> None:
+    bench = StreamBench(BERT, guard(on_failure))
+    text = harmless(bench)
+    bench.engine.sick = frozenset({"tone"})
+
+    found = await bench.streamed(by_word(text))
+
+    assert (found.final.action.value, found.final.is_by_failure) == (on_failure.value, True)
+    assert found.text == ("" if on_failure is OnFailure.BLOCK else text)
+
+
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_a_hold_that_is_too_long_decides_by_on_failure(on_failure: OnFailure) -> None:
+    policy = guard(on_failure).model_copy(update={"max_delay_ms": 1000})
+    bench = StreamBench(BERT, policy)
+    text = harmless(bench, num_words=6)
+
+    async def slow() -> AsyncGenerator[str]:
+        said = Said(bench.admission)
+        yield text + " and"
+        await said.settle()
+        bench.clock.now = 2.0
+        yield " more"
+        await said.settle()
+        yield " of it"
+
+    events = [event async for event in bench.stream().events(slow())]
+    first, last = events[0], events[-1]
+    assert isinstance(last, StreamedVerdict)
+    if on_failure is OnFailure.BLOCK:
+        assert not any(isinstance(it, Released) for it in events)
+        assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+    else:
+        assert isinstance(first, Released)
+        assert first.text.startswith(text)
+        whole = await bench.whole(f"{text} and more of it")
+        assert essence(last.judgement) == essence(whole)
+
+
+async def test_a_caller_that_goes_withdraws_its_rows() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+    bench.engine.is_silent = True
+    reading = asyncio.create_task(bench.streamed([text, " ", "and"]))
+    await until(lambda: bench.engine.num_waiting > 0)
+
+    reading.cancel()
+    with suppress(asyncio.CancelledError):
+        await reading
+
+    assert bench.admission.num_requests == 0
+    assert all(row.is_cancelled for row in bench.engine.withdrawn)
+    assert len(bench.engine.withdrawn) == bench.engine.num_waiting
+
+
+async def test_a_dry_run_shows_the_whole_text_and_decides_as_usual() -> None:
+    bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
+    for text in texts(10, seed=2):
+        found = await bench.streamed(by_word(text))
+
+        whole = await bench.whole(text)
+        assert (found.text, found.final.action) == (text, ALLOW)
+        assert found.final.decided is whole.decided
+
+
+@pytest.mark.parametrize(
+    ("chunks", "code"),
+    [
+        ([], "empty_text"),
+        ([" ", "\n"], "empty_text"),
+        (["a " * 6000], "text_too_long"),
+        (["a", "\ud83d", "b"], "invalid_text"),
+        (["a", "\ude00\ud83d"], "invalid_text"),
+    ],
+)
+async def test_text_that_no_task_can_read_has_no_verdict(chunks: list[str], code: str) -> None:
+    bench = StreamBench(BERT, guard())
+
+    with raises(code):
+        await bench.streamed(chunks)
+
+
+async def test_a_version_that_finds_something_in_released_text_blocks() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+    said = Said(bench.admission)
+    events = bench.stream().events(said.recorded(by_word(text)))
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Released):
+                break
+        bench.engine.finds_names = True
+        bench.publish("names", 2)
+        bench.bench.facts.invalidate()
+        rest = [event async for event in events]
+
+    last = rest[-1]
+    assert isinstance(last, StreamedVerdict)
+    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+
+
+async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+    others = ExitStack()
+
+    async def chunks() -> AsyncGenerator[str]:
+        for number, chunk in enumerate(by_word(text)):
+            if number == 10:
+                await Said(bench.admission).settle()
+                for other in range(10):
+                    others.enter_context(bench.admission.admit(f"other-{other}"))
+            if number == 50:
+                others.close()
+            yield chunk
+            for _ in range(LOOPS):
+                await asyncio.sleep(0)
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        found = [event async for event in events]
+
+    assert "".join(it.text for it in found if isinstance(it, Released)) == text
