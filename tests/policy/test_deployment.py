@@ -146,7 +146,8 @@ def test_a_proxy_repeats_predictions_and_no_change(
     verb, template = route
     # Names that look like the end of a prediction.
     path = re.sub(r"{(\w+)}", "predict", template)
-    if needed == PREDICT:
+    # A proxy passes a stream on while it arrives, and keeps nothing to repeat.
+    if needed == PREDICT and not template.endswith("/stream"):
         assert retried(re.sub("{version}", "3", template).replace("{task}", "tone")) == [True] * 3
     elif verb != "GET":
         assert retried(path) == [False] * 3

@@ -20,12 +20,12 @@ CEILINGS = {
     "nunatak_model": (9824, 55),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4176, 24),
-    "nunatak_server": (19782, 104),
+    "nunatak_server": (19800, 104),
     "nunatak_training": (9148, 48),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_585, 352
+MAX_LINES, MAX_FILES = 63_603, 352
 MIN_CODE_SHARE = 0.498
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

@@ -43,6 +43,8 @@ class Growing:
         """Whether the text ends here. Then it is read as any other text."""
         self.takes_open = False
         """Whether open windows are judged too, as they stand."""
+        self.num_read_chars = 0
+        """Characters that this step tokenizes."""
         self._windows = dict[Reading, _Windows]()
         self._read = dict[Reading, _Windows]()
         """The windows of the readings of this step."""
@@ -79,6 +81,7 @@ class Growing:
         for reading, key in aligned.items():
             place, num_tokens = own[key].start
             planned[reading] = replace(key, start=(place - begin, num_tokens))
+        self.num_read_chars = len(self.text) - begin
         return self.text[begin:], planned, begin
 
     def take(self, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:

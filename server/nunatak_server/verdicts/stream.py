@@ -21,13 +21,15 @@ from nunatak_contract.policies import Condition
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OverloadedError
 from nunatak_server.outputs.conditions import ConditionState, FoundSpan, parts_words
-from nunatak_server.predict.growing import Growing, space_before
+from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.verdicts.judge import Judge, Judgement
 from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
 
 LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
+READ_AGAIN: Final = 8
+"""The characters that each look reads, over the least number of new ones among them."""
 IN_TIME: Final = 0.8
 """Share of the longest hold after which the open window is judged, so that its text is in time."""
 LATE_FINDING: Final = "a task found something in text that was released before the task answered"
@@ -76,6 +78,8 @@ class VerdictStream:
         self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
         self._growing = Growing()
         self._text, self._half = "", ""
+        self.last_space = 0
+        """The begin of the last white space of the text."""
         self._is_whole = self._is_over = False
         self._changed = asyncio.Event()
         self._arrivals = deque[tuple[int, float]]()
@@ -107,13 +111,14 @@ class VerdictStream:
     async def _read(self, chunks: AsyncIterator[str]) -> None:
         try:
             async for chunk in chunks:
-                self._add(chunk)
+                self.add(chunk)
             self._text += self._half
             self._is_whole = True
         finally:
             self._changed.set()
 
-    def _add(self, chunk: str) -> None:
+    def add(self, chunk: str) -> None:
+        """Take the next chunk, which may end with one half of a surrogate pair."""
         text, self._half = self._half + chunk, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
@@ -121,9 +126,17 @@ class VerdictStream:
             # The halves of a pair become one character.
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if text:
+            self._find_space(text)
             self._text += text
             self._arrivals.append((len(self._text), self._clock()))
             self._changed.set()
+
+    def _find_space(self, chunk: str) -> None:
+        """Find the last white space in a chunk alone, because a text may have very many chunks."""
+        end = next((it for it in range(len(chunk), 0, -1) if chunk[it - 1].isspace()), 0)
+        begin = end - (len(chunk[:end]) - len(chunk[:end].rstrip()))
+        if end and (begin or not self._text[-1:].isspace()):
+            self.last_space = len(self._text) + begin
 
     async def _events(self, reading: asyncio.Future[None]) -> AsyncGenerator[Streamed]:
         while not self._is_over:
@@ -181,7 +194,7 @@ class VerdictStream:
                 reading.result()
             if self._is_whole:
                 return False
-            if space_before(self._text, len(self._text)) >= self._looks_at:
+            if self.last_space >= self._looks_at:
                 return False
             expires_at = self._expires_at()
             left_s = None if expires_at is None else expires_at - self._clock()
@@ -203,7 +216,7 @@ class VerdictStream:
     async def _look(self, *, takes_open: bool) -> Judgement | None:
         """Judge the windows that are closed since the last look; None if there is no answer yet."""
         growing = self._growing
-        end = space_before(self._text, len(self._text))
+        end = self.last_space
         growing.grow(self._text[:end], takes_open=takes_open)
         self._looks_at = end + LEAST_GROWTH
         if not growing.text.strip():
@@ -213,7 +226,9 @@ class VerdictStream:
         except OverloadedError:
             # The text waits, as it would for its turn.
             return None
-        self._looks_at = end + max(LEAST_GROWTH, growing.num_missing_chars)
+        # A part of what is read again, so that a text without a plain space costs no square.
+        again = growing.num_read_chars // READ_AGAIN
+        self._looks_at = end + max(LEAST_GROWTH, growing.num_missing_chars, again)
         answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
         policy = self._published.document
         return replace(

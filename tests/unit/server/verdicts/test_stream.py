@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import ExitStack, aclosing, suppress
 
 import pytest
@@ -12,8 +12,10 @@ from doubles.refusals import raises
 from doubles.streams import LOOPS, Said, StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_server.predict.growing import Growing, space_before
+from nunatak_server.tokenization import Reading
 from nunatak_server.verdicts.rules import mask
-from nunatak_server.verdicts.stream import Released, StreamedVerdict
+from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
 BERT = TokenizerFamily.BERT
@@ -222,3 +224,34 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
         found = [event async for event in events]
 
     assert "".join(it.text for it in found if isinstance(it, Released)) == text
+
+
+@pytest.mark.parametrize("space", ["\n", " "])
+async def test_a_long_text_of_any_white_space_is_read_a_few_times(
+    monkeypatch: pytest.MonkeyPatch, space: str
+) -> None:
+    bench, plan, num_read = StreamBench(BERT, guard()), Growing.plan, list[int]()
+
+    def counted(growing: Growing, readings: Iterable[Reading]) -> object:
+        planned = plan(growing, readings)
+        num_read.append(growing.num_read_chars)
+        return planned
+
+    monkeypatch.setattr(Growing, "plan", counted)
+    text = harmless(bench, num_words=2000).replace(" ", space)
+
+    await bench.streamed([text[it : it + 5] for it in range(0, len(text), 5)])
+
+    assert sum(num_read) <= 2 * READ_AGAIN * len(text)
+
+
+def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
+    bench, chance = StreamBench(BERT, guard()), random.Random(5)
+    for _ in range(300):
+        text = "".join(chance.choices("ab \n\u2003", k=30))
+        stream, place = bench.stream(), 0
+        while place < len(text):
+            size = chance.randint(1, 5)
+            stream.add(text[place : place + size])
+            place = min(len(text), place + size)
+            assert stream.last_space == space_before(text[:place], place)
