@@ -41,8 +41,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """The distinct inputs and branches of the rows, and each row as a pair of indices."""
-
     inputs: tuple[Encoding, ...]
     branches: tuple[Branch, ...]
     pairs: tuple[tuple[int, int], ...]
@@ -53,8 +51,7 @@ def run_trunk(
 ) -> TrunkActivations:
     """Run the backbone's embeddings and layers below `depth` on each distinct input.
 
-    With `trunk`, each input starts from its deepest held state at or below `depth`. No state is
-    offered to the cache.
+    With `trunk`, each input starts from its deepest held state; no state is offered to the cache.
     """
     distinct = tuple(dict.fromkeys(inputs))
     if not distinct:
@@ -181,7 +178,7 @@ def _embed(
 
 
 def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
-    """No tokens: if the states of all inputs are held, no row comes from the embeddings."""
+    """If the states of all inputs are held, no row comes from the embeddings."""
     shape = (0, backbone.config.hidden_width)
     return torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
 
@@ -189,7 +186,6 @@ def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
 def _read_states(
     trunk: TrunkStates | None, plan: ForwardPlan, sources: Sequence[TrunkSource]
 ) -> list[list[Float[Tensor, "_ width"]]]:
-    """The held states at the start of each stage."""
     if trunk is None:
         return [[] for _ in plan.stages]
     return [

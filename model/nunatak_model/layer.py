@@ -37,7 +37,6 @@ class OwnLayer:
 
     @property
     def has_additions(self) -> bool:
-        """False: the task's own layer replaces the frozen weights."""
         return False
 
 
@@ -45,13 +44,11 @@ class OwnLayer:
 class MapChange(Protocol):
     """A task's change of a frozen linear map."""
 
-    def has_effect(self) -> bool:
-        """Whether any input gets another output than from the frozen map."""
-        ...
+    def has_effect(self) -> bool: ...
 
-    def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
-        """Write the change into the map itself, in place."""
-        ...
+    def merge(
+        self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None
+    ) -> None: ...
 
 
 @runtime_checkable
@@ -90,7 +87,6 @@ class ChangedMaps:
 
     @property
     def has_additions(self) -> bool:
-        """Whether any change has an effect."""
         return any(it.has_effect() for it in (*self.inputs.values(), *self.outputs.values()))
 
 
@@ -106,11 +102,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckLayer:
-    """The frozen layer, with an adapter in one or both blocks.
-
-    An adapter that is None means a block without adapter. A norm that is None means the frozen
-    norm.
-    """
+    """The frozen layer with adapters; a norm that is None means the frozen norm."""
 
     lane: ClassVar = Lane.BOTTLENECK
     attention_adapter: Adapter | None
@@ -120,7 +112,6 @@ class BottleneckLayer:
 
     @property
     def has_additions(self) -> bool:
-        """Whether any adapter adds anything to its block."""
         adapters = (self.attention_adapter, self.feedforward_adapter)
         ups = [it.up for it in adapters if it is not None]
         return any(bool(it.any()) for up in ups for it in (up.weight, up.bias) if it is not None)
@@ -135,11 +126,10 @@ class TokenSpan:
 
     tokens: slice
     groups: SlotGroups | None = None
-    """The slot of each token in the stacked parameters; None for the parameters of one task."""
+    """The slot of each token in stacked parameters."""
 
     @property
     def num_tokens(self) -> int:
-        """The number of its tokens."""
         return self.tokens.stop - self.tokens.start
 
 
@@ -158,12 +148,9 @@ class MixedLayer:
     bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
     relative: RelativePositions | None = None
-    """The backbone's relative positions; tasks that own their embeddings have others."""
     kernels: native.TaskKernels = native.NO_TASK_KERNELS
-    """Operators that run the parameters of all tasks in one call."""
 
     def shared_relative(self) -> RelativePositions:
-        """The backbone's relative positions."""
         if self.relative is None:
             raise ValueError(f"layer {self.index} was given no relative positions")
         return self.relative
@@ -178,7 +165,7 @@ def mix_layer(
     relative: RelativePositions | None = None,
     kernels: native.TaskKernels = native.NO_TASK_KERNELS,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes."""
+    """Sort the overrides, whose spans are in the order of the plan's lanes, by kind."""
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
@@ -219,7 +206,6 @@ def mixed_qkv(
 
 
 def _qkv_widths(qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer) -> tuple[int, int, int]:
-    """Widths of query, key and value. Keys and values may have fewer heads than queries."""
     # The output map reads one value for each value of the query.
     _, query = layer.frozen.attention_output.widths
     shared = (qkv.shape[1] - query) // 2
@@ -283,13 +269,10 @@ def mixed_norm(
 ) -> Float[Tensor, "tokens *heads width"]:
     """Run a norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
-    norm.
-
     Semantics:
         for token in tokens:
             y[token] = apply(x[token]) with the norm of the token's own layer, else of its
-                bottleneck, else the frozen one
+                bottleneck (unless `pick_bottleneck` is None), else the frozen one
     """
     frozen = pick(layer.frozen)
     if frozen is None:
@@ -319,7 +302,6 @@ def mixed_norm(
 def _changed_inputs(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, target: LinearMap
 ) -> Float[Tensor, "tokens width"]:
-    """The inputs of `target` with the changes of tasks; a copy where there are any."""
     changes = [
         (span, change)
         for span, override in layer.changed
@@ -335,11 +317,7 @@ def _changed_inputs(
 
 
 def change_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The number format of the changes of outputs, in a batch of format `dtype`.
-
-    It is float32 on the CPU, whose bfloat16 products cost more to call than to compute at these
-    sizes.
-    """
+    """float32 on the CPU: bfloat16 products of such sizes cost more to call than to compute."""
     return torch.float32 if device.type == "cpu" else dtype
 
 
@@ -352,10 +330,7 @@ def _change_outputs(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
 ) -> None:
-    """Change the outputs of maps of one input for the tasks that do, in place.
-
-    `columns` gives the half-open range of each map's outputs in `y`.
-    """
+    """In place; `columns` gives the half-open range of each map's outputs in `y`."""
     changes = [
         (span, target, change)
         for target in columns
@@ -469,7 +444,6 @@ def _adapter_form(adapted: _Adapted) -> tuple[bool, Activation, int]:
 
 
 def _adapter_updates(run: Sequence[_Adapted], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of adapters of one form, without the residual sum."""
     grouped = [
         _grouped_update(x, adapter, span.groups)
         for (span, adapter), x in zip(run, inputs, strict=True)

@@ -53,7 +53,6 @@ DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-5,
     "pad_token_id": 128_001,
 }
-"""Defaults of transformers for missing fields."""
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "dense"}
 identity = partial(layer_facts, "eurobert")
 BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
@@ -64,7 +63,6 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The block of sequence heads; heads that read tokens have none."""
     del config
     return None if pooling is None else BLOCK
 

@@ -73,10 +73,7 @@ def run_gated_block(
     *,
     is_reversed: bool = False,
 ) -> Float[Tensor, "tokens width"]:
-    """The feed-forward block, whose first map gives the values and, behind them, the gates.
-
-    With `is_reversed`, the gates stand in front of the values.
-    """
+    """The first map gives the values and, behind them (`is_reversed`: before), the gates."""
     inner = mixed_linear(x, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN)
     value, gate = reversed(inner.chunk(2, dim=1)) if is_reversed else inner.chunk(2, dim=1)
     return mixed_linear(

@@ -13,7 +13,6 @@ import tokenizers
 from nunatak_model.text.encoding import Alignment
 
 UNKNOWN_TOKENS = ("[UNK]", "<unk>")
-"""The unknown token of each family of backbones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,6 @@ class Vocabulary:
     marks_continuation: bool
     """Whether tokens inside a word carry a prefix ('##' of WordPiece), which is not in the text."""
     unknown_id: int | None
-    """The token for characters that the vocabulary lacks."""
     added: Mapping[int, str]
     """Tokens that occur in a text literally; a text may have spaces around such a token."""
 

@@ -27,20 +27,15 @@ class Part:
     """The part of a text or pair that an encoding holds; lengths are in tokens."""
 
     index: int = 0
-    """The index among the windows of the text."""
     num_repeated: int = 0
-    """Number of tokens that the previous window also holds, with special tokens and a first
-    text."""
+    """Tokens that the previous window also holds, with special tokens and a first text."""
     num_left_out: int = 0
-    """Number of tokens of the text that no encoding holds. The first window counts them for all
-    windows."""
+    """Tokens that no encoding holds; the first window counts them for all windows."""
     num_unread: int = 0
-    """Number of characters of the text that no token stands for (see `unread`). The first window
-    counts them for all windows."""
+    """Characters that no token stands for (see `unread`); counted like `num_left_out`."""
 
 
 WHOLE: Final = Part()
-"""The part of a whole text, or of its first window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

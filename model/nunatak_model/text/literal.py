@@ -12,7 +12,6 @@ UNREACHABLE: Final = "\0"
 def special_tokens(
     definition: dict[str, Any], single: tokenizers.Encoding
 ) -> dict[int | None, str]:
-    """Return the names of special tokens by id: the added ones, and those around a text."""
     added = {
         it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
     }
@@ -23,10 +22,7 @@ def special_tokens(
 def without_special(
     definition: dict[str, Any], special: Mapping[int | None, str]
 ) -> dict[str, Any]:
-    """Return a `tokenizer.json` whose special tokens have names that no text can hold.
-
-    The model's own vocabulary must change too: Unigram finds `</s>` there.
-    """
+    """The model's own vocabulary must change too: Unigram finds `</s>` there."""
     hidden = {content: UNREACHABLE + content for content in special.values()}
     model, added = definition["model"], definition.get("added_tokens", ())
     if isinstance(model["vocab"], dict):
