@@ -39,13 +39,13 @@ def publish(
     created_at: datetime,
     note: str = "",
 ) -> TaskManifest:
-    """Publish a trained task as the next version of `task`, or return an equal version."""
+    """The next version of `task`, or an equal version that the registry has."""
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if the known parts of a version can be published. Called before training."""
+    """Called before training."""
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
         "note": lambda: TypeAdapter(Note).validate_python(note),
@@ -62,12 +62,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
 
 
 def draft_trained(
-    trained: TrainedTask,
-    backbone: Backbone,
-    *,
-    task: str,
-    created_at: datetime,
-    note: str = "",
+    trained: TrainedTask, backbone: Backbone, *, task: str, created_at: datetime, note: str = ""
 ) -> VersionDraft:
     recipe, test, calibration = trained.recipe, trained.test, trained.calibration
     if calibration is not None and test is not None:
@@ -104,7 +99,7 @@ def draft_trained(
 
 
 def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
-    """Choose up to four different inputs, from the shortest to the longest."""
+    """Up to four different inputs, from the shortest to the longest."""
     distinct = sorted({_cut(example) for example in examples}, key=_order)
     last = len(distinct) - 1
     positions = {round(last * part / (NUM_PROBE_INPUTS - 1)) for part in range(NUM_PROBE_INPUTS)}
@@ -112,10 +107,7 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
 
 
 def reads_of(data: TaskData) -> Reads | None:
-    """Return whether a sequence classification reads single texts or pairs: as its examples.
-
-    None if the examples are of both forms, or if the head of the task has inputs of its own kind.
-    """
+    """Whether a sequence classification reads texts or pairs; None if the examples have both."""
     if data.kind.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     examples = (*data.train.examples, *data.dev.examples)
@@ -124,11 +116,7 @@ def reads_of(data: TaskData) -> Reads | None:
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
-    """Return the label that means that nothing was found; None if there is none.
-
-    This is the recipe's label, or the more frequent of two labels. If two labels are equally
-    frequent, it is the first.
-    """
+    """The label that means that nothing was found: the recipe's, or the more frequent of two."""
     if data.kind is not TaskKind.SINGLE_LABEL:
         return None
     if recipe.default_label is not None or len(data.labels) != 2:
@@ -170,7 +158,7 @@ def metric_records(
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The confusion matrix; None if the task has none, or it is too large for a manifest."""
+    """None if the task has none, or it is too large for a manifest."""
     if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
@@ -187,6 +175,6 @@ def _cut(example: Example) -> TextInput:
 
 
 def _order(text: TextInput) -> tuple[int, tuple[str, ...]]:
-    """The key of a sort by length, then by content, so that equal data gives an equal probe."""
+    """By length, then by content, so that equal data gives an equal probe."""
     parts = (text,) if isinstance(text, str) else text
     return sum(map(len, parts)), parts

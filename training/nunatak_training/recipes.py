@@ -229,8 +229,7 @@ class Recipe(Settings):
         default=0.06, description="share of all steps in which the learning rate rises from 0"
     )
     dropout: Share = Field(
-        default=0.1,
-        description="dropout in own layers and head; 0 if a regularizer replaces it",
+        default=0.1, description="dropout in own layers and head; 0 if a regularizer replaces it"
     )
     regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[
@@ -306,7 +305,6 @@ class Recipe(Settings):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all settings."""
         settings = json.dumps(self.settings(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(settings.encode()).hexdigest()
 
@@ -347,7 +345,6 @@ The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with
 `ia3` are a first guess.
 """
 METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
-"""All methods by name, each with its defaults."""
 
 
 def default_recipe(
@@ -356,11 +353,11 @@ def default_recipe(
     backbone: str = DEFAULT_BACKBONE,
     changes: Mapping[str, JsonValue] | None = None,
 ) -> Recipe:
-    """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
+    """The recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    If `changes` name `epochs`, exactly these epochs run: `min_steps` becomes 0 and `patience` None,
-    unless `changes` name them, too. All epochs also run if a regularizer changes from epoch to
-    epoch. If a regularizer replaces dropout, dropout is 0 unless `changes` name it.
+    If `changes` name `epochs`, exactly these run: `min_steps` becomes 0 and `patience` None, unless
+    `changes` name them. All epochs also run if a regularizer changes from epoch to epoch. A
+    regularizer that replaces dropout sets dropout to 0 unless `changes` name it.
     """
     defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
@@ -396,7 +393,6 @@ def recipe_settings() -> Mapping[str, Setting]:
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
-    """Return a copy with single settings changed by name."""
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:

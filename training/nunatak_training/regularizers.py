@@ -48,7 +48,6 @@ LAYER_PREFIX = "layers."
 LAYERWISE = frozenset({RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP})
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
-"""Returns the free entries of an epoch, given the drawn epoch of each entry."""
 Layers = list[list[Tensor]]
 OrderOfLayers = Callable[[Layers], Layers]
 
@@ -63,20 +62,20 @@ class Regularizer:
         """An epoch (from 1) begins."""
 
     def before_forward(self) -> None:
-        """Change the parameters before the next forward pass."""
+        """Change the parameters."""
 
     def after_backward(self) -> None:
-        """Change the gradients between the backward pass and the optimizer's step."""
+        """Change the gradients."""
 
     def after_step(self) -> None:
-        """Called after the optimizer has moved the parameters."""
+        """The optimizer has moved the parameters."""
 
 
 def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each layer, from the lowest layer up, without embeddings and head.
+    """The tensors that masks apply to, from the lowest layer up.
 
-    Masks apply to these tensors: "every layer apart from the input embedding layers and the
-    task-specific classification layer" (O'Neill and Dutta 2023, sec. IV).
+    "Every layer apart from the input embedding layers and the task-specific classification layer"
+    (O'Neill and Dutta 2023, sec. IV).
     """
     layers = defaultdict[int, dict[str, Tensor]](dict)
     for name, tensor in parameters.items():
@@ -90,18 +89,15 @@ def constant_rate(rate: float) -> RateOfEpoch:
 
 
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
-    """A rate that falls linearly from `first` in epoch 1 to 0 in the last one.
+    """Falls linearly from `first` in epoch 1 to 0 in the last one.
 
-    The paper (sec. III-C) begins at 0.9, falls by 1/T per epoch and ends at 0 in epoch T. These
-    statements agree only for T = 10. Here the first and the last rate hold for every number of
-    epochs.
+    The paper (sec. III-C) begins at 0.9, falls by 1/T per epoch and ends at 0 in epoch T, which
+    agrees only for T = 10. Here the first and the last rate hold for every number of epochs.
     """
     return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
 
 
 class _Dropping(Regularizer):
-    """Drops gradients of all layers at the rate of the epoch."""
-
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
     ) -> None:
@@ -111,7 +107,6 @@ class _Dropping(Regularizer):
         self._generator = generator
 
     def begin_epoch(self, epoch: int) -> None:
-        """Take the rate of this epoch."""
         self._rate = self._rate_of(epoch)
 
 
@@ -119,7 +114,6 @@ class GradDrop(_Dropping):
     """Drops single gradient entries of all layers, and scales up the other entries."""
 
     def after_backward(self) -> None:
-        """Multiply each entry by a fresh `Bernoulli(1 - p) / (1 - p)`."""
         for tensor in chain.from_iterable(self._layers):
             if tensor.grad is not None:
                 mask = torch.empty_like(tensor.grad)
@@ -131,7 +125,6 @@ class LayerGradDrop(_Dropping):
     """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
 
     def after_backward(self) -> None:
-        """Multiply all gradients of a layer by one fresh `Bernoulli(1 - p)`."""
         for layer in self._layers:
             bit = torch.empty((), device=layer[0].device)
             bit.bernoulli_(1 - self._rate, generator=self._generator)
@@ -151,12 +144,10 @@ def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"
 
 
 def top_down(layers: Layers) -> Layers:
-    """GradFreeze top-down: the last layer comes free first."""
     return layers[::-1]
 
 
 def bottom_up(layers: Layers) -> Layers:
-    """GradFreeze bottom-up: the first layer comes free first."""
     return layers
 
 
@@ -185,18 +176,16 @@ class EpochGradDrop(Regularizer):
         self._kept: list[Tensor] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Divide entries into free and frozen, and copy the values of frozen entries."""
         self._free = [self._is_free(drawn, epoch) for drawn in self._drawn]
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
 
     def after_backward(self) -> None:
-        """Zero the gradients of frozen entries, so that norm and moments ignore them."""
+        """Norm and moments ignore frozen entries."""
         for tensor, free in zip(self._tensors, self._free, strict=True):
             if tensor.grad is not None:
                 tensor.grad.mul_(free)
 
     def after_step(self) -> None:
-        """Restore frozen entries."""
         with torch.no_grad():
             for tensor, free, kept in zip(self._tensors, self._free, self._kept, strict=True):
                 tensor.copy_(torch.where(free, tensor, kept))
@@ -205,7 +194,7 @@ class EpochGradDrop(Regularizer):
 def draw_epochs(
     tensor: Tensor, num_epochs: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """Draw an epoch (from 1) for each entry: the same number for each epoch, at random places."""
+    """An epoch (from 1) for each entry: the same number for each epoch, at random places."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     # The epochs of the remainder are drawn too. Otherwise all small tensors would move early.
     first = torch.randint(num_epochs, (), generator=generator, device=tensor.device)
@@ -213,10 +202,7 @@ def draw_epochs(
 
 
 class GradFreeze(Regularizer):
-    """Frees one more group of layers in each epoch, from the top or from the bottom.
-
-    The sizes of the groups differ by at most one layer. In the last epoch all layers are free.
-    """
+    """Frees one more group of layers in each epoch, in sizes that differ by at most one layer."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
@@ -226,7 +212,6 @@ class GradFreeze(Regularizer):
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Free the layers of this epoch; other layers get no gradient."""
         num_free = math.ceil(epoch * len(self._in_order) / self._num_epochs)
         for position, layer in enumerate(self._in_order):
             for tensor in layer:
@@ -259,7 +244,6 @@ class Mixout(Regularizer):
         self._masks: list[Tensor] = []
 
     def before_forward(self) -> None:
-        """Set the weights to a fresh mixture."""
         self._own = [tensor.detach().clone() for tensor in self._tensors]
         self._masks = [self._mask(tensor) for tensor in self._tensors]
         with torch.no_grad():
@@ -269,7 +253,6 @@ class Mixout(Regularizer):
                 tensor.copy_(initial + mask * (tensor - initial))
 
     def after_backward(self) -> None:
-        """Restore the weights, and convert gradients of the mixture to gradients of the weights."""
         with torch.no_grad():
             for tensor, own, mask in zip(self._tensors, self._own, self._masks, strict=True):
                 tensor.copy_(own)
@@ -288,11 +271,10 @@ def build_regularizer(
     num_epochs: int,
     generator: torch.Generator,
 ) -> Regularizer:
-    """Return the regularizer of a run that is about to train `parameters`.
+    """The regularizer of a run that is about to train `parameters`; draws come from `generator`.
 
-    All draws come from `generator`. To resume a run, build the regularizer again on the initial
-    parameters and a new generator of the same seed. Then set the parameters and the generator's
-    state, and begin the epoch again.
+    To resume a run, build it again on the initial parameters and a new generator of the same seed.
+    Then set the parameters and the generator's state, and begin the epoch again.
     """
     match settings:
         case UnregularizedSettings():
@@ -316,12 +298,11 @@ def build_regularizer(
 
 
 def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
-    """Return a random state for the regularizer alone, so that other draws do not change."""
+    """For the regularizer alone, so that other draws do not change."""
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
 def check_method(settings: RegularizerSettings, method: Method) -> None:
-    """Return if a method tunes the parameters that a regularizer acts on."""
     name = settings.name
     if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
@@ -336,7 +317,6 @@ def check_method(settings: RegularizerSettings, method: Method) -> None:
 
 
 def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    """Return if a regularizer has an effect in a run of `num_epochs` epochs."""
     if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"

@@ -62,19 +62,17 @@ class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
     method: Method
-    """The named method; with `frozen`, its number of layers follows from the backbone."""
+    """With `frozen`, its number of layers follows from the backbone."""
     frozen: int | None = None
     layer_target: float | None = None
-    """If given, the run searches the fewest layers that keep this share of full fine-tuning's
-    score. The search applies `changes` to every run, and uses no method."""
+    """If given, a search finds the fewest layers with this share of full fine-tuning's score."""
     changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
-    """Read the settings of a run by name: `method`, settings of the method, settings of the recipe.
+    """Read `method`, settings of the method and settings of the recipe, by name.
 
-    Options, task files and sweep files are read by this function. The type of a setting decides how
-    a text is read: `3`, `query,value`, `null`.
+    Of options, task files and sweep files alike: the type of a setting decides how a text is read.
     """
     flat = flattened(named)
     kind = str(flat.pop("method", MethodKind.TOPK.value))
@@ -117,7 +115,7 @@ def method_settings(kind: str) -> Mapping[str, Setting]:
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting that `read_settings` knows; settings of methods come first."""
+    """Settings of methods come first."""
     method = Setting(
         name="method",
         values="|".join(METHODS),

@@ -42,15 +42,13 @@ from nunatak_training.cache import (
 CHUNK_TOKENS = 4096
 """Tokens of one pass through the trunk: enough for a busy CPU, and few enough for memory."""
 Progress = Callable[[int, int], None]
-"""Receives the number of finished inputs, and the number of all inputs."""
+"""Receives the number of finished inputs, and of all inputs."""
 FORMAT = "1"
 """Increased when the order of a set, or the result of its forward, changes within a release."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 MAX_DISK_BYTES = 32 * 1024**3
 STATES = "states"
-"""The one tensor of a file."""
 FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""safetensors' names of dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,6 @@ class InputSet:
 
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
-        """Return the distinct encodings, in order."""
         return cls(
             encodings=tuple(
                 sorted(
@@ -78,7 +75,7 @@ class InputSet:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """First packed token of each input, and the number of all tokens at the end."""
+        """First packed token of each input, and the number of all tokens."""
         return tuple(accumulate((it.num_tokens for it in self.encodings), initial=0))
 
     @property
@@ -87,7 +84,6 @@ class InputSet:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the tokens of all inputs."""
         content = hashlib.sha256()
         for numbers in (
             [it.num_tokens for it in self.encodings],
@@ -98,7 +94,6 @@ class InputSet:
         return content.hexdigest()
 
     def chunks(self) -> Iterator[tuple[Encoding, ...]]:
-        """Yield the chunks of inputs that pass the trunk together, in order."""
         begin, tokens = 0, 0
         for index, encoding in enumerate(self.encodings):
             if tokens and tokens + encoding.num_tokens > CHUNK_TOKENS:
@@ -133,11 +128,9 @@ class SetStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states, in memory or in a mapped file."""
         return self._packed.nbytes
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the one depth, if the input is in the set."""
         belongs = (
             source.backbone == self._backbone.digest
             and source.dtype == self._backbone.dtype
@@ -146,7 +139,6 @@ class SetStates:
         return self._depths if belongs and _key(source) in self._places else ()
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state of an input of the set, on the backbone's device."""
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
@@ -161,10 +153,7 @@ def compute_states(
     below: TrunkStates | None,
     progress: Progress,
 ) -> Iterator[Float[Tensor, "_ width"]]:
-    """Yield the states of one chunk of inputs after another, on the CPU.
-
-    `below` holds states of the same inputs at a smaller depth, from which the pass then starts.
-    """
+    """Yield the states of one chunk after another, on the CPU, from those `below` if any."""
     done, num_inputs = 0, len(inputs.encodings)
     progress(done, num_inputs)
     for chunk in inputs.chunks():
@@ -184,15 +173,8 @@ class TrunkStore(Protocol):
     """Gives the trunk states of a data set. Missing states are computed."""
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
-    ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1."""
-        ...
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
+    ) -> TrunkStates: ...
 
 
 class JoinedStates:
@@ -202,18 +184,16 @@ class JoinedStates:
         self._parts = tuple(parts)
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the depths of the first set that holds the input."""
         return next(filter(None, (part.depths(source) for part in self._parts)), ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state from the first set that holds the input."""
         for part in self._parts:
             if depth in part.depths(source):
                 return part.read(source, depth)
         raise KeyError(source, depth)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Offer the state to all sets, unless autocast rounded the products of the state."""
+        """Offer to all sets, unless autocast rounded the products of the state."""
         if torch.is_autocast_enabled(state.device.type):
             return
         for part in self._parts:
@@ -234,7 +214,7 @@ def numerics_of(backbone: Backbone) -> str:
 
 
 def machine_of(backbone: Backbone) -> str:
-    """Return `numerics_of` without the number of threads."""
+    """`numerics_of` without the number of threads."""
     device = backbone.device
     is_cuda = device.type == "cuda"
     capability = torch.backends.cpu.get_cpu_capability
@@ -258,12 +238,7 @@ class MemoryTrunkStore:
         self._sets = LRUCache[str, SetStates](max_bytes, lambda it: it.num_bytes)
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
     ) -> TrunkStates:
         inputs = InputSet.of(encodings)
         shape = (inputs.num_tokens, backbone.config.hidden_width)
@@ -289,10 +264,10 @@ class DiskTrunkStore:
     """Holds the most recently read sets in a folder, within a budget of bytes.
 
     Runs, processes and tasks on the same texts share the files, which are mapped to memory. A file
-    appears whole or not at all, so a process may be killed at any time. Of two processes that need
-    the same set, the second waits and then reads the file. A file is read only if its metadata
-    names this set and the digest of its states is right; otherwise the file is computed again. A
-    set that alone exceeds the budget stays in memory, under the rules of `MemoryTrunkStore`.
+    appears whole or not at all. Of two processes that need the same set, the second waits and then
+    reads the file. A file is read only if its metadata names this set and its digest is right;
+    otherwise it is computed again. A set that alone exceeds the budget stays in memory, under the
+    rules of `MemoryTrunkStore`.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
@@ -301,12 +276,7 @@ class DiskTrunkStore:
         self._memory = MemoryTrunkStore()
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
     ) -> TrunkStates:
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
@@ -371,10 +341,7 @@ class DiskTrunkStore:
 
 
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
-    """Map a file to memory; return its metadata and its states.
-
-    Changes to the states stay in memory.
-    """
+    """The metadata and the states of a file; changes to the states stay in memory."""
     # safetensors does not type its file.
     with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
         opened = cast("Any", file)
@@ -384,7 +351,7 @@ def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
 def _write_states(
     path: Path, facts: StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
 ) -> None:
-    """Write a safetensors file part by part, because the states of a set may exceed the memory."""
+    """Part by part, because the states of a set may exceed the memory."""
     with path.open("wb") as file:
         file.write(_header(facts, backbone))
         digest = hashlib.sha256()
@@ -398,7 +365,6 @@ def _write_states(
 
 
 def _header(facts: StatesFacts, backbone: Backbone) -> bytes:
-    """The header of a safetensors file that holds one tensor."""
     metadata = {name: str(value) for name, value in facts.model_dump().items()}
     tensor = {
         "dtype": FORMATS[backbone.dtype],

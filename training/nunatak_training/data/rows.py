@@ -54,7 +54,7 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number; files without types spell numbers as text."""
+    """Files without types spell numbers as text."""
     number = math.nan
     if isinstance(value, (int, float, str)):
         try:
@@ -85,7 +85,6 @@ def _unicode(value: str, column: str, where: str) -> str:
 
 
 def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[Example]:
-    """Read one row; other columns than the kind's are ignored."""
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
     if spelt.renamed and kind not in TEXT_KINDS:
@@ -191,7 +190,7 @@ def _question(values: Mapping[str, object], where: str) -> Example:
 
 
 def _answer_rows(value: object, where: str) -> list[object]:
-    """The answers one by one; `datasets` stores them as one list for each field."""
+    """`datasets` stores the answers as one list for each field."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         texts = read_list(fields.get("text"), "answers.text", where)

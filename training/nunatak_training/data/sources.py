@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 HUB_PREFIX = "datasets:"
 DEV_NAMES = ("dev", "validation")
 ROWS_THAT_TELL = 1000
-"""Rows among which the first label is searched."""
 PARTS = ("train", *DEV_NAMES, "test")
 IN_MEMORY = "data in memory"
-"""The name of data without a file."""
 
 
 class Frame(Protocol):
@@ -81,13 +79,10 @@ class HubReference:
 class DatasetLoader(Protocol):
     """Loads all splits of a data set."""
 
-    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]":
-        """Return the splits by name; may use the network."""
-        ...
+    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
 
 
 def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
-    """Load a data set with the `datasets` library, from its cache or the network."""
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
 
@@ -104,7 +99,7 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
 
 
 def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
-    """Read the rows of one split; class numbers become the data set's class names."""
+    """Class numbers become the data set's class names."""
     names_of = {
         column: names
         for column, feature in dataset.features.items()
@@ -119,7 +114,6 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
 
 
 def _class_names(feature: object) -> list[str] | None:
-    """The names of a class feature, or of a list of class features."""
     inner = getattr(feature, "feature", feature)
     return cast("list[str] | None", getattr(inner, "names", None))
 
@@ -161,11 +155,10 @@ def load_task_data(
     Args:
         source: a file, a folder, the name of a data set (`datasets:NAME[:CONFIG]`, or just the name
             if no such path exists), rows in memory, or files and rows by the name of their part.
-        kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
+        kind: if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
-        spelt: the columns and the delimiter of the files, if not the default ones, and what becomes
-            of rows that cannot be used.
+        spelt: how the files are written, and what becomes of rows that cannot be used.
         load_dataset: loads a data set that is no path.
     """
     spelt = spelt or RowFormat()
@@ -197,12 +190,9 @@ def load_task_data(
 
 
 def load_labelled(
-    source: Data,
-    *,
-    spelt: RowFormat | None = None,
-    load_dataset: DatasetLoader = load_from_hub,
+    source: Data, *, spelt: RowFormat | None = None, load_dataset: DatasetLoader = load_from_hub
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Read the examples of all parts of a source, with their rows; the first row tells the kind."""
+    """The examples of all parts of a source, with their rows; the first row tells the kind."""
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
@@ -213,13 +203,9 @@ def load_labelled(
 
 
 def load_test_rows(
-    path: str | Path,
-    *,
-    kind: TaskKind,
-    labels: tuple[str, ...],
-    spelt: RowFormat | None = None,
+    path: str | Path, *, kind: TaskKind, labels: tuple[str, ...], spelt: RowFormat | None = None
 ) -> list[ReadExample]:
-    """Read a file of examples that a task of these labels can be scored on, with their rows."""
+    """A file of examples that a task of these labels can be scored on, with their rows."""
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
@@ -239,7 +225,6 @@ def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
 def _read(
     rows: Iterator[FileRow], kind: TaskKind | None, bad: BadRows
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Return the kind, from the first row with a label if not given, and the examples."""
     if kind is not None:
         return kind, bad.examples(rows, kind)
     first = list[FileRow]()
@@ -302,7 +287,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
 
 
 def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
-    """Yield rows in memory; places count from 0: `train[16]`."""
+    """Places count from 0: `train[16]`."""
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
@@ -334,7 +319,7 @@ def _no_rows(where: str, found: object) -> NunatakError:
 
 
 def _is_path(source: str) -> bool:
-    """Whether a text names a path. A typo in a file name must not become a search of the hub."""
+    """A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
     suffixes = tuple(f".{suffix}" for suffix in FileFormat)

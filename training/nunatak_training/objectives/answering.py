@@ -89,7 +89,7 @@ class Answering(Objective):
 
 
 def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, int]:
-    """Return the tokens of an answer's first and last character; `NOWHERE` unless both are here."""
+    """The first and last token of an answer; `NOWHERE` unless both are here."""
     alignment = _alignment(window)
     for span in spans:
         first = _token_with(alignment, span.begin)
@@ -102,14 +102,14 @@ def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, i
 def log_probabilities(
     window: Encoding, row: Float[Tensor, "tokens 2"]
 ) -> Float[Tensor, "tokens 2"]:
-    """Normalize starts and ends over the first token and the context, like the server."""
+    """Over the first token and the context, like the server."""
     readable = _in_context(window)
     readable[0] = True
     return row.masked_fill(~readable[:, None], -torch.inf).log_softmax(dim=0)
 
 
 def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, int, int]:
-    """Return the largest sum of a start and an end score, and its characters in the context."""
+    """The largest sum of a start and an end score, and its characters in the context."""
     alignment = _alignment(window)
     inside = _in_context(window)
     sums = row[:, :1] + row[:, 1:].T
@@ -126,7 +126,6 @@ def _in_context(window: Encoding) -> Bool[Tensor, " tokens"]:
 
 
 def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:
-    """The pairs of first and last token with an allowed length."""
     ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool)
     return ones.triu() & ones.tril(MAX_ANSWER_TOKENS - 1)
 

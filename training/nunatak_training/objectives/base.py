@@ -14,7 +14,6 @@ from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
-"""One vector for each encoding, or one vector for each token."""
 
 
 class Objective(ABC):
@@ -22,7 +21,7 @@ class Objective(ABC):
 
     metrics: tuple[Metric, ...]
     reported: tuple[Metric, ...]
-    """The metrics that are always reported; by default the first one chooses the best epoch."""
+    """By default the first one chooses the best epoch."""
 
     @abstractmethod
     def encode(
@@ -38,16 +37,12 @@ class Objective(ABC):
         """Return the statistics that score the logits of encoded examples."""
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the trained parameters in the form for serving: most are served unchanged."""
+        """The parameters in the form for serving."""
         return dict(parameters)
 
 
 def encode_texts(
-    examples: ExampleSet,
-    targets: Iterable[Tensor],
-    tokenizer: TextTokenizer,
-    *,
-    max_length: int,
+    examples: ExampleSet, targets: Iterable[Tensor], tokenizer: TextTokenizer, *, max_length: int
 ) -> EncodedSet:
     """Encode each text or pair once, cut to `max_length`."""
     inputs = [example.model_input for example in examples.examples]
@@ -61,6 +56,5 @@ def encode_texts(
 def stacked(
     logits: Logits, targets: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "rows outputs"], Shaped[Tensor, "rows ..."]]:
-    """The rows of a batch as one tensor, with their targets on the same device."""
     together = torch.stack(list(logits))
     return together, torch.stack(list(targets)).to(together.device)

@@ -30,7 +30,6 @@ from nunatak_training.scoring.evaluation import (
 )
 
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
-"""The parameters of a head's last layer."""
 
 
 class _Classifying(Objective):
@@ -50,7 +49,6 @@ class SingleLabel(_Classifying):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """The target of a text is the number of its label."""
         targets = [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
@@ -58,7 +56,6 @@ class SingleLabel(_Classifying):
         return functional.cross_entropy(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the most likely labels."""
         names = list(self._number_of)
         chosen = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
         predicted = [names[number] for number in chosen]
@@ -74,7 +71,6 @@ class MultiLabel(_Classifying):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """The targets of a text are 1 for every label that applies, and 0 for the others."""
         targets: list[Float[Tensor, " labels"]] = []
         for label in examples.labels(LabelSet):
             target = torch.zeros(len(self._number_of))
@@ -86,10 +82,7 @@ class MultiLabel(_Classifying):
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the labels whose sigmoid is at least one half.
-
-        Accuracy needs all labels of a text right.
-        """
+        """Accuracy needs all labels of a text right."""
         names = list(self._number_of)
         expected = [label.names for label in examples.labels(LabelSet)]
         predicted = [
@@ -102,9 +95,8 @@ class MultiLabel(_Classifying):
 class Regression(Objective):
     """One value per text: squared error of standardised values.
 
-    During training the head gives deviations from the mean of the train values, in standard
-    deviations, so learning rates fit values of any size. The last layer of the served head includes
-    scale and mean, so the served head gives the values themselves.
+    Standardised by the train values, so that learning rates fit values of any size. The last layer
+    of the served head includes scale and mean, so the served head gives the values themselves.
     """
 
     metrics = (Metric.SPEARMAN, Metric.PEARSON)
@@ -118,7 +110,6 @@ class Regression(Objective):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """The target of a text is its standardised value."""
         targets = [
             torch.tensor([(value - self._mean) / self._deviation])
             for value in examples.labels(float)
@@ -129,13 +120,11 @@ class Regression(Objective):
         return functional.mse_loss(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score by correlation, which scale and mean do not change."""
         expected = np.array(examples.labels(float))
         predicted = torch.cat(list(logits)).double().cpu().numpy()
         return value_statistics(expected, predicted)
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters whose last layer includes scale and mean."""
         return {
             **parameters,
             OUTPUT_WEIGHT: parameters[OUTPUT_WEIGHT] * self._deviation,
@@ -157,7 +146,6 @@ class Ranking(Objective):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """The target of a pair is its scaled grade."""
         targets = [
             torch.tensor([(label.grade - self._lowest) / self._range]).clamp(0, 1)
             for label in examples.labels(Relevance)
@@ -168,6 +156,5 @@ class Ranking(Objective):
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the order of each group; groups without a grade above 0 do not count."""
         scores = torch.cat(list(logits)).double().cpu().numpy()
         return ranking_statistics(examples.labels(Relevance), scores)[0]

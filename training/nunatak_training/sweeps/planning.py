@@ -38,22 +38,19 @@ class CutData:
 
     data: TaskData
     test: ExampleSet | None
-    """Test examples, which do not choose the epoch; None if there are none."""
+    """Test examples do not choose the epoch."""
 
 
 def cut_data(data: TaskData, cut: Cut) -> CutData:
-    """Draw a random part of the data, equal for every seed of training, in the order of the files.
+    """Draw a random part, equal for every seed of training, in the order of the files.
 
-    A larger part contains every smaller part. The labels are the labels of the whole data.
-    Documents of one query stay together, so a part may be a little smaller than its cap.
+    A larger part contains every smaller part, and has the labels of the whole data. Documents of
+    one query stay together, so a part may be a little smaller than its cap.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise too_few(
-            data.name,
-            f"with {len(train)} drawn examples, {problem}; raise the cap",
-        )
+        raise too_few(data.name, f"with {len(train)} drawn examples, {problem}; raise the cap")
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
@@ -79,7 +76,6 @@ def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None
 
 
 def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSet]:
-    """A random part of at most `cap` examples, and the rest."""
     if cap is None or cap >= len(examples):
         return examples, ExampleSet(examples=())
     units = list(_units(examples.examples))
@@ -97,7 +93,6 @@ def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSe
 
 
 def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
-    """The positions of one example, or of the documents of one group."""
     groups = defaultdict[str, list[int]](list)
     for position, example in enumerate(examples):
         match example.label:
@@ -117,12 +112,9 @@ class Run:
 
 
 def plan_runs(
-    grid: Grid,
-    *,
-    backbone_of: Callable[[str], Backbone],
-    data_of: Callable[[Source], CutData],
+    grid: Grid, *, backbone_of: Callable[[str], Backbone], data_of: Callable[[Source], CutData]
 ) -> tuple[Run, ...]:
-    """Return the runs of a sweep; equal combinations give one run.
+    """Equal combinations give one run.
 
     Runs on the same backbone and data come one after another, so that both are loaded once.
     """
@@ -142,7 +134,6 @@ def plan_runs(
 def describe(
     sweep: str, task: str, source: Source, cut: CutData, recipe: Recipe, backbone: Backbone
 ) -> RunDescription:
-    """Describe a run; its digest covers backbone, data and recipe."""
     data = DataDescription(
         source=cut.data.name,
         kind=cut.data.kind.value,
@@ -178,8 +169,7 @@ def describe(
 def _determining(recipe: Recipe) -> dict[str, JsonValue]:
     """The settings that differ from their defaults, with method and regularizer in full.
 
-    A new setting of recipes therefore keeps the digests of old runs, if its default keeps the old
-    behaviour.
+    So a new setting keeps the digests of old runs, if its default keeps the old behaviour.
     """
     changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
     whole = recipe.model_dump(mode="json", include={"method", "regularizer"})

@@ -54,7 +54,6 @@ def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]
 
 
 def in_order(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The key of records in a report: task, examples, method, regularizer, rate and seed."""
     return sorted(records, key=_order)
 
 
@@ -107,7 +106,6 @@ def save_curves(cells: Sequence[Cell], path: Path) -> None:
 
 
 def mean_curve(cell: Cell) -> list[tuple[int, float]]:
-    """Mean dev score after each epoch that all seeds scored."""
     curves = [{it.epoch: it.dev_score for it in outcome.epochs} for outcome in cell.outcomes]
     shared = set[int].intersection(*map(set, curves)) if curves else set[int]()
     return [(epoch, mean(curve[epoch] for curve in curves)) for epoch in sorted(shared)]
@@ -116,7 +114,6 @@ def mean_curve(cell: Cell) -> list[tuple[int, float]]:
 def panels_by_task(
     cells: Sequence[Cell],
 ) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
-    """A figure with a panel for each task, and the cells of each."""
     by_task: dict[str, list[Cell]] = {}
     for cell in cells:
         by_task.setdefault(cell.axes[TASK], []).append(cell)
@@ -144,7 +141,6 @@ def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
-    """Draw one legend for all panels, below them, in as many columns as fit."""
     found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -163,5 +159,4 @@ def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put ticks at whole numbers only, for axes of epochs, layers or steps."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
