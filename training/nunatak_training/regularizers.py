@@ -245,7 +245,13 @@ class Mixout(Regularizer):
 
     def before_forward(self) -> None:
         self._own = [tensor.detach().clone() for tensor in self._tensors]
-        self._masks = [self._mask(tensor) for tensor in self._tensors]
+        kept = 1 - self._rate
+        self._masks = [
+            torch.empty_like(it, requires_grad=False)
+            .bernoulli_(kept, generator=self._generator)
+            .div_(kept)
+            for it in self._tensors
+        ]
         with torch.no_grad():
             for tensor, initial, mask in zip(
                 self._tensors, self._initial, self._masks, strict=True
@@ -258,10 +264,6 @@ class Mixout(Regularizer):
                 tensor.copy_(own)
                 if tensor.grad is not None:
                     tensor.grad.mul_(mask)
-
-    def _mask(self, tensor: Tensor) -> Tensor:
-        mask = torch.empty_like(tensor, requires_grad=False)
-        return mask.bernoulli_(1 - self._rate, generator=self._generator).div_(1 - self._rate)
 
 
 def build_regularizer(

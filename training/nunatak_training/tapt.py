@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -116,22 +115,6 @@ class Masking:
         return token_ids.scatter(0, places, shown)
 
 
-def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
-    width = backbone.config.hidden_width
-    return BranchSpec(
-        method=method, head=HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=width)
-    )
-
-
-def initial_decoder(backbone: Backbone) -> dict[str, Tensor]:
-    config, device = backbone.config, backbone.device
-    return {
-        NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
-        NORM_BIAS: torch.zeros(config.hidden_width, device=device),
-        OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
-    }
-
-
 def language_loss(
     vectors: Sequence[Float[Tensor, "tokens width"]],
     texts: Sequence[MaskedText],
@@ -218,18 +201,24 @@ def adapt(
 def _language_model(
     parameters: Mapping[str, Tensor], recipe: Recipe, backbone: Backbone, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], LanguageLoss]:
-    spec = language_spec(recipe.method, backbone)
+    config, device = backbone.config, backbone.device
+    # The branch's head is the first map of the language head.
+    head_spec = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=config.hidden_width)
+    spec = BranchSpec(method=recipe.method, head=head_spec)
     own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
     fresh = initial_parameters(spec, backbone, generator=generator)
     head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}
-    branch = build_branch(spec, backbone.config, {**own, **head})
-    decoder = initial_decoder(backbone)
+    branch = build_branch(spec, config, {**own, **head})
+    decoder = {
+        NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
+        NORM_BIAS: torch.zeros(config.hidden_width, device=device),
+        OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
+    }
     words = own.get(WORDS, backbone.embeddings.word)
 
     def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
         rows = [Row(encoding=text.encoding, branch=branch) for text in texts]
         vectors = forward(backbone, rows, dropout=recipe.dropout)
-        epsilon = backbone.config.layer_norm_epsilon
-        return language_loss(vectors, texts, decoder, words, epsilon=epsilon)
+        return language_loss(vectors, texts, decoder, words, epsilon=config.layer_norm_epsilon)
 
     return {**own, **head, **decoder}, loss

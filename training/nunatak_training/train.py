@@ -18,7 +18,6 @@ from nunatak_registry import Registry
 from nunatak_training.data import (
     Data,
     DataWarning,
-    ExampleSet,
     RowFormat,
     TaskData,
     data_warnings,
@@ -246,11 +245,9 @@ def run(  # noqa: PLR0913 - a run has many parts
 def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:
     if data.kind.head.reads_tokens:
         return data_warnings(data, max_length=recipe.max_length)
-    num_long = [_num_long(part, recipe, backbone) for part in (data.train, data.dev)]
+    num_long = list[int]()
+    for part in (data.train, data.dev):
+        inputs = [example.model_input for example in part.examples]
+        encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
+        num_long.append(sum(bool(it.part.index or it.part.num_left_out) for it in encodings))
     return data_warnings(data, num_long=(num_long[0], num_long[1]), max_length=recipe.max_length)
-
-
-def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
-    inputs = [example.model_input for example in examples.examples]
-    encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
-    return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)

@@ -64,14 +64,9 @@ class InputSet:
 
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
-        return cls(
-            encodings=tuple(
-                sorted(
-                    dict.fromkeys(encodings),
-                    key=lambda it: (it.num_tokens, it.token_ids, it.type_ids),
-                )
-            )
-        )
+        distinct = dict.fromkeys(encodings)
+        ordered = sorted(distinct, key=lambda it: (it.num_tokens, it.token_ids, it.type_ids))
+        return cls(encodings=tuple(ordered))
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -247,17 +242,14 @@ class MemoryTrunkStore:
         key = states_key(backbone, inputs, depth)
         if key not in self._sets:
             packed = torch.empty(shape, dtype=backbone.dtype)
-            below = self._below(backbone, inputs, depth)
+            keys = (states_key(backbone, inputs, lower) for lower in range(depth - 1, 0, -1))
+            below = next((self._sets[it] for it in keys if it in self._sets), None)
             begin = 0
             for part in compute_states(backbone, inputs, depth, below=below, progress=progress):
                 packed[begin : begin + len(part)] = part
                 begin += len(part)
             self._sets[key] = SetStates(backbone, inputs, depth, packed)
         return self._sets[key]
-
-    def _below(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
-        keys = (states_key(backbone, inputs, lower) for lower in range(depth - 1, 0, -1))
-        return next((self._sets[key] for key in keys if key in self._sets), None)
 
 
 class DiskTrunkStore:
@@ -326,18 +318,13 @@ class DiskTrunkStore:
                 num_bytes=_num_bytes(backbone, inputs),
             )
             make_room(self._root, budget=self._max_bytes - facts.num_bytes)
-            below = next(filter(None, self._below(backbone, inputs, depth)), None)
+            lower = (self._found(backbone, inputs, it) for it in range(depth - 1, 0, -1))
+            below = next(filter(None, lower), None)
             parts = compute_states(backbone, inputs, depth, below=below, progress=progress)
             with replacing(path) as partial:
                 _write_states(partial, facts, backbone, parts)
             _, packed = _mapped(path)
             return SetStates(backbone, inputs, depth, packed)
-
-    def _below(
-        self, backbone: Backbone, inputs: InputSet, depth: int
-    ) -> Iterator[SetStates | None]:
-        for lower in range(depth - 1, 0, -1):
-            yield self._found(backbone, inputs, lower)
 
 
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:

@@ -105,10 +105,8 @@ def split_off_groups(
     """Split in the given order, with `DEV_SHARE` of the whole groups, at least two, in dev."""
     groups = sorted({group_of(read) for read in examples})
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-    in_dev = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-    train = [read for read in examples if group_of(read) not in in_dev]
-    dev = [read for read in examples if group_of(read) in in_dev]
-    return train, dev
+    drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
+    return _parts(examples, {it for it, read in enumerate(examples) if group_of(read) in drawn})
 
 
 def _parts(
@@ -135,8 +133,12 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
     if not train:
         raise too_few(name, "there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
-        _check_classes(train, name)
-    elif (problem := sameness(map(_label, train), kind)) is not None:
+        names = {_first_name(read) for read in train}
+        if len(names) < 2:
+            raise too_few(
+                name, f"expected train examples of at least 2 labels, got {sorted(names)}"
+            )
+    elif (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(name, problem)
 
 
@@ -216,7 +218,7 @@ def draw_dev(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """A part of every class, or whole groups of a ranking; the rest must still teach the task."""
     train, dev = _drawn(examples, kind, seed=seed, name=name)
-    if (problem := sameness(map(_label, train), kind)) is not None:
+    if (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(
             name,
             f"without the dev examples, {problem}; name a dev file or give more train examples",
@@ -252,12 +254,6 @@ def _drawn(
             return train, dev
 
 
-def _check_classes(train: list[ReadExample], name: str) -> None:
-    sizes = Counter(_first_name(read) for read in train)
-    if len(sizes) < 2:
-        raise too_few(name, f"expected train examples of at least 2 labels, got {sorted(sizes)}")
-
-
 def majority(labels: Iterable[Label]) -> tuple[str, float] | None:
     """The most frequent of single labels with its share: the accuracy of a constant."""
     counts = Counter(label for label in labels if isinstance(label, str))
@@ -265,10 +261,6 @@ def majority(labels: Iterable[Label]) -> tuple[str, float] | None:
         return None
     ((label, count),) = counts.most_common(1)
     return label, count / counts.total()
-
-
-def _label(read: ReadExample) -> Label:
-    return read.example.label
 
 
 def _names(read: ReadExample) -> tuple[str, ...]:
@@ -341,7 +333,10 @@ def data_warnings(
     }
     if data.kind in NAMED_KINDS:
         found[DataProblem.CONTRADICTION] = _contradictions(data)
-        found[DataProblem.WHITE_SPACE] = _white_space(data)
+        padded = [label for label in data.labels if label != label.strip()]
+        found[DataProblem.WHITE_SPACE] = (
+            f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
+        )
         found[DataProblem.LOOK_ALIKE] = _look_alikes(data)
     if data.kind is TaskKind.SINGLE_LABEL:
         found[DataProblem.IMBALANCE] = _imbalance(data)
@@ -367,11 +362,6 @@ def _contradictions(data: TaskData) -> str:
         return ""
     first = min(torn, key=str)
     return f"{len(torn):,} texts, such as {_shown(first if isinstance(first, str) else first[0])}"
-
-
-def _white_space(data: TaskData) -> str:
-    padded = [label for label in data.labels if label != label.strip()]
-    return f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
 
 
 def _look_alikes(data: TaskData) -> str:

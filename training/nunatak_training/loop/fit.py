@@ -143,7 +143,11 @@ class _Epochs:
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             # Only the history decides, so that a resumed run ends at the same epoch as a run
             # without a kill.
-            if is_exhausted(state.history, self.patience):
+            # An equal score with a lower loss is no rise: the loss of a run that has learnt
+            # everything falls for very many epochs.
+            scores = [result.dev_score for result in state.history]
+            best = scores.index(max(scores)) if scores else 0
+            if self.patience is not None and len(scores) - 1 - best >= self.patience:
                 return
             started = time.perf_counter()
             train_loss = self._run_epoch()
@@ -180,17 +184,6 @@ class _Epochs:
     def _save_if_due(self) -> None:
         if self.checkpoint is not None and self.checkpoint.is_due:
             self.checkpoint.save(snapshot(self.state))
-
-
-def is_exhausted(history: Sequence[EpochResult], patience: int | None) -> bool:
-    """Whether `patience` scored epochs have passed since the dev score last rose.
-
-    A lower loss is no rise: that of a run that has learnt everything falls for very many epochs.
-    """
-    if patience is None or not history:
-        return False
-    scores = [result.dev_score for result in history]
-    return len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

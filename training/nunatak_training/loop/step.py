@@ -102,10 +102,6 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
             return optim.SGD(groups, fused=True)
 
 
-def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
-    return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
-
-
 class BatchLogits(Protocol):
     """Turns encodings into logits, differentiable in the parameters that are trained."""
 
@@ -136,7 +132,7 @@ class Stepper:
         self._recipe = recipe
         self._regularizer = regularizer or Regularizer()
         self._optimizer = build_optimizer(parameters, recipe)
-        self._schedule = build_schedule(self._optimizer, course)
+        self._schedule = LambdaLR(self._optimizer, course.rate_factor)
         self.course = course
         self._device_type = self._tensors[0].device.type
         self.num_steps = 0
@@ -183,7 +179,9 @@ class Stepper:
         self.num_steps = num_steps
         # A schedule that begins at a later step computes the rates of the step from the initial
         # rates.
-        self._schedule = build_schedule(self._optimizer, self.course, num_steps=num_steps)
+        self._schedule = LambdaLR(
+            self._optimizer, self.course.rate_factor, last_epoch=num_steps - 1
+        )
 
 
 @dataclass(slots=True, kw_only=True)

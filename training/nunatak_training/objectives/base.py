@@ -1,18 +1,21 @@
-"""The interface of an objective, and the parts that objectives of whole texts share."""
+"""The interface of an objective, and what objectives of whole texts or of windows share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from nunatak_model import TextTokenizer
+from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
+LabelT = TypeVar("LabelT")
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
 
 
@@ -41,15 +44,33 @@ class Objective(ABC):
         return dict(parameters)
 
 
-def encode_texts(
-    examples: ExampleSet, targets: Iterable[Tensor], tokenizer: TextTokenizer, *, max_length: int
+class OfTexts(Objective):
+    """An objective that encodes each text or pair once, cut to `max_length`."""
+
+    @abstractmethod
+    def targets(self, examples: ExampleSet) -> Iterable[Tensor]: ...
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        inputs = [example.model_input for example in examples.examples]
+        return EncodedSet(
+            encodings=tuple(tokenizer.encode(inputs, max_length=max_length)),
+            targets=tuple(self.targets(examples)),
+            sizes=(1,) * len(inputs),
+        )
+
+
+def encoded_windows(
+    windows: Sequence[tuple[Encoding, ...]],
+    labels: Iterable[LabelT],
+    targets: Callable[[tuple[Encoding, ...], LabelT], Iterable[Tensor]],
 ) -> EncodedSet:
-    """Encode each text or pair once, cut to `max_length`."""
-    inputs = [example.model_input for example in examples.examples]
+    """The windows of each text, with the targets that its label gives them."""
     return EncodedSet(
-        encodings=tuple(tokenizer.encode(inputs, max_length=max_length)),
-        targets=tuple(targets),
-        sizes=(1,) * len(inputs),
+        encodings=tuple(chain.from_iterable(windows)),
+        targets=tuple(chain.from_iterable(map(targets, windows, labels))),
+        sizes=tuple(map(len, windows)),
     )
 
 

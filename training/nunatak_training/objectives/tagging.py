@@ -22,7 +22,7 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, Objective
+from nunatak_training.objectives.base import Logits, Objective, encoded_windows
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import tag_statistics
 from nunatak_training.scoring.spans import uses_bio
@@ -49,15 +49,7 @@ class Tagging(Objective):
         """Targets are tag numbers, for every first token of a word."""
         texts = [example.text for example in examples.examples]
         windows = tokenizer.encode_windows(texts, max_length=max_length, stride=0)
-        return EncodedSet(
-            encodings=tuple(window for found in windows for window in found),
-            targets=tuple(
-                target
-                for label, found in zip(examples.labels(TaggedWords), windows, strict=True)
-                for target in self._targets(found, label.words)
-            ),
-            sizes=tuple(map(len, windows)),
-        )
+        return encoded_windows(windows, examples.labels(TaggedWords), self._targets)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         together = torch.cat(list(logits))
@@ -84,12 +76,12 @@ class Tagging(Objective):
         return tag_statistics(self._tags, expected, named)[0]
 
     def _targets(
-        self, windows: Sequence[Encoding], words: Sequence[Word]
+        self, windows: Sequence[Encoding], label: TaggedWords
     ) -> list[Int[Tensor, " tokens"]]:
         targets = [torch.full((window.num_tokens,), NO_TARGET) for window in windows]
-        for target, found in zip(targets, first_tokens(windows, words), strict=True):
+        for target, found in zip(targets, first_tokens(windows, label.words), strict=True):
             for word, token in found.items():
-                target[token] = self._number_of[words[word].tag]
+                target[token] = self._number_of[label.words[word].tag]
         return targets
 
     def _read(

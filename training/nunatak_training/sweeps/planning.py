@@ -17,7 +17,7 @@ from nunatak_training.data.splits import sameness
 from nunatak_training.errors import too_few
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
-from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
+from nunatak_training.sweeps.grid import Cap, Grid, TaskEntry, methods_of
 from nunatak_training.sweeps.results import (
     BackboneDescription,
     Cut,
@@ -178,7 +178,13 @@ def _determining(recipe: Recipe) -> dict[str, JsonValue]:
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
     # Without an axis, the recipe decides the setting.
-    regularizers = [_regularizer_changes(it) for it in grid.regularizers] or [{}]
+    regularizers = [
+        {
+            **it.recipe,
+            "regularizer": it.model_dump(mode="json", include={"name", "rate"}, exclude_none=True),
+        }
+        for it in grid.regularizers
+    ] or [{}]
     tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
@@ -186,13 +192,6 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
         changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)
         for method in methods_of(axis, backbone.config):
             yield default_recipe(method, backbone=backbone.name, changes=changes)
-
-
-def _regularizer_changes(entry: RegularizerEntry) -> dict[str, JsonValue]:
-    chosen: dict[str, JsonValue] = {"name": entry.name.value}
-    if entry.rate is not None:
-        chosen["rate"] = entry.rate
-    return {**entry.recipe, "regularizer": chosen}
 
 
 def _sources(grid: Grid, task: TaskEntry) -> Iterator[Source]:
