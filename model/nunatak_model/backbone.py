@@ -37,10 +37,6 @@ class LeftOut:
         return _digest(tensor.to(self.dtype)) == self.digest
 
 
-def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
-    return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
-
-
 def _digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
     return hashlib.sha256(values.data).hexdigest()
@@ -173,7 +169,11 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
     names = [name for name in backbone.parameters if name.startswith(upper)]
     parameters = {name: it for name, it in backbone.parameters.items() if name not in names}
     left_out = {
-        name: left_out_of(floating, num_bytes=backbone.parameters[name].nbytes)
+        name: LeftOut(
+            dtype=floating.dtype,
+            digest=_digest(floating),
+            num_bytes=backbone.parameters[name].nbytes,
+        )
         for name in names
         if (floating := backbone.floating(name)) is not None
     }

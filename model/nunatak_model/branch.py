@@ -142,7 +142,10 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
-        name: tensor.to(device=backbone.device, dtype=_served_dtype(name, tensor, backbone.dtype))
+        # Quantized maps keep their formats.
+        name: tensor.to(backbone.device, backbone.dtype)
+        if tensor.is_floating_point() and not name.endswith(SCALE)
+        else tensor.to(backbone.device)
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
@@ -215,11 +218,6 @@ def _layers(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, T
         index: maths.layer(index, parameters)
         for index in range(spec.split_depth(config) or 0, config.num_layers)
     }
-
-
-def _served_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The number format of a parameter on a backbone of `dtype`; quantized maps keep theirs."""
-    return dtype if tensor.is_floating_point() and not name.endswith(SCALE) else tensor.dtype
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:

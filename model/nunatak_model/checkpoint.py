@@ -9,7 +9,6 @@ import importlib.util
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -131,7 +130,12 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     config = config_from(raw)
     path = folder / tokenizer_settings.TOKENIZER_CONFIG
     settings = _read_json(path) if path.exists() else {}
-    definition = tokenizer_settings.definition_of(partial(_read_if_any, folder), raw, settings)
+
+    def read(name: str) -> bytes | None:
+        path = folder / name
+        return path.read_bytes() if path.exists() else None
+
+    definition = tokenizer_settings.definition_of(read, raw, settings)
     if definition is None:
         raise _missing(folder / tokenizer_settings.TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
@@ -182,11 +186,6 @@ def _tokenizer(
     if not tokenizer.tells_texts_apart or tokenizer_settings.gives_token_types(raw, settings):
         return tokenizer
     return TextTokenizer(definition, num_token_types=1)
-
-
-def _read_if_any(folder: Path, name: str) -> bytes | None:
-    path = folder / name
-    return path.read_bytes() if path.exists() else None
 
 
 def _parsed(path: Path) -> object:

@@ -89,10 +89,6 @@ class BackboneConfig:
         return self.num_heads * self.head_width, shared, shared
 
     @property
-    def known_padding_id(self) -> int | None:
-        return self.padding_id if self.padding_id >= 0 else None
-
-    @property
     def max_tokens(self) -> int:
         """Longest sequence, in tokens, with a position for each token."""
         return self.num_positions - self.position_offset

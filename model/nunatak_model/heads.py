@@ -104,7 +104,9 @@ def usual_head(
         dense=block is not None,
         block=block or TANH_BLOCK,
         bias=kind.reads_tokens or config.has_score_bias,
-        padding_id=None if pooling is not Pooling.LAST else config.known_padding_id,
+        padding_id=config.padding_id
+        if pooling is Pooling.LAST and config.padding_id >= 0
+        else None,
     )
 
 

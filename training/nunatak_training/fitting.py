@@ -143,9 +143,10 @@ def fit_task(
         report=report,
         checkpoint=checkpoint,
     )
-    finished = stored_parameters(spec, objective.finished(fitted.parameters), backbone)
-    logits = fitted.dev_logits
-    if logits is None or any(finished[name] is not it for name, it in fitted.parameters.items()):
+    best = fitted.best
+    finished = stored_parameters(spec, objective.finished(best.parameters), backbone)
+    logits = best.logits
+    if logits is None or any(finished[name] is not it for name, it in best.parameters.items()):
         logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
     thresholds: Mapping[str, float] = {}
@@ -172,9 +173,9 @@ def fit_task(
         intervals=score_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
-        best_epoch=fitted.best_epoch,
-        num_epochs=fitted.num_epochs,
-        history=fitted.history,
+        best_epoch=best.epoch,
+        num_epochs=fitted.stepper.course.num_epochs,
+        history=tuple(fitted.history),
         calibration=calibration,
         thresholds=thresholds,
     )

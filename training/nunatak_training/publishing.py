@@ -6,16 +6,9 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
+from nunatak_contract import evidence
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.evidence import (
-    MAX_CONFUSION_CELLS,
-    ConfusionCell,
-    ConfusionRecord,
-    DataRecord,
-    MetricRecord,
-    RecipeRecord,
-)
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
@@ -86,7 +79,7 @@ def draft_trained(
         provenance=Provenance(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
-            recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
+            recipe=evidence.RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
             test_metrics=()
             if test is None or trained.data.test is None
@@ -125,9 +118,9 @@ def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
     return max(data.labels, key=lambda label: counts[label])
 
 
-def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> DataRecord:
+def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> evidence.DataRecord:
     num_train_long, num_dev_long = num_long or (None, None)
-    return DataRecord(
+    return evidence.DataRecord(
         name=data.name,
         train_digest=data.train.digest,
         dev_digest=data.dev.digest,
@@ -140,12 +133,12 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
 
 def metric_records(
     scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
-) -> tuple[MetricRecord, ...]:
-    digest, records = examples.digest, list[MetricRecord]()
+) -> tuple[evidence.MetricRecord, ...]:
+    digest, records = examples.digest, list[evidence.MetricRecord]()
     for metric, value in scores.items():
         interval = intervals.get(metric)
         records.append(
-            MetricRecord(
+            evidence.MetricRecord(
                 name=metric.value,
                 value=value,
                 interval=None if interval is None else (interval.low, interval.high),
@@ -157,16 +150,16 @@ def metric_records(
     return tuple(records)
 
 
-def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
+def _confusion_record(trained: TrainedTask) -> evidence.ConfusionRecord | None:
     """None if the task has none, or it is too large for a manifest."""
-    if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
+    if trained.confusion is None or len(trained.confusion) > evidence.MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
     cells = tuple(
-        ConfusionCell(truth=truth, predicted=predicted, count=count)
+        evidence.ConfusionCell(truth=truth, predicted=predicted, count=count)
         for (truth, predicted), count in sorted(trained.confusion.items())
     )
-    return ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
+    return evidence.ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
 
 
 def _cut(example: Example) -> TextInput:

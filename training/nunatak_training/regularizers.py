@@ -22,8 +22,9 @@ because it has no pretrained value. Adapters go back to their initial values.
 # pyright: reportUnknownMemberType=false
 
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -31,25 +32,17 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from nunatak_contract.methods import Method, TopK
+from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import (
-    GOES_BY_EPOCHS,
-    AnnealedGradDropSettings,
-    EpochGradDropSettings,
-    GradDropSettings,
-    GradFreezeSettings,
-    MixoutSettings,
-    RegularizerName,
-    RegularizerSettings,
-    UnregularizedSettings,
-)
 
 LAYER_PREFIX = "layers."
-LAYERWISE = frozenset({RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP})
+LAYERWISE = frozenset(
+    {recipes.RegularizerName.LAYER_GRADDROP, recipes.RegularizerName.ANNEAL_LAYER_GRADDROP}
+)
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
 Layers = list[list[Tensor]]
-OrderOfLayers = Callable[[Layers], Layers]
+OrderOfLayers = Callable[[Layers], Iterator[list[Tensor]]]
 
 
 class Regularizer:
@@ -82,10 +75,6 @@ def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Te
         if name.startswith(LAYER_PREFIX):
             layers[int(name.split(".")[1])][name] = tensor
     return dict(sorted(layers.items()))
-
-
-def constant_rate(rate: float) -> RateOfEpoch:
-    return lambda _: rate
 
 
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
@@ -131,24 +120,6 @@ class LayerGradDrop(_Dropping):
             for tensor in layer:
                 if tensor.grad is not None:
                     tensor.grad.mul_(bit)
-
-
-def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch: an entry freed in one epoch stays free; in the last epoch all are free."""
-    return drawn <= epoch
-
-
-def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch-Toggle: an entry freed in one epoch is frozen again in the next."""
-    return drawn == epoch
-
-
-def top_down(layers: Layers) -> Layers:
-    return layers[::-1]
-
-
-def bottom_up(layers: Layers) -> Layers:
-    return layers
 
 
 class EpochGradDrop(Regularizer):
@@ -208,7 +179,7 @@ class GradFreeze(Regularizer):
         self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
     ) -> None:
         layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
-        self._in_order = order(layers)
+        self._in_order = list(order(layers))
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
@@ -267,7 +238,7 @@ class Mixout(Regularizer):
 
 
 def build_regularizer(
-    settings: RegularizerSettings,
+    settings: recipes.RegularizerSettings,
     parameters: Mapping[str, Tensor],
     *,
     num_epochs: int,
@@ -279,23 +250,27 @@ def build_regularizer(
     Then set the parameters and the generator's state, and begin the epoch again.
     """
     match settings:
-        case UnregularizedSettings():
+        case recipes.UnregularizedSettings():
             return Regularizer()
-        case GradDropSettings() | AnnealedGradDropSettings():
-            rate = constant_rate(settings.rate)
-            if isinstance(settings, AnnealedGradDropSettings):
-                rate = annealed_rate(settings.rate, num_epochs=num_epochs)
+        case recipes.GradDropSettings() | recipes.AnnealedGradDropSettings():
+            is_annealed = isinstance(settings, recipes.AnnealedGradDropSettings)
+            rate: RateOfEpoch = (
+                annealed_rate(settings.rate, num_epochs=num_epochs)
+                if is_annealed
+                else lambda _: settings.rate
+            )
             is_of_layers = settings.name in LAYERWISE
             return (LayerGradDrop if is_of_layers else GradDrop)(parameters, rate, generator)
-        case EpochGradDropSettings():
-            stays_free = settings.name is RegularizerName.GRADDROP_EPOCH
-            is_free = free_from_then_on if stays_free else free_once
+        case recipes.EpochGradDropSettings():
+            stays_free = settings.name is recipes.RegularizerName.GRADDROP_EPOCH
+            # A freed entry stays free to the end, or (toggled) is frozen again in the next epoch.
+            is_free = operator.le if stays_free else operator.eq
             return EpochGradDrop(parameters, is_free, generator, num_epochs=num_epochs)
-        case GradFreezeSettings():
-            is_top_down = settings.name is RegularizerName.GRADFREEZE_TOPDOWN
-            order = top_down if is_top_down else bottom_up
+        case recipes.GradFreezeSettings():
+            is_top_down = settings.name is recipes.RegularizerName.GRADFREEZE_TOPDOWN
+            order = reversed if is_top_down else iter
             return GradFreeze(parameters, order, num_epochs=num_epochs)
-        case MixoutSettings():
+        case recipes.MixoutSettings():
             return Mixout(parameters, settings.rate, generator)
 
 
@@ -304,22 +279,22 @@ def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Gener
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
-def check_method(settings: RegularizerSettings, method: Method) -> None:
+def check_method(settings: recipes.RegularizerSettings, method: Method) -> None:
     name = settings.name
-    if method.kind == "head" and name is not RegularizerName.NONE:
+    if method.kind == "head" and name is not recipes.RegularizerName.NONE:
         raise InvalidRecipeError(
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
         )
-    if isinstance(settings, GradFreezeSettings) and method == TopK(num_layers=1):
+    if isinstance(settings, recipes.GradFreezeSettings) and method == TopK(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"
         )
 
 
-def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
+def check_course(settings: recipes.RegularizerSettings, *, num_epochs: int) -> None:
+    if settings.name in recipes.GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )

@@ -28,16 +28,7 @@ from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
-from nunatak_training.cache import (
-    LOCK,
-    STATES_FOLDER,
-    SUFFIX,
-    StatesFacts,
-    default_cache_folder,
-    make_room,
-    replacing,
-    sweep_unusable,
-)
+from nunatak_training import cache
 
 CHUNK_TOKENS = 4096
 """Tokens of one pass through the trunk: enough for a busy CPU, and few enough for memory."""
@@ -197,19 +188,15 @@ class JoinedStates:
 
 def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
     """SHA-256 over everything that the bits of a set's states depend on."""
-    parts = (FORMAT, backbone.digest, numerics_of(backbone), inputs.digest, str(depth))
+    numerics = machine_of(backbone)
+    if backbone.device.type != "cuda":
+        numerics += f", {torch.get_num_threads()} threads"
+    parts = (FORMAT, backbone.digest, numerics, inputs.digest, str(depth))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def numerics_of(backbone: Backbone) -> str:
-    """Everything except weights and inputs that decides the bits of a trunk state."""
-    machine = machine_of(backbone)
-    threads = torch.get_num_threads()
-    return machine if backbone.device.type == "cuda" else f"{machine}, {threads} threads"
-
-
 def machine_of(backbone: Backbone) -> str:
-    """`numerics_of` without the number of threads."""
+    """Everything except weights, inputs and threads that decides the bits of a trunk state."""
     device = backbone.device
     is_cuda = device.type == "cuda"
     capability = torch.backends.cpu.get_cpu_capability
@@ -263,7 +250,7 @@ class DiskTrunkStore:
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
-        self._root = (folder or default_cache_folder()) / STATES_FOLDER
+        self._root = (folder or cache.default_cache_folder()) / cache.STATES_FOLDER
         self._max_bytes = max_bytes
         self._memory = MemoryTrunkStore()
 
@@ -283,10 +270,10 @@ class DiskTrunkStore:
 
     def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
         key = states_key(backbone, inputs, depth)
-        path = self._root / f"{key}{SUFFIX}"
+        path = self._root / f"{key}{cache.SUFFIX}"
         try:
             metadata, packed = _mapped(path)
-            facts = StatesFacts.model_validate(metadata)
+            facts = cache.StatesFacts.model_validate(metadata)
             os.utime(path)
         except (FileNotFoundError, SafetensorError, ValidationError):
             return None
@@ -300,15 +287,15 @@ class DiskTrunkStore:
         self, backbone: Backbone, inputs: InputSet, depth: int, progress: Progress
     ) -> SetStates:
         self._root.mkdir(parents=True, exist_ok=True)
-        sweep_unusable(self._root)
+        cache.sweep_unusable(self._root)
         key = states_key(backbone, inputs, depth)
-        path = self._root / f"{key}{SUFFIX}"
-        with FileLock(path.with_name(key + LOCK)):
+        path = self._root / f"{key}{cache.SUFFIX}"
+        with FileLock(path.with_name(key + cache.LOCK)):
             # Another process may have made the file while this process waited.
             found = self._found(backbone, inputs, depth)
             if found is not None:
                 return found
-            facts = StatesFacts(
+            facts = cache.StatesFacts(
                 key=key,
                 digest="0" * 64,
                 backbone=backbone.name,
@@ -317,11 +304,11 @@ class DiskTrunkStore:
                 num_tokens=inputs.num_tokens,
                 num_bytes=_num_bytes(backbone, inputs),
             )
-            make_room(self._root, budget=self._max_bytes - facts.num_bytes)
+            cache.make_room(self._root, budget=self._max_bytes - facts.num_bytes)
             lower = (self._found(backbone, inputs, it) for it in range(depth - 1, 0, -1))
             below = next(filter(None, lower), None)
             parts = compute_states(backbone, inputs, depth, below=below, progress=progress)
-            with replacing(path) as partial:
+            with cache.replacing(path) as partial:
                 _write_states(partial, facts, backbone, parts)
             _, packed = _mapped(path)
             return SetStates(backbone, inputs, depth, packed)
@@ -336,7 +323,7 @@ def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
 
 
 def _write_states(
-    path: Path, facts: StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
+    path: Path, facts: cache.StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
 ) -> None:
     """Part by part, because the states of a set may exceed the memory."""
     with path.open("wb") as file:
@@ -351,7 +338,7 @@ def _write_states(
         file.write(_header(facts.model_copy(update={"digest": digest.hexdigest()}), backbone))
 
 
-def _header(facts: StatesFacts, backbone: Backbone) -> bytes:
+def _header(facts: cache.StatesFacts, backbone: Backbone) -> bytes:
     metadata = {name: str(value) for name, value in facts.model_dump().items()}
     tensor = {
         "dtype": FORMATS[backbone.dtype],

@@ -224,16 +224,8 @@ FeedForward = Callable[[Tensor, MixedLayer, BackboneConfig], Tensor]
 def run_feed_forward(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
-    inner = mixed_linear(
-        x,
-        layer,
-        lambda weights: weights.feedforward_in,
-        LinearMap.FEEDFORWARD_IN,
-        activation=config.activation,
-    )
-    return mixed_linear(
-        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
-    )
+    inner = mixed_linear(x, layer, LinearMap.FEEDFORWARD_IN, activation=config.activation)
+    return mixed_linear(inner, layer, LinearMap.FEEDFORWARD_OUT)
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
@@ -273,42 +265,20 @@ def run_layer(
         where an adapter that reads NORMED_SUM gets W.attention_norm(x + a) for a, or
         W.output_norm(x + f) for f
     """
-    epsilon = config.layer_norm_epsilon
+    epsilon, frozen = config.layer_norm_epsilon, layer.frozen
     context = attend(hidden, layer, dropout)
-    block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
-    )
+    block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.attention_adapter,
-        norm=layer.frozen.attention_norm,
-        epsilon=epsilon,
-    )
-    hidden = mixed_norm(
-        summed,
-        layer,
-        lambda own: own.attention_norm,
-        lambda own: own.attention_norm,
-        epsilon=epsilon,
-    )
+    norm = frozen.attention_norm
+    add_adapters(summed, block, layer, "attention_adapter", norm=norm, epsilon=epsilon)
+    hidden = mixed_norm(summed, layer, "attention_norm", epsilon=epsilon)
     block = feed_forward(hidden, layer, config)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.feedforward_adapter,
-        norm=layer.frozen.output_norm,
-        epsilon=epsilon,
-    )
-    return mixed_norm(
-        summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
-    )
+    norm = frozen.output_norm
+    add_adapters(summed, block, layer, "feedforward_adapter", norm=norm, epsilon=epsilon)
+    return mixed_norm(summed, layer, "output_norm", epsilon=epsilon)
 
 
 def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:

@@ -165,12 +165,8 @@ class NomicArchitecture:
 
     def source_names(self, target: str) -> tuple[str, ...]:
         norm, layers, parts = LAYERS[self._model_type]
-        if target in EMBEDDINGS:
-            return (EMBEDDINGS[target],)
-        if target.startswith("embeddings.norm."):
-            return (target.replace("embeddings.norm", norm),)
-        _, layer, part, kind = target.split(".")
-        return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
+        norms = {f"embeddings.norm.{kind}": f"{norm}.{kind}" for kind in ("weight", "bias")}
+        return bert.sources_in(target, {**EMBEDDINGS, **norms}, layers, parts)
 
     def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
         del config

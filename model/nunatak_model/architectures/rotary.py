@@ -13,6 +13,7 @@ side, half = half of a head's width.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -265,13 +266,5 @@ def _normed_heads(
     heads: Float[Tensor, "tokens heads head_width"], layer: MixedLayer, config: BackboneConfig
 ) -> Float[Tensor, "tokens heads head_width"]:
     query, key = torch.split(heads, [config.num_heads, config.num_key_heads], dim=1)
-    epsilon = config.layer_norm_epsilon
-    return torch.cat(
-        (
-            mixed_norm(
-                query, layer, lambda own: own.query_norm, None, epsilon=epsilon, apply=rms_norm
-            ),
-            mixed_norm(key, layer, lambda own: own.key_norm, None, epsilon=epsilon, apply=rms_norm),
-        ),
-        dim=1,
-    )
+    norm = partial(mixed_norm, epsilon=config.layer_norm_epsilon, apply=rms_norm)
+    return torch.cat((norm(query, layer, "query_norm"), norm(key, layer, "key_norm")), dim=1)

@@ -85,14 +85,13 @@ def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[i
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    return {name: _float32_copy(backbone, name) for name in names}
-
-
-def _float32_copy(backbone: Backbone, name: str) -> Tensor:
-    tensor = backbone.floating(name)
-    if tensor is None:
-        raise KeyError(name)
-    return tensor.detach().to(torch.float32, copy=True)
+    found = dict[str, Tensor]()
+    for name in names:
+        tensor = backbone.floating(name)
+        if tensor is None:
+            raise KeyError(name)
+        found[name] = tensor.detach().to(torch.float32, copy=True)
+    return found
 
 
 def normal(

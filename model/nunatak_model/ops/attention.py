@@ -36,6 +36,7 @@ FLASH_CAPABILITY = (8, 0)
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 """Head widths that the kernels accept: multiples of the first, up to the second."""
 FLASH_OPERATOR = "_flash_attention_forward"
+Qkv = Float[Tensor, "tokens qkv_width"]
 EVERYWHERE, BACKWARDS = (-1, -1), (-1, 0)
 MASK_ALIGNMENT = 8
 """Kernels copy a mask whose rows have another length than a multiple of this."""
@@ -58,12 +59,7 @@ class Attention(Protocol):
         ...
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]: ...
 
 
@@ -107,12 +103,7 @@ class RunAttention:
         return replace(self, plan=tuple(replace(run, is_causal=True) for run in self.plan))
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         return attend(
             qkv, self.plan, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout
@@ -136,7 +127,7 @@ def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> Attentio
 
 
 def attend(
-    qkv: Float[Tensor, "tokens qkv_width"],
+    qkv: Qkv,
     plan: AttentionPlan,
     *,
     num_heads: int,
@@ -209,12 +200,7 @@ class PaddedAttention:
         return replace(self, plan=plan, additive={})
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         plan = self.additive.get(qkv.dtype)
         if plan is None:
@@ -341,12 +327,7 @@ class VarlenAttention:
         return replace(self, window=BACKWARDS)
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         if dropout > 0.0:
             raise ValueError(

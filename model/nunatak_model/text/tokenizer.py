@@ -3,22 +3,23 @@
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import tokenizers
 from tokenizers import Tokenizer, models
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import TextInput
-from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import WHOLE, Encoding, Part
-from nunatak_model.text.literal import special_tokens, without_special
+from nunatak_model.text.encoding import WHOLE, Encoding, Part, Vocabulary, align
 from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64
 """From BERT's reference implementation for SQuAD (Devlin et al. 2019)."""
+UNREACHABLE: Final = "\0"
+"""Begins the names of tokens that no text can hold, because no text holds NUL."""
 
 
 class TextTokenizer:
@@ -41,7 +42,7 @@ class TextTokenizer:
             self._normalizer = self._tokenizer.normalizer
             self._vocabulary = Vocabulary.of(parsed)
             single = self._tokenizer.encode("a")
-            self._special = special_tokens(parsed, single)
+            self._special = _special_tokens(parsed, single)
             self._special.pop(self.unknown_id, None)
             self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
@@ -123,7 +124,7 @@ class TextTokenizer:
         with self._lock:
             if self._literal is None:
                 definition = json.dumps(
-                    without_special(json.loads(self._definition), self._special)
+                    _without_special(json.loads(self._definition), self._special)
                 )
                 self._literal = TextTokenizer(
                     definition.encode(), num_token_types=self._num_token_types
@@ -254,3 +255,31 @@ def _windows(
             yield framing.post_process(piece)
         else:
             yield framing.post_process(first, piece)
+
+
+def _special_tokens(
+    definition: dict[str, Any], single: tokenizers.Encoding
+) -> dict[int | None, str]:
+    added = {
+        it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
+    }
+    marked = zip(single.ids, single.tokens, single.special_tokens_mask, strict=True)
+    return {**added, **{number: token for number, token, is_special in marked if is_special}}
+
+
+def _without_special(
+    definition: dict[str, Any], special: Mapping[int | None, str]
+) -> dict[str, Any]:
+    """The model's own vocabulary must change too: Unigram finds `</s>` there."""
+    hidden = {content: UNREACHABLE + content for content in special.values()}
+    model, added = definition["model"], definition.get("added_tokens", ())
+    if isinstance(model["vocab"], dict):
+        vocabulary = cast("dict[str, int]", model["vocab"])
+        renamed: object = {hidden.get(it, it): number for it, number in vocabulary.items()}
+    else:
+        renamed = [[hidden.get(it, it), score] for it, score in model["vocab"]]
+    tokens = [
+        {**it, "content": hidden[it["content"]], "normalized": False} if it["id"] in special else it
+        for it in added
+    ]
+    return {**definition, "model": {**model, "vocab": renamed}, "added_tokens": tokens}

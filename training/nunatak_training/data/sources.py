@@ -20,16 +20,9 @@ import numpy as np
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
+from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData
-from nunatak_training.data.splits import (
-    check_scored,
-    check_train,
-    draw_dev,
-    label_names,
-    lone_label,
-    unknown_label,
-)
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -100,22 +93,17 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
 
 def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
     """Class numbers become the data set's class names."""
-    names_of = {
-        column: names
-        for column, feature in dataset.features.items()
-        if (names := _class_names(feature)) is not None
-    }
+    names_of = dict[str, list[str]]()
+    for column, feature in dataset.features.items():
+        names = getattr(getattr(feature, "feature", feature), "names", None)
+        if names is not None:
+            names_of[column] = cast("list[str]", names)
     for number, item in enumerate(dataset, start=1):
         place = f"{where}:{number}"
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
         yield FileRow(file=where, number=number, values=values, header=where)
-
-
-def _class_names(feature: object) -> list[str] | None:
-    inner = getattr(feature, "feature", feature)
-    return cast("list[str] | None", getattr(inner, "names", None))
 
 
 def _named(value: object, names: list[str], column: str, where: str) -> object:
@@ -167,18 +155,18 @@ def load_task_data(
     kind, train = _read(found.train, kind, bad)
     dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
     chosen_dev, tested = bad.examples(dev_rows, kind), bad.examples(found.test, kind)
-    train = bad.without(train, lone_label(train, kind))
-    labels = label_names(train, kind)
-    chosen_dev = bad.without(chosen_dev, unknown_label(labels))
-    tested = bad.without(tested, unknown_label(labels))
+    train = bad.without(train, splits.lone_label(train, kind))
+    labels = splits.label_names(train, kind)
+    chosen_dev = bad.without(chosen_dev, splits.unknown_label(labels))
+    tested = bad.without(tested, splits.unknown_label(labels))
     bad.settle()
-    check_train(train, kind, found.name)
+    splits.check_train(train, kind, found.name)
     if dev_rows is None:
-        train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
-        labels = label_names(train, kind)
-    check_scored(chosen_dev, found.name, split="dev")
+        train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=found.name)
+        labels = splits.label_names(train, kind)
+    splits.check_scored(chosen_dev, found.name, split="dev")
     if found.test is not None:
-        check_scored(tested, found.name, split="test")
+        splits.check_scored(tested, found.name, split="test")
     return TaskData(
         name=found.name,
         kind=kind,
@@ -209,9 +197,9 @@ def load_test_rows(
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
-    found = bad.without(read, unknown_label(labels))
+    found = bad.without(read, splits.unknown_label(labels))
     bad.settle()
-    check_scored(found, path.name, split="test")
+    splits.check_scored(found, path.name, split="test")
     return found
 
 
@@ -353,18 +341,18 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
-    splits = load_dataset(reference)
-    if "train" not in splits:
+    found = load_dataset(reference)
+    if "train" not in found:
         raise NunatakError(
             "data_not_found",
             where=str(reference),
-            problem=f"the data set must have a split 'train', it has {sorted(splits)}",
+            problem=f"the data set must have a split 'train', it has {sorted(found)}",
         )
-    dev_name = next((name for name in ("validation", "dev") if name in splits), None)
+    dev_name = next((name for name in ("validation", "dev") if name in found), None)
     return _Source(
         name=str(reference),
-        train=read_split(splits["train"], f"{reference}/train"),
-        dev=None if dev_name is None else read_split(splits[dev_name], f"{reference}/{dev_name}"),
+        train=read_split(found["train"], f"{reference}/train"),
+        dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
     )
 
 

@@ -236,11 +236,15 @@ def snapshot(state: LoopState) -> SavedState:
         best_loss=best.loss,
         history=tuple(state.history),
     )
+    generator = state.randomness
+    random = {"cpu": torch.get_rng_state(), "regularizer": generator.get_state()}
+    if generator.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(generator.device)
     tensors = {
         **_named(PARAMETERS, state.parameters),
         **_named(BEST, best.parameters),
         **_named(MOMENTS, state.stepper.moments()),
-        **_named(RANDOM, _random_states(state.randomness)),
+        **_named(RANDOM, random),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
     }
     return SavedState(tensors=tensors, facts=facts.model_dump_json())
@@ -264,7 +268,11 @@ def restore(state: LoopState, held: SavedState) -> None:
         total_loss=facts.total_loss,
     )
     state.history[:] = facts.history
-    _restore_random_states(state.randomness, _part(RANDOM, held.tensors))
+    random = _part(RANDOM, held.tensors)
+    torch.set_rng_state(random["cpu"])
+    state.randomness.set_state(random["regularizer"])
+    if "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], state.randomness.device)
 
 
 def resume(state: LoopState, checkpoint: SavedRun | None, report: Report) -> None:
@@ -281,17 +289,3 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     begin = f"{prefix}."
     return {name.removeprefix(begin): it for name, it in tensors.items() if name.startswith(begin)}
-
-
-def _random_states(generator: torch.Generator) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state(), "regularizer": generator.get_state()}
-    if generator.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(generator.device)
-    return states
-
-
-def _restore_random_states(generator: torch.Generator, states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    generator.set_state(states["regularizer"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], generator.device)

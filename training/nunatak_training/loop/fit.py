@@ -186,20 +186,6 @@ class _Epochs:
             self.checkpoint.save(snapshot(self.state))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """The parameters after the best epoch, and the course of the run."""
-
-    parameters: dict[str, Tensor]
-    dev_logits: Sequence[Tensor] | None
-    """With these parameters; None if the best epoch ran before the process was killed."""
-    best_epoch: int
-    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
-    num_epochs: int
-    """Planned; fewer have run if patience ended the run."""
-    history: tuple[EpochResult, ...]
-
-
 def fit(  # noqa: PLR0913 - a run has many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
@@ -211,8 +197,8 @@ def fit(  # noqa: PLR0913 - a run has many parts
     dev_score: Callable[[Sequence[Float[Tensor, "*vectors outputs"]]], float],
     report: Report,
     checkpoint: SavedRun | None = None,
-) -> FitResult:
-    """Train `parameters` in place and return a copy of them after the best epoch.
+) -> LoopState:
+    """Train `parameters` in place; the state has a copy of them after the best epoch.
 
     The same arguments give the same bytes on a CPU, also from a `checkpoint` of the same run.
     """
@@ -228,7 +214,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
         loss = batch_loss(logits, dev.targets).item()
         return DevScore(loss=loss, score=dev_score(logits), logits=logits)
 
-    state = run_epochs(
+    return run_epochs(
         parameters,
         recipe,
         steps_per_epoch=math.ceil(count / recipe.batch_size),
@@ -236,14 +222,6 @@ def fit(  # noqa: PLR0913 - a run has many parts
         dev_score=scored,
         report=report,
         checkpoint=checkpoint,
-    )
-    best = state.best
-    return FitResult(
-        parameters=best.parameters,
-        dev_logits=best.logits,
-        best_epoch=best.epoch,
-        num_epochs=state.stepper.course.num_epochs,
-        history=tuple(state.history),
     )
 
 

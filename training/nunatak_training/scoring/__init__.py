@@ -8,4 +8,10 @@ from nunatak_training.scoring.statistics import (
     score_intervals,
 )
 
-__all__ = ["Interval", "Statistic", "Statistics", "mean_of", "score_intervals"]
+__all__ = [
+    "Interval",
+    "Statistic",
+    "Statistics",
+    "mean_of",
+    "score_intervals",
+]

@@ -17,15 +17,8 @@ from nunatak_training.data.splits import sameness
 from nunatak_training.errors import too_few
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
+from nunatak_training.sweeps import results
 from nunatak_training.sweeps.grid import Cap, Grid, TaskEntry, methods_of
-from nunatak_training.sweeps.results import (
-    BackboneDescription,
-    Cut,
-    DataDescription,
-    RunDescription,
-    RunOrigin,
-    Source,
-)
 
 SAMPLE_SEED = 0
 DIGEST_VERSION = 1
@@ -41,7 +34,7 @@ class CutData:
     """Test examples do not choose the epoch."""
 
 
-def cut_data(data: TaskData, cut: Cut) -> CutData:
+def cut_data(data: TaskData, cut: results.Cut) -> CutData:
     """Draw a random part, equal for every seed of training, in the order of the files.
 
     A larger part contains every smaller part, and has the labels of the whole data. Documents of
@@ -107,12 +100,15 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
 class Run:
     """One planned run."""
 
-    description: RunDescription
-    origin: RunOrigin
+    description: results.RunDescription
+    origin: results.RunOrigin
 
 
 def plan_runs(
-    grid: Grid, *, backbone_of: Callable[[str], Backbone], data_of: Callable[[Source], CutData]
+    grid: Grid,
+    *,
+    backbone_of: Callable[[str], Backbone],
+    data_of: Callable[[results.Source], CutData],
 ) -> tuple[Run, ...]:
     """Equal combinations give one run.
 
@@ -125,16 +121,16 @@ def plan_runs(
             data = data_of(source)
             for recipe in _recipes(grid, task, backbone):
                 description = describe(grid.name, task.name, source, data, recipe, backbone)
-                origin = RunOrigin(backbone=name, source=source)
+                origin = results.RunOrigin(backbone=name, source=source)
                 run = Run(description=description, origin=origin)
                 runs.setdefault(description.digest, run)
     return tuple(runs.values())
 
 
 def describe(
-    sweep: str, task: str, source: Source, cut: CutData, recipe: Recipe, backbone: Backbone
-) -> RunDescription:
-    data = DataDescription(
+    sweep: str, task: str, source: results.Source, cut: CutData, recipe: Recipe, backbone: Backbone
+) -> results.RunDescription:
+    data = results.DataDescription(
         source=cut.data.name,
         kind=cut.data.kind.value,
         train_digest=cut.data.train.digest,
@@ -150,30 +146,25 @@ def describe(
         "kind": data.kind,
         "labels": list[JsonValue](cut.data.labels),
         "data": [data.train_digest, data.dev_digest, data.test_digest],
-        "recipe": _determining(recipe),
+        # Settings that differ from their defaults, and method and regularizer in full: a new
+        # setting keeps the digests of old runs, if its default keeps the old behaviour.
+        "recipe": {
+            **recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True),
+            **recipe.model_dump(mode="json", include={"method", "regularizer"}),
+        },
     }
     text = json.dumps(determining, sort_keys=True, separators=(",", ":"))
-    return RunDescription(
+    return results.RunDescription(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         sweep=sweep,
         task=task,
         train_cap=source.cut.train,
-        backbone=BackboneDescription(
+        backbone=results.BackboneDescription(
             name=backbone.name, digest=backbone.digest, num_layers=backbone.config.num_layers
         ),
         data=data,
         recipe=recipe,
     )
-
-
-def _determining(recipe: Recipe) -> dict[str, JsonValue]:
-    """The settings that differ from their defaults, with method and regularizer in full.
-
-    So a new setting keeps the digests of old runs, if its default keeps the old behaviour.
-    """
-    changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
-    whole = recipe.model_dump(mode="json", include={"method", "regularizer"})
-    return {**changed, **whole}
 
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
@@ -194,13 +185,13 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 
 
-def _sources(grid: Grid, task: TaskEntry) -> Iterator[Source]:
+def _sources(grid: Grid, task: TaskEntry) -> Iterator[results.Source]:
     for cap in task.train_caps or grid.train_caps:
-        yield Source(
+        yield results.Source(
             data=_below(grid.data_root, task.data or task.name),
             kind=task.kind,
             dev=None if task.dev is None else _below(grid.data_root, task.dev),
-            cut=Cut(
+            cut=results.Cut(
                 train=_number(cap), dev=_number(grid.dev_cap), dev_from_train=grid.dev_from_train
             ),
         )
