@@ -30,15 +30,11 @@ class LeftOut:
     digest: str
     """SHA-256 of its values in `dtype`."""
     num_bytes: int
-    """Size of the weight in the served layout."""
+    """In the served layout."""
 
     def equals(self, tensor: Tensor) -> bool:
         """Whether a tensor, rounded to the weight's dtype, has the same values."""
         return _digest(tensor.to(self.dtype)) == self.digest
-
-
-def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
-    return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
 
 
 def _digest(tensor: Tensor) -> str:
@@ -52,8 +48,7 @@ class Backbone:
 
     name: str
     source: str
-    """The name of the checkpoint: for an added backbone, the folder or the hub id with commit from
-    which it was added."""
+    """For an added backbone, the folder or the hub id with commit from which it was added."""
     digest: str
     """SHA-256 over configuration, tokenizer and stored weights; the same at any dtype."""
     config: BackboneConfig
@@ -61,46 +56,37 @@ class Backbone:
     """The content of `config.json`, for exports. The forward reads `config` alone."""
     tokenizer: TextTokenizer
     pooling: Pooling
-    """The checkpoint's trained way to turn token vectors into one vector."""
     max_embedding_tokens: int
-    """The checkpoint's maximum length of a text to embed, in tokens."""
     pooler: Linear | None
-    """The checkpoint's dense layer after pooling, the start of new heads. No part of the
-    encoder."""
+    """The checkpoint's dense layer after pooling, the start of new heads."""
     pooler_norm: Norm | None
-    """The norm after the dense layer, if the architecture has one."""
     parameters: Mapping[str, Tensor]
     """All encoder weights by stored name. `embeddings` and `layers` are views of these weights."""
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     """The layers from the lowest up. Fewer than configured if only the lowest are in memory."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
-    """The records of the weights of layers that are not in memory."""
     is_packed: bool = False
     """Whether linear maps have the layout for serving, which cannot have gradients."""
     ops: Ops = PLAIN_OPS
-    """The operations of its device."""
     speeds: Mapping[str, float] = field(default_factory=dict[str, float])
     """The speed of a product over float32, by number format; empty if not measured."""
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
-        """The names of the kernels that stand in place of torch's own operations."""
+        """The kernels that stand in place of torch's own operations."""
         return (*(("packed_weights",) if self.is_packed else ()), *self.ops.fast_kernels())
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the layers' linear maps are in 8-bit integers."""
         return any(layer.qkv.scale is not None for layer in self.layers)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of the weights."""
         return self.embeddings.word.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.embeddings.word.device
 
     @property
@@ -110,7 +96,6 @@ class Backbone:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of embeddings and held layers."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     @property
@@ -119,7 +104,6 @@ class Backbone:
         return self.num_bytes + sum(it.num_bytes for it in self.left_out.values())
 
     def layer(self, index: int) -> LayerWeights | None:
-        """The weights of a layer, counted from 0; None if the layer is not held."""
         return self.layers[index] if index < len(self.layers) else None
 
     def equals(self, name: str, tensor: Tensor) -> bool | None:
@@ -132,11 +116,7 @@ class Backbone:
         return torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
 
     def floating(self, name: str) -> Tensor | None:
-        """The encoder weight of that name in floating point; None if there is no such weight.
-
-        A packed weight is returned in the plain layout. The integers of a quantized weight are
-        multiplied by their scales.
-        """
+        """The encoder weight in floating point and the plain layout; None for an unknown name."""
         tensor = self.parameters.get(name)
         if tensor is None or tensor.is_floating_point():
             return None if tensor is None else plain(tensor)
@@ -179,8 +159,7 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
     would read a dropped layer is refused with `layer_not_held`.
 
     Raises:
-        UnsupportedBackboneError: the backbone has fewer layers, or no layer would be left, or the
-            backbone is packed.
+        UnsupportedBackboneError: no or too few layers, or the backbone is packed.
     """
     if backbone.is_packed or not 1 <= num_layers <= len(backbone.layers):
         raise UnsupportedBackboneError(
@@ -191,7 +170,11 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
     names = [name for name in backbone.parameters if name.startswith(upper)]
     parameters = {name: it for name, it in backbone.parameters.items() if name not in names}
     left_out = {
-        name: left_out_of(floating, num_bytes=backbone.parameters[name].nbytes)
+        name: LeftOut(
+            dtype=floating.dtype,
+            digest=_digest(floating),
+            num_bytes=backbone.parameters[name].nbytes,
+        )
         for name in names
         if (floating := backbone.floating(name)) is not None
     }
@@ -232,8 +215,5 @@ def pack_backbone(backbone: Backbone) -> Backbone:
 
 
 def without_fast_kernels(backbone: Backbone) -> Backbone:
-    """The same backbone, with torch's own operations on what is not packed.
-
-    Its branches can stay as they are.
-    """
+    """The same backbone with torch's own operations; its branches can stay as they are."""
     return replace(backbone, ops=PLAIN_OPS)

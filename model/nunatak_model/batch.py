@@ -52,7 +52,6 @@ def in_slot_order(branches: Iterable[Branch]) -> tuple[Branch, ...]:
 def layer_spans(
     layout: Layout, branches: Sequence[Branch], plan_groups: PlanGroups | None, device: torch.device
 ) -> tuple[LayerSpan, ...]:
-    """The spans of a stage's tokens that run overrides, in the order of the plan's lanes."""
     own = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     if plan_groups is None:
         return tuple(_lone_span(span, branches[span.branch]) for span in own)
@@ -88,7 +87,6 @@ def _span(
 
 
 def _page(index: int, branches: Sequence[Branch]) -> tuple[int, int]:
-    """The key of a run: equal for branches that run together."""
     page, _ = _place(branches[index])
     return (page, 0) if page >= 0 else (page, index)
 
@@ -104,7 +102,6 @@ class _HeadRun:
 
     pairs: tuple[Pair, ...]
     rows: tuple[int, ...]
-    """The row of each pair in the last layout."""
     head: Head
     groups: SlotGroups | None = None
 
@@ -119,7 +116,6 @@ def run_heads(
     ops: Ops,
     dropout: float,
 ) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
-    """Logits of each pair, by the pair's row in the layout; `inputs` are indexed by pairs."""
     pooled = dict[_Reading, Tensor]()
     for pooling, padding_id in dict.fromkeys(_reading(branch.head) for branch in branches):
         if pooling is not None and pooling is not Pooling.LATE:

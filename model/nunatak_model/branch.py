@@ -36,7 +36,7 @@ Layers = Mapping[int, LayerOverride]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSpec:
-    """The method and the head of a branch, without its parameters."""
+    """The method and the head of a branch."""
 
     method: Method
     head: HeadSpec
@@ -50,7 +50,7 @@ class BranchSlots:
     """The slots of a branch, on a device whose kernels read many tasks' parameters at once."""
 
     layers: Slot[Layers] | None
-    """None if the branch is a head alone."""
+    """None: a head alone."""
     head: Slot[Head]
 
 
@@ -65,19 +65,17 @@ class Branch:
     layers: Layers
     head: Head
     head_parameters: int
-    """Number of parameters of the head."""
     branch_parameters: int
-    """Number of parameters of layers, adapters and embeddings; both numbers without padding."""
+    """Both numbers without padding."""
     slots: BranchSlots | None = None
-    """If the branch has slots, its parameters are views of the slots, padded to their shapes."""
+    """The parameters are then views of the slots, padded to their shapes."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parameters, padding included."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def num_frozen_layers_read(self, config: BackboneConfig) -> int | None:
-        """Return the number of lowest backbone layers in use; None without the embeddings."""
+        """Number of lowest backbone layers in use; None without the embeddings."""
         if self.split_depth is None:
             return None
         # Additions to a frozen layer leave the layer in use.
@@ -86,11 +84,7 @@ class Branch:
 
 
 def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
-    """The exact set of tensors of a task version.
-
-    Raises:
-        NunatakError: `invalid_method`, the method does not fit the backbone.
-    """
+    """The exact set of tensors; `invalid_method` unless the method fits the backbone."""
     maths = maths_of(spec.method)
     maths.check(config)
     return {**maths.parameter_shapes(config), **head_shapes(spec.head, config)}
@@ -99,11 +93,7 @@ def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
 def initial_parameters(
     spec: BranchSpec, backbone: Backbone, *, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Fresh float32 tensors to train; they share no memory with the backbone.
-
-    Raises:
-        NunatakError: `invalid_method`, the method does not fit the backbone.
-    """
+    """Fresh float32 tensors to train; `invalid_method` unless the method fits the backbone."""
     maths = maths_of(spec.method)
     maths.check(backbone.config)
     return {
@@ -115,12 +105,9 @@ def initial_parameters(
 def stored_parameters(
     spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone
 ) -> dict[str, Tensor]:
-    """The parameters as versions on this backbone store them.
-
-    On a quantized backbone, the linear maps of own layers are in 8-bit integers too.
-    """
-    is_quantized = backbone.is_quantized and maths_of(spec.method).has_own_layers
-    return quantized(parameters) if is_quantized else dict(parameters)
+    """As versions store them: own layers on a quantized backbone in 8-bit integers."""
+    has_own_layers = maths_of(spec.method).has_own_layers
+    return quantized(parameters) if has_own_layers and backbone.is_quantized else dict(parameters)
 
 
 def build_branch(
@@ -131,10 +118,8 @@ def build_branch(
     The linear maps of own layers may be in 8-bit integers with scales (see `stored_parameters`).
 
     Raises:
-        NunatakError: `invalid_method`, the method does not fit the backbone.
-        NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not
-            all of one floating-point dtype, or integers with their scales.
-        NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
+        NunatakError: `invalid_method`; `parameter_mismatch`, the tensors do not match
+            `parameter_shapes` in one floating-point dtype; `non_finite_parameter`.
     """
     shapes = parameter_shapes(spec, config)
     if maths_of(spec.method).has_own_layers:
@@ -151,15 +136,16 @@ def build_branch(
 def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     """The same branch in the number format, place and layout of its backbone, to be served.
 
-    The branch was built from finite parameters, so only a conversion can make them infinite.
-
-    Raises:
-        NunatakError: `non_finite_parameter`, a parameter does not fit the number format.
+    The branch was built from finite parameters, so only a conversion can make them infinite, which
+    is `non_finite_parameter`.
     """
     if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
-        name: tensor.to(device=backbone.device, dtype=_served_dtype(name, tensor, backbone.dtype))
+        # Quantized maps keep their formats.
+        name: tensor.to(backbone.device, backbone.dtype)
+        if tensor.is_floating_point() and not name.endswith(SCALE)
+        else tensor.to(backbone.device)
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
@@ -176,7 +162,6 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
 
 
 def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
-    """Write a branch into slots. From there it can run alone or grouped with others."""
     spec, config = branch.spec, backbone.config
     alignment = ALIGNMENT_BYTES // backbone.dtype.itemsize
     form = BranchSpec(
@@ -236,11 +221,6 @@ def _layers(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, T
     }
 
 
-def _served_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The number format of a parameter on a backbone of `dtype`; quantized maps keep theirs."""
-    return dtype if tensor.is_floating_point() and not name.endswith(SCALE) else tensor.dtype
-
-
 def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
     scales = {name for name in shapes if name.endswith(SCALE)}
     integers = {name for name in shapes if scale_of(name) in scales}
@@ -275,10 +255,7 @@ def _check_finite(parameters: Mapping[str, Tensor]) -> None:
 
 
 def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
-    """The head with its labels rounded up to a multiple of `alignment`.
-
-    All kinds of head share a form.
-    """
+    """Labels rounded up to a multiple of `alignment`; all kinds of head share a form."""
     kind = HeadKind.TOKEN_CLASSIFICATION
     if isinstance(head.pooling, Pooling):
         kind = HeadKind.SEQUENCE_CLASSIFICATION
@@ -288,7 +265,6 @@ def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
 def padded_parameters(
     method: Method, parameters: Mapping[str, Tensor], shapes: Shapes, *, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Parameters of `method` and its head as a slot holds them, in the padded shapes."""
     maths = maths_of(method)
     return {
         name: _filled(maths.in_slot(name, parameters[name]).to(dtype), shape)

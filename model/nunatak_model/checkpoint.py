@@ -9,7 +9,6 @@ import importlib.util
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -35,8 +34,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
 
 DEFAULT_POOLINGS = {"eurobert": "late"}
-"""transformers' default `classifier_pooling`, if it is not the first token. A late mean is the mean
-of the tokens' logits. New heads of such a checkpoint read the mean of the tokens."""
+"""transformers' default `classifier_pooling`, if not the first token. New heads read the mean."""
 RECORD = "backbone.json"
 """The record of an added backbone, next to its files."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,17 +50,15 @@ def load_backbone(
 
     Args:
         source: `minilm` (the embedded default), a folder in transformers' layout, the name of an
-            added backbone, or a hub id; the suffix `+int8` quantizes the backbone (see
-            `quantize_backbone`).
+            added backbone, or a hub id; the suffix `+int8` quantizes it (see `quantize_backbone`).
         dtype: number format of the weights.
-        device: the device of the weights.
+        device: their device.
 
     Raises:
         NunatakError: `backbone_not_found`, nothing is there.
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
-        CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
-            default's bytes do not match the digest.
+        CorruptBackboneError: a file is broken, or the embedded default has another digest.
     """
     name = str(source)
     if name.endswith(INT8_SUFFIX):
@@ -73,19 +69,12 @@ def load_backbone(
 
 
 def read_config(source: str | Path = DEFAULT_BACKBONE) -> BackboneConfig:
-    """Read the shape of a backbone without its weights; `source` is that of `load_backbone`.
-
-    Raises:
-        NunatakError: `backbone_not_found`, nothing is there.
-        UnsupportedBackboneError: another architecture.
-        CorruptBackboneError: the configuration is broken.
-    """
+    """Read the shape of a backbone without its weights; errors as of `load_backbone`."""
     folder, _ = _found(str(source).removesuffix(INT8_SUFFIX))
     return config_from(_read_json(folder / "config.json"))
 
 
 def _found(source: str) -> tuple[Path, str]:
-    """Return the folder of a checkpoint and the name of its backbone."""
     if source == DEFAULT_BACKBONE:
         return _minilm_folder(), MINILM_NAME
     for folder in (Path(source), added_backbones() / source):
@@ -141,7 +130,12 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     config = config_from(raw)
     path = folder / tokenizer_settings.TOKENIZER_CONFIG
     settings = _read_json(path) if path.exists() else {}
-    definition = tokenizer_settings.definition_of(partial(_read_if_any, folder), raw, settings)
+
+    def read(name: str) -> bytes | None:
+        path = folder / name
+        return path.read_bytes() if path.exists() else None
+
+    definition = tokenizer_settings.definition_of(read, raw, settings)
     if definition is None:
         raise _missing(folder / tokenizer_settings.TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
@@ -194,11 +188,6 @@ def _tokenizer(
     return TextTokenizer(definition, num_token_types=1)
 
 
-def _read_if_any(folder: Path, name: str) -> bytes | None:
-    path = folder / name
-    return path.read_bytes() if path.exists() else None
-
-
 def _parsed(path: Path) -> object:
     try:
         return json.loads(path.read_bytes())
@@ -227,17 +216,12 @@ def _missing(path: Path) -> UnsupportedBackboneError:
 class TensorFile(Protocol):
     """An open safetensors file; the library's own class is untyped."""
 
-    def keys(self) -> Iterable[str]:
-        """Names of the tensors."""
-        ...
+    def keys(self) -> Iterable[str]: ...
 
-    def get_tensor(self, name: str) -> Tensor:
-        """Read one tensor."""
-        ...
+    def get_tensor(self, name: str) -> Tensor: ...
 
 
 Stored = Mapping[str, Tensor]
-"""Stored tensors by their names in the checkpoint."""
 
 
 class _OpenFiles(Stored):
@@ -284,7 +268,6 @@ def _open(path: Path) -> Generator[TensorFile]:
 
 
 def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """The encoder tensors under our names. Query, key and value are stacked into one tensor."""
     prefix, source_names = _prefix(stored, config), architecture_of(config).source_names
     for target, shape in encoder_shapes(config).items():
         parts = [_find(stored, prefix + name) for name in source_names(target)]
@@ -345,10 +328,7 @@ def _embedding(
     settings: dict[str, Any],
     config: BackboneConfig,
 ) -> Embedding:
-    """The pooling in the sentence-transformers files or the configuration.
-
-    If neither names one: the first token, or in decoders the last, which alone sees all others.
-    """
+    """Without a named pooling: the first token, or in decoders the last, which alone sees all."""
 
     def read(name: str) -> object:
         return _parsed(folder / name) if (folder / name).exists() else None

@@ -8,7 +8,7 @@ from nunatak_contract.enums import Activation, LinearMap
 from nunatak_model.errors import UnsupportedBackboneError
 
 QKV: Final = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
-"""The maps that are stacked into one, in this order."""
+"""Stacked into one map, in this order."""
 
 SPELLINGS = {
     "gelu_python": Activation.GELU,
@@ -27,16 +27,13 @@ FIELDS: Final = {
     "intermediate_width": "intermediate_size",
     "num_positions": "max_position_embeddings",
 }
-"""Our names of the sizes of all architectures, each with its name in `config.json`."""
 
 
 def read_sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes in a `config.json`, by our names."""
     return {ours: raw[theirs] for ours, theirs in FIELDS.items()}
 
 
 def read_activation(setting: str, name: str) -> Activation:
-    """Read a setting of `config.json`; raise `UnsupportedBackboneError` at an unknown name."""
     known = {**{it.value: it for it in Activation}, **SPELLINGS}
     if name not in known:
         raise UnsupportedBackboneError(f"{setting} must be one of {', '.join(known)}, got {name!r}")
@@ -48,14 +45,13 @@ class BackboneConfig:
     """The description of a backbone without its weights."""
 
     model_type: str
-    """transformers' name of the architecture."""
     vocab_size: int
     hidden_width: int
     num_layers: int
     num_heads: int
     intermediate_width: int
     num_positions: int
-    """Number of positions of the encoder: the rows of the table if positions are learned."""
+    """The rows of the table if positions are learned."""
     position_offset: int = 0
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
     num_token_types: int = 1
@@ -68,18 +64,16 @@ class BackboneConfig:
     reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
     num_shared_heads: int | None = None
-    """Heads of keys and of values, each shared by a group of query heads; None: one per query
-    head."""
+    """Heads of keys and of values, each shared by a group of query heads."""
     own_head_width: int | None = None
-    """Width of one attention head; None: the hidden width divided by the number of heads."""
+    """None: the hidden width divided by the number of heads."""
     is_causal: bool = False
-    """Whether a token sees only itself and earlier tokens, as in decoders."""
     has_score_bias: bool = True
     """Whether the logits of transformers' sequence heads have a bias."""
     embedding_width: int | None = None
-    """Width of the embedding tables if a linear map follows; None: the hidden width."""
+    """Width of the tables if a linear map follows."""
     has_pair_terms: bool = False
-    """Whether the attention adds a term to the score of each pair of tokens."""
+    """Whether each pair of tokens adds a term to its score."""
 
     @property
     def head_width(self) -> int:
@@ -91,14 +85,8 @@ class BackboneConfig:
 
     @property
     def qkv_widths(self) -> tuple[int, int, int]:
-        """Widths of query, key and value, which form one map in this order."""
         shared = self.num_key_heads * self.head_width
         return self.num_heads * self.head_width, shared, shared
-
-    @property
-    def known_padding_id(self) -> int | None:
-        """The padding token, if there is one."""
-        return self.padding_id if self.padding_id >= 0 else None
 
     @property
     def max_tokens(self) -> int:

@@ -27,7 +27,6 @@ class InvalidTensorsError(NunatakError):
 
 
 def mismatch_of(names: Mapping[str, Iterable[str]]) -> str:
-    """Describe tensors that do not fit: how many of each kind there are, and a few names."""
     lists = {kind: tuple(own) for kind, own in names.items()}
     return "; ".join(
         f"{len(own)} {kind} ({', '.join(own[:3])}{', ...' if len(own) > 3 else ''})"

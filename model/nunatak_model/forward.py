@@ -7,6 +7,7 @@ nothing for others.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter
 
@@ -41,8 +42,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """The distinct inputs and branches of the rows, and each row as a pair of indices."""
-
     inputs: tuple[Encoding, ...]
     branches: tuple[Branch, ...]
     pairs: tuple[tuple[int, int], ...]
@@ -53,8 +52,7 @@ def run_trunk(
 ) -> TrunkActivations:
     """Run the backbone's embeddings and layers below `depth` on each distinct input.
 
-    With `trunk`, each input starts from its deepest held state at or below `depth`. No state is
-    offered to the cache.
+    With `trunk`, each input starts from its deepest held state; no state is offered to the cache.
     """
     distinct = tuple(dict.fromkeys(inputs))
     if not distinct:
@@ -68,13 +66,8 @@ def run_trunk(
         num_layers=depth,
         held_depths=[] if trunk is None else [trunk.depths(source) for source in sources],
     )
-    layout = plan.start
-    hidden = _embed(backbone, batch, layout, dropout=0.0) if layout.rows else _empty(backbone)
     held = _read_states(trunk, plan, sources)
-    for stage, states in zip(plan.stages, held, strict=True):
-        hidden = _enter_stage(hidden, layout, stage, states)
-        layout = stage.layout
-        hidden = _run_stage(hidden, backbone, batch, stage, dropout=0.0)
+    hidden, layout = _run(plan, held, backbone, batch)
     rows = torch.split(hidden, list(layout.lengths))
     return TrunkActivations(depth=depth, hidden=dict(zip(distinct, rows, strict=True)))
 
@@ -122,22 +115,23 @@ def forward(
     sources = [] if trunk is None else [trunk_source(backbone, it) for it in batch.inputs]
     plan = plan_batch(
         batch.pairs,
-        branches=[_traits(branch) for branch in batch.branches],
+        branches=[
+            BranchTraits(
+                lane=next((layer.lane for layer in it.layers.values()), Lane.TRUNK),
+                split_depth=it.split_depth,
+            )
+            for it in batch.branches
+        ],
         input_lengths=[encoding.num_tokens for encoding in batch.inputs],
         num_layers=backbone.config.num_layers,
         held_depths=[] if trunk is None else [trunk.depths(source) for source in sources],
     )
     # Held states are read before new states are offered, because an offer may drop held states.
     held = _read_states(trunk, plan, sources)
-    layout = plan.start
-    hidden = _embed(backbone, batch, layout, dropout=dropout) if layout.rows else _empty(backbone)
-    for stage, states in zip(plan.stages, held, strict=True):
-        hidden = _enter_stage(hidden, layout, stage, states)
-        layout = stage.layout
-        hidden = _run_stage(
-            hidden, backbone, batch, stage, dropout=dropout, between_layers=between_layers
-        )
-        _offer_states(trunk, hidden, stage, sources)
+    offer = None if trunk is None else partial(_offer_states, trunk, sources)
+    hidden, layout = _run(
+        plan, held, backbone, batch, dropout=dropout, between_layers=between_layers, offer=offer
+    )
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
     logits = run_heads(
         hidden,
@@ -151,6 +145,35 @@ def forward(
     return [logits[pair] for pair in batch.pairs]
 
 
+def _run(
+    plan: ForwardPlan,
+    held: Sequence[Sequence[Float[Tensor, "_ width"]]],
+    backbone: Backbone,
+    batch: _Batch,
+    *,
+    dropout: float = 0.0,
+    between_layers: BetweenLayers | None = None,
+    offer: Callable[[Tensor, Stage], None] | None = None,
+) -> tuple[Float[Tensor, "tokens width"], Layout]:
+    layout = plan.start
+    # If the states of all inputs are held, no row comes from the embeddings.
+    shape = (0, backbone.config.hidden_width)
+    hidden = (
+        _embed(backbone, batch, layout, dropout=dropout)
+        if layout.rows
+        else torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
+    )
+    for stage, states in zip(plan.stages, held, strict=True):
+        hidden = _enter_stage(hidden, layout, stage, states)
+        layout = stage.layout
+        hidden = _run_stage(
+            hidden, backbone, batch, stage, dropout=dropout, between_layers=between_layers
+        )
+        if offer is not None:
+            offer(hidden, stage)
+    return hidden, layout
+
+
 def _distinct(rows: Sequence[Row]) -> _Batch:
     # Inputs of one length become adjacent, so that one call of attention serves them all.
     encodings = sorted(dict.fromkeys(row.encoding for row in rows), key=_num_tokens)
@@ -159,11 +182,6 @@ def _distinct(rows: Sequence[Row]) -> _Batch:
     index_of = {branch: index for index, branch in enumerate(branches)}
     pairs = tuple((inputs[row.encoding], index_of[row.branch]) for row in rows)
     return _Batch(inputs=tuple(inputs), branches=branches, pairs=pairs)
-
-
-def _traits(branch: Branch) -> BranchTraits:
-    lane = next((layer.lane for layer in branch.layers.values()), Lane.TRUNK)
-    return BranchTraits(lane=lane, split_depth=branch.split_depth)
 
 
 def _embed(
@@ -180,16 +198,9 @@ def _embed(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
-    """No tokens: if the states of all inputs are held, no row comes from the embeddings."""
-    shape = (0, backbone.config.hidden_width)
-    return torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
-
-
 def _read_states(
     trunk: TrunkStates | None, plan: ForwardPlan, sources: Sequence[TrunkSource]
 ) -> list[list[Float[Tensor, "_ width"]]]:
-    """The held states at the start of each stage."""
     if trunk is None:
         return [[] for _ in plan.stages]
     return [
@@ -199,13 +210,11 @@ def _read_states(
 
 
 def _offer_states(
-    trunk: TrunkStates | None,
+    trunk: TrunkStates,
+    sources: Sequence[TrunkSource],
     hidden: Float[Tensor, "tokens width"],
     stage: Stage,
-    sources: Sequence[TrunkSource],
 ) -> None:
-    if trunk is None:
-        return
     layout = stage.layout
     for row in stage.kept_rows:
         state = hidden[layout.offsets[row] : layout.offsets[row + 1]]
@@ -235,7 +244,7 @@ def _run_stage(
     stage: Stage,
     *,
     dropout: float,
-    between_layers: BetweenLayers | None = None,
+    between_layers: BetweenLayers | None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer

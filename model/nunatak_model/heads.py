@@ -45,14 +45,11 @@ class HeadSpec:
     pooling: Pooling | None = None
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
-    """The form of the dense block, if the head has one."""
     bias: bool = True
-    """Whether the output layer has a bias. Sequence heads of decoders have none."""
     padding_id: int | None = None
     """Only for pooling last: the padding token, which never counts as the last."""
 
     def check(self) -> None:
-        """Raise `invalid_head` unless the shape fits the kind."""
         wanted = self.kind.fixed_outputs
         if self.num_labels < 1 or wanted not in {None, self.num_labels}:
             outputs = wanted or "at least 1"
@@ -72,14 +69,10 @@ class HeadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The parameters of one head; a head without pooling reads every token.
-
-    A head without an output layer returns its features.
-    """
+    """The parameters of one head; without an output layer it returns its features."""
 
     pooling: Pooling | None
     padding_id: int | None
-    """See `HeadSpec`."""
     dense: weights.Linear | None
     activation: Activation
     norm: weights.Norm | None
@@ -88,7 +81,7 @@ class Head:
 
     @property
     def scores_tokens(self) -> bool:
-        """Whether the head gives logits for each token; late pooling takes their mean."""
+        """Late pooling takes the mean of the tokens' logits."""
         return self.pooling in {None, Pooling.LATE}
 
 
@@ -101,7 +94,7 @@ def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> Head
 def usual_head(
     config: BackboneConfig, *, kind: HeadKind, num_labels: int, pooling: Pooling | None
 ) -> HeadSpec:
-    """The head of transformers' class of this kind; heads that read tokens have no pooling."""
+    """The head of transformers' class of this kind."""
     pooling = None if kind.reads_tokens else pooling
     block = architecture_of(config).dense_block(config, pooling)
     return HeadSpec(
@@ -111,12 +104,13 @@ def usual_head(
         dense=block is not None,
         block=block or TANH_BLOCK,
         bias=kind.reads_tokens or config.has_score_bias,
-        padding_id=None if pooling is not Pooling.LAST else config.known_padding_id,
+        padding_id=config.padding_id
+        if pooling is Pooling.LAST and config.padding_id >= 0
+        else None,
     )
 
 
 def head_shapes(spec: HeadSpec, config: BackboneConfig) -> weights.Shapes:
-    """The exact set of tensors of a head."""
     spec.check()
     width = config.hidden_width
     shapes: weights.Shapes = {}
@@ -147,7 +141,6 @@ def initial_head(
 
 
 def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Head:
-    """Pick a head out of named tensors."""
     return Head(
         pooling=spec.pooling,
         padding_id=spec.padding_id,
@@ -160,7 +153,6 @@ def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, T
 
 
 def with_labels(head: Head, num_labels: int) -> Head:
-    """The head with the first `num_labels` of its outputs."""
     output = head.output
     if output is None or len(output.weight) == num_labels:
         return head
@@ -197,8 +189,7 @@ def pool(
 def unpadded_length(token_ids: Sequence[int], padding_id: int | None) -> int:
     """Number of tokens up to the last that is not the padding token; at least 1.
 
-    A text may itself end with the padding token, which in many decoders is the token at the end of
-    a text.
+    A text may itself end with it: in many decoders it is the token at the end of a text.
     """
     if padding_id is None:
         return len(token_ids)
@@ -213,10 +204,7 @@ def apply_head(
     dropout: float,
     groups: SlotGroups | None = None,
 ) -> Float[Tensor, "vectors labels"]:
-    """Logits in float32, for pooled vectors of one task or for all its token vectors.
-
-    With `groups`, `head` holds the stacked heads of many tasks, each for its own vectors.
-    """
+    """Logits in float32 of pooled vectors or token vectors; with `groups`, of stacked heads."""
     features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:
         features = apply_linear(features, head.dense, groups=groups)

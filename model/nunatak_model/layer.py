@@ -9,10 +9,10 @@ qkv_width = query, key and value side by side.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -37,7 +37,6 @@ class OwnLayer:
 
     @property
     def has_additions(self) -> bool:
-        """False: the task's own layer replaces the frozen weights."""
         return False
 
 
@@ -45,13 +44,11 @@ class OwnLayer:
 class MapChange(Protocol):
     """A task's change of a frozen linear map."""
 
-    def has_effect(self) -> bool:
-        """Whether any input gets another output than from the frozen map."""
-        ...
+    def has_effect(self) -> bool: ...
 
-    def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
-        """Write the change into the map itself, in place."""
-        ...
+    def merge(
+        self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None
+    ) -> None: ...
 
 
 @runtime_checkable
@@ -90,7 +87,6 @@ class ChangedMaps:
 
     @property
     def has_additions(self) -> bool:
-        """Whether any change has an effect."""
         return any(it.has_effect() for it in (*self.inputs.values(), *self.outputs.values()))
 
 
@@ -106,11 +102,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckLayer:
-    """The frozen layer, with an adapter in one or both blocks.
-
-    An adapter that is None means a block without adapter. A norm that is None means the frozen
-    norm.
-    """
+    """The frozen layer with adapters; a norm that is None means the frozen norm."""
 
     lane: ClassVar = Lane.BOTTLENECK
     attention_adapter: Adapter | None
@@ -120,13 +112,15 @@ class BottleneckLayer:
 
     @property
     def has_additions(self) -> bool:
-        """Whether any adapter adds anything to its block."""
         adapters = (self.attention_adapter, self.feedforward_adapter)
         ups = [it.up for it in adapters if it is not None]
         return any(bool(it.any()) for up in ups for it in (up.weight, up.bias) if it is not None)
 
 
 LayerOverride = OwnLayer | ChangedMaps | BottleneckLayer
+NormName = Literal["attention_norm", "output_norm", "final_norm", "query_norm", "key_norm"]
+BOTTLENECK_NORMS = ("attention_norm", "output_norm")
+"""The norms that a bottleneck may own. Bottlenecks run the other norms frozen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +129,10 @@ class TokenSpan:
 
     tokens: slice
     groups: SlotGroups | None = None
-    """The slot of each token in the stacked parameters; None for the parameters of one task."""
+    """The slot of each token in stacked parameters."""
 
     @property
     def num_tokens(self) -> int:
-        """The number of its tokens."""
         return self.tokens.stop - self.tokens.start
 
 
@@ -158,12 +151,9 @@ class MixedLayer:
     bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
     relative: RelativePositions | None = None
-    """The backbone's relative positions; tasks that own their embeddings have others."""
     kernels: native.TaskKernels = native.NO_TASK_KERNELS
-    """Operators that run the parameters of all tasks in one call."""
 
     def shared_relative(self) -> RelativePositions:
-        """The backbone's relative positions."""
         if self.relative is None:
             raise ValueError(f"layer {self.index} was given no relative positions")
         return self.relative
@@ -178,7 +168,7 @@ def mix_layer(
     relative: RelativePositions | None = None,
     kernels: native.TaskKernels = native.NO_TASK_KERNELS,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes."""
+    """Sort the overrides, whose spans are in the order of the plan's lanes, by kind."""
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
@@ -212,24 +202,19 @@ def mixed_qkv(
             qkv[token] = W(x[token]), and for each part that the token's task changes:
                 change.apply(qkv[token, part], x[token])
     """
-    qkv = _linear(x, layer, lambda weights: weights.qkv, None)
-    ends = accumulate(_qkv_widths(qkv, layer), initial=0)
-    _change_outputs(qkv, dict(zip(QKV, pairwise(ends), strict=True)), x, layer)
-    return qkv
-
-
-def _qkv_widths(qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer) -> tuple[int, int, int]:
-    """Widths of query, key and value. Keys and values may have fewer heads than queries."""
-    # The output map reads one value for each value of the query.
+    qkv = _linear(x, layer, "qkv", None)
+    # The output map reads one value for each value of the query. Keys and values may have fewer
+    # heads than queries.
     _, query = layer.frozen.attention_output.widths
     shared = (qkv.shape[1] - query) // 2
-    return query, shared, shared
+    ends = accumulate((query, shared, shared), initial=0)
+    _change_outputs(qkv, dict(zip(QKV, pairwise(ends), strict=True)), x, layer)
+    return qkv
 
 
 def mixed_linear(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[LayerWeights], Linear],
     target: LinearMap,
     *,
     activation: Activation | None = None,
@@ -248,24 +233,21 @@ def mixed_linear(
     """
     x = _changed_inputs(x, layer, target)
     if not any(target in override.outputs for _, override in layer.changed):
-        return _linear(x, layer, pick, activation)
-    y = _linear(x, layer, pick, None)
+        return _linear(x, layer, target, activation)
+    y = _linear(x, layer, target, None)
     _change_outputs(y, {target: (0, y.shape[1])}, x, layer)
     return y if activation is None else activate(y, activation)
 
 
 def _linear(
-    x: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-    pick: Callable[[LayerWeights], Linear],
-    activation: Activation | None,
+    x: Float[Tensor, "tokens width"], layer: MixedLayer, name: str, activation: Activation | None
 ) -> Float[Tensor, "tokens out"]:
     parts = list[Tensor]()
     if layer.frozen_end:
-        frozen = pick(layer.frozen)
-        parts.append(apply_linear(x[: layer.frozen_end], frozen, activation=activation))
+        linear: Linear = getattr(layer.frozen, name)
+        parts.append(apply_linear(x[: layer.frozen_end], linear, activation=activation))
     for span, weights in layer.own:
-        linear = pick(weights)
+        linear = getattr(weights, name)
         parts.append(
             apply_linear(x[span.tokens], linear, activation=activation, groups=span.groups)
         )
@@ -275,42 +257,39 @@ def _linear(
 def mixed_norm(
     x: Float[Tensor, "tokens *heads width"],
     layer: MixedLayer,
-    pick: Callable[[LayerWeights], Norm | None],
-    pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
+    name: NormName,
     *,
     epsilon: float,
     apply: ApplyNorm = layer_norm,
 ) -> Float[Tensor, "tokens *heads width"]:
     """Run a norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
-    norm.
-
     Semantics:
         for token in tokens:
             y[token] = apply(x[token]) with the norm of the token's own layer, else of its
-                bottleneck, else the frozen one
+                bottleneck if it may own this norm, else the frozen one
     """
-    frozen = pick(layer.frozen)
+    frozen: Norm | None = getattr(layer.frozen, name)
     if frozen is None:
         return x
     pieces = list[tuple[TokenSpan, Norm | None]]()
-    frozen_end = layer.frozen_end if pick_bottleneck is None else layer.shared_norm_end
+    may_be_own = name in BOTTLENECK_NORMS
+    frozen_end = layer.shared_norm_end if may_be_own else layer.frozen_end
     if frozen_end:
         pieces.append((TokenSpan(tokens=slice(0, frozen_end)), frozen))
-    if pick_bottleneck is not None:
+    if may_be_own:
         for span, override in layer.bottleneck:
-            own = pick_bottleneck(override)
+            own: Norm | None = getattr(override, name)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
-    pieces += [(span, pick(weights)) for span, weights in layer.own]
+    pieces += [(span, getattr(weights, name)) for span, weights in layer.own]
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     ends = [(span.tokens.stop, norm) for span, norm in pieces if norm]
     if layer.kernels.norms is not None and apply is layer_norm and native.can_normalise(x, ends):
         return layer.kernels.norms(x, ends, epsilon)
     rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     normed = [
-        apply(own, norm, epsilon=epsilon, groups=span.groups)
-        for own, (span, norm) in zip(rows, pieces, strict=True)
+        apply(part, norm, epsilon=epsilon, groups=span.groups)
+        for part, (span, norm) in zip(rows, pieces, strict=True)
         if norm
     ]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
@@ -319,7 +298,6 @@ def mixed_norm(
 def _changed_inputs(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, target: LinearMap
 ) -> Float[Tensor, "tokens width"]:
-    """The inputs of `target` with the changes of tasks; a copy where there are any."""
     changes = [
         (span, change)
         for span, override in layer.changed
@@ -334,15 +312,6 @@ def _changed_inputs(
     return x
 
 
-def change_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The number format of the changes of outputs, in a batch of format `dtype`.
-
-    It is float32 on the CPU, whose bfloat16 products cost more to call than to compute at these
-    sizes.
-    """
-    return torch.float32 if device.type == "cpu" else dtype
-
-
 _Changed = tuple[TokenSpan, LinearMap, OutputChange]
 
 
@@ -352,10 +321,7 @@ def _change_outputs(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
 ) -> None:
-    """Change the outputs of maps of one input for the tasks that do, in place.
-
-    `columns` gives the half-open range of each map's outputs in `y`.
-    """
+    """In place; `columns` gives the half-open range of each map's outputs in `y`."""
     changes = [
         (span, target, change)
         for target in columns
@@ -385,7 +351,8 @@ def _change_one_by_one(
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
     first = min(span.tokens.start for span, _, _ in changes)
     lane = slice(first, max(span.tokens.stop for span, _, _ in changes))
-    dtype = change_dtype(x.dtype, x.device)
+    # On the CPU, bfloat16 products of such sizes cost more to call than to compute.
+    dtype = torch.float32 if x.device.type == "cpu" else x.dtype
     inputs = x[lane].to(dtype)
     for target, of_target in groupby(changes, lambda it: it[1]):
         begin, end = columns[target]
@@ -404,7 +371,7 @@ def add_adapters(
     summed: Float[Tensor, "tokens width"],
     block: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[BottleneckLayer], Adapter | None],
+    name: Literal["attention_adapter", "feedforward_adapter"],
     *,
     norm: Norm | None,
     epsilon: float,
@@ -422,11 +389,14 @@ def add_adapters(
     adapted = [
         (span, adapter)
         for span, override in layer.bottleneck
-        if (adapter := pick(override)) is not None
+        if (adapter := cast("Adapter | None", getattr(override, name))) is not None
     ]
     if layer.kernels.adapters is not None:
         adapted = _add_in_one_call(summed, block, adapted, layer.kernels.adapters)
-    for _, neighbours in groupby(adapted, _adapter_form):
+    # Neighbours of one form share a call of their activation.
+    for _, neighbours in groupby(
+        adapted, lambda it: (it[0].groups is None, it[1].activation, it[1].down.weight.shape[-2])
+    ):
         run = list(neighbours)
         inputs = list[Tensor]()
         for span, adapter in run:
@@ -462,31 +432,19 @@ def _add_in_one_call(
     return rest
 
 
-def _adapter_form(adapted: _Adapted) -> tuple[bool, Activation, int]:
-    """The key of neighbours that share a call of their activation."""
-    span, adapter = adapted
-    return span.groups is None, adapter.activation, adapter.down.weight.shape[-2]
-
-
 def _adapter_updates(run: Sequence[_Adapted], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of adapters of one form, without the residual sum."""
-    grouped = [
-        _grouped_update(x, adapter, span.groups)
-        for (span, adapter), x in zip(run, inputs, strict=True)
-        if span.groups is not None
-    ]
+    grouped = list[Tensor]()
+    for (span, adapter), x in zip(run, inputs, strict=True):
+        if (groups := span.groups) is not None:
+            inner = groups.product(groups.pad(x), adapter.down.weight, adapter.down.bias)
+            active = activate(inner, adapter.activation)
+            update = groups.product(active, adapter.up.weight, adapter.up.bias)
+            grouped.append(groups.unpad(update))
     if grouped:
         return grouped
     # Each call of an activation waits for all cores, so one call serves the whole run.
-    inner = [apply_linear(x, adapter.down) for (_, adapter), x in zip(run, inputs, strict=True)]
-    joined = inner[0] if len(inner) == 1 else torch.cat(inner)
+    inners = [apply_linear(x, adapter.down) for (_, adapter), x in zip(run, inputs, strict=True)]
+    joined = inners[0] if len(inners) == 1 else torch.cat(inners)
     active = activate(joined, run[0][1].activation, in_place=not joined.requires_grad)
     parts = torch.split(active, [len(x) for x in inputs])
     return [apply_linear(x, adapter.up) for (_, adapter), x in zip(run, parts, strict=True)]
-
-
-def _grouped_update(x: Tensor, adapter: Adapter, groups: SlotGroups) -> Tensor:
-    down, up = adapter.down, adapter.up
-    inner = groups.product(groups.pad(x), down.weight, down.bias)
-    inner = activate(inner, adapter.activation)
-    return groups.unpad(groups.product(inner, up.weight, up.bias))

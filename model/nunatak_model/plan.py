@@ -79,12 +79,11 @@ class Layout:
     rows: tuple[PlannedRow, ...]
     lengths: tuple[int, ...]
     offsets: tuple[int, ...]
-    """First token of each row, and the number of all tokens at the end."""
+    """First token of each row, and the number of all tokens."""
     spans: tuple[Segment, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows."""
         return self.offsets[-1]
 
 
@@ -96,14 +95,11 @@ class Stage:
     end_layer: int
     layout: Layout
     entering: tuple[int, ...]
-    """Inputs whose held states enter at `begin_layer`. Their rows follow the previous layout's
-    rows."""
+    """Inputs whose held states enter; their rows follow the previous layout's rows."""
     source_rows: tuple[int, ...] | None
-    """For each row, its source: a row of the previous layout or an entering row. None: no
-    change."""
+    """A row of the previous layout or an entering row, for each row. None: no change."""
     kept_rows: tuple[int, ...]
-    """Trunk rows that some branch leaves at `end_layer`. The cache may hold the states of these
-    rows."""
+    """Trunk rows that some branch leaves at `end_layer`, for the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +110,7 @@ class ForwardPlan:
     """The rows that come from the embeddings; none if all inputs are held."""
     stages: tuple[Stage, ...]
     output_rows: tuple[int, ...]
-    """The row in the last layout of each requested (input, branch) pair."""
+    """The row in the last layout of each requested pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +123,6 @@ class _Route:
     leave: int
 
     def row_at(self, depth: int) -> PlannedRow | None:
-        """The row of the pair in layer `depth`; None below `enter`."""
         if depth >= self.leave:
             return self.own
         return self.trunk if depth >= self.enter else None
@@ -202,7 +197,6 @@ def _stage_bounds(routes: Sequence[_Route], num_layers: int) -> list[int]:
 
 
 def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
-    """The rows of layer `depth`, or of the embeddings, in lane order."""
     rows = {route.row_at(depth) for route in routes}
     return tuple(sorted((row for row in rows if row is not None), key=_ORDER))
 
@@ -248,7 +242,6 @@ def _index(rows: Sequence[PlannedRow]) -> dict[tuple[int, int], int]:
 
 
 def _find(row_of: dict[tuple[int, int], int], item: int, branch: int) -> int:
-    """The pair's own row, or its trunk row below the split depth."""
     own = row_of.get((item, branch))
     return row_of[item, TRUNK] if own is None else own
 

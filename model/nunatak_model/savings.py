@@ -20,7 +20,6 @@ class ModelSize:
 
     @property
     def total(self) -> float:
-        """Parameters of the whole model."""
         return self.embedding + self.num_layers * self.per_layer + self.output
 
 
@@ -40,12 +39,11 @@ def parameters_saved(size: ModelSize, *, num_tasks: int, num_frozen: int) -> flo
 
 
 def encoder_parameters(config: BackboneConfig) -> int:
-    """Parameters of one whole encoder, without a head."""
     return _count(encoder_shapes(config))
 
 
 def dedicated_parameters(config: BackboneConfig, head: HeadSpec) -> int:
-    """Parameters of one dedicated full model for a task with this head."""
+    """Parameters of a dedicated full model with this head."""
     return encoder_parameters(config) + _count(head_shapes(head, config))
 
 

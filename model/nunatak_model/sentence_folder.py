@@ -22,7 +22,6 @@ ENCODER_CONFIGS = tuple(
 """Files with the settings of the encoder, one name per release. The first file found counts."""
 EMBEDDER = "SentenceTransformer"
 FILES = (MODULES, SENTENCE_CONFIG, *ENCODER_CONFIGS, "*_Pooling/config.json")
-"""Patterns of the files that are read."""
 POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.FIRST, "lasttoken": Pooling.LAST}
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -44,7 +43,7 @@ PLAIN = (
 )
 
 ReadJson = Callable[[str], object]
-"""Reads a JSON file of the folder by its name; None if there is no such file."""
+"""None: there is no such file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +52,13 @@ class Embedding:
 
     pooling: Pooling
     max_tokens: int | None
-    """Length to which longer texts are cut; None if the folder gives none."""
+    """Length to which longer texts are cut."""
 
 
 def read_embedding(
     read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Embedding | None:
-    """Read the folder's embedding settings; None if it is not a folder of sentence-transformers.
-
-    Args:
-        read: reads its files.
-        definition: its `tokenizer.json`.
-        settings: its `tokenizer_config.json`; empty without this file.
-    """
+    """The folder's settings; None if it is no folder of sentence-transformers."""
     general = json_object(read, SENTENCE_CONFIG)
     if general.get("model_type", EMBEDDER) != EMBEDDER:
         return None
@@ -89,7 +82,6 @@ def read_embedding(
 
 
 def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
-    """The chain of modules as kind and path; the first is an encoder at the folder's root."""
     found = read(MODULES)
     if found is None:
         return None
@@ -118,7 +110,6 @@ def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
 def read_max_tokens(
     read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> int | None:
-    """The maximum length of a text in tokens, from the encoder's module; None if not set."""
     named = next((name for name in ENCODER_CONFIGS if read(name) is not None), ENCODER_CONFIGS[0])
     module = json_object(read, named)
     for name in CHANGES_READING:
@@ -160,7 +151,6 @@ def check_prompt(general: Mapping[str, Any]) -> None:
 
 
 def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
-    """Read a JSON object; empty if there is no file."""
     found = read(name)
     if found is None:
         return {}

@@ -15,9 +15,7 @@ TOKENIZER, TOKENIZER_CONFIG, VOCABULARY = "tokenizer.json", "tokenizer_config.js
 SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE = "special_tokens_map.json", "added_tokens.json"
 """Files that old releases of transformers write next to `vocab.txt`."""
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
-"""The files that decide how texts are read."""
 ReadFile = Callable[[str], bytes | None]
-"""Returns the bytes of a file by its name, or None if the folder has no such file."""
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -25,7 +23,6 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-"""BERT's special tokens, by the names of their settings."""
 OWN_TOKENS = tuple(SPECIAL_TOKENS.values())
 ADDED_TOKENS = "added_tokens_decoder"
 MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens")
@@ -57,7 +54,6 @@ QWEN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False
 MODEL_FLAGS = frozenset({"dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"})
 """Settings of the vocabulary that decide tokens."""
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer")
-"""Classes that read `vocab.txt` alike."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -68,12 +64,7 @@ GIVES_TYPES = {
 
 
 def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer gives token types; without token types, every token has type 0.
-
-    Args:
-        config: the `config.json`.
-        settings: the `tokenizer_config.json`; empty without this file.
-    """
+    """Without token types, every token has type 0."""
     named = settings.get("model_input_names")
     if isinstance(named, list):
         return TYPES in named
@@ -90,13 +81,7 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
 def check_settings(
     config: Mapping[str, Any], settings: Mapping[str, Any], definition: Mapping[str, Any]
 ) -> None:
-    """Refuse settings that make transformers read texts differently from `tokenizer.json`.
-
-    Args:
-        config: the `config.json`.
-        settings: the `tokenizer_config.json`; empty without this file.
-        definition: the `tokenizer.json`.
-    """
+    """Refuse settings that make transformers read texts differently from `tokenizer.json`."""
     _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
     if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
@@ -112,16 +97,7 @@ def check_settings(
 def definition_of(
     read: ReadFile, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bytes | None:
-    """Return the `tokenizer.json` of a folder, or the one that its `vocab.txt` amounts to.
-
-    Args:
-        read: reads the files of the folder.
-        config: the `config.json`.
-        settings: the `tokenizer_config.json`, empty where there is none.
-
-    Returns:
-        Bytes of a `tokenizer.json`; None if the folder has neither file.
-    """
+    """The `tokenizer.json` of a folder, or the one that its `vocab.txt` amounts to."""
     stored = read(TOKENIZER)
     if stored is not None:
         return stored
@@ -146,7 +122,7 @@ def definition_of(
 
 
 def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
-    """Return the settings that add tokens to BERT's own tokens, or that change their ids."""
+    """The settings that add to BERT's own tokens, or that change their ids."""
     more = [name for name in MORE_TOKENS if named.get(name)]
     added: Mapping[str, object] = named.get(ADDED_TOKENS) or {}
     if any(
@@ -184,7 +160,6 @@ def _json_in(read: ReadFile, name: str) -> Mapping[str, Any]:
 
 
 def _bert_tokenizer(ids: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parts of transformers' BertTokenizer in the form of `tokenizer.json`."""
     start, end = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
     first = [_special(start, 0), {"Sequence": {"id": "A", "type_id": 0}}, _special(end, 0)]
     second = [{"Sequence": {"id": "B", "type_id": 1}}, _special(end, 1)]
@@ -308,7 +283,6 @@ def _check_rebuilt(
 
 
 def _plain(part: object) -> object:
-    """The part without the setting of offsets, which only a post-processor reads."""
     if isinstance(part, list):
         return [_plain(it) for it in cast("list[object]", part)]
     if not isinstance(part, dict):
@@ -346,7 +320,6 @@ def _llama_parts(settings: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _check_ends(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
-    """Refuse other special tokens around texts than the settings ask for."""
     begin, end = (
         [_content(settings.get(f"{name}_token"))] if settings.get(f"add_{name}_token") else []
         for name in ("bos", "eos")
@@ -372,7 +345,6 @@ def _content(token: object) -> str:
 
 
 def _frames(processor: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
-    """The pieces of a single text and of a pair; None for another kind of post-processor."""
     match processor.get("type"):
         case None | "ByteLevel":
             return ["A"], ["A", "B"]

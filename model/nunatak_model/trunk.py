@@ -31,7 +31,6 @@ class TrunkSource:
 
 
 def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
-    """Return the source of this input's states on this backbone."""
     return TrunkSource(
         backbone=backbone.digest, dtype=backbone.dtype, device=backbone.device, encoding=encoding
     )
@@ -41,16 +40,14 @@ def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
 class TrunkStates(Protocol):
     """States held from one batch to the next, by source and depth."""
 
-    def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the depths at which the state of this source is held."""
-        ...
+    def depths(self, source: TrunkSource) -> Collection[int]: ...
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a held state. The caller must not write into the state."""
+        """The caller must not write into the state."""
         ...
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Offer a computed state to the cache, which may hold a copy from now on."""
+        """The cache may hold a copy from now on."""
         ...
 
 
@@ -65,19 +62,16 @@ class TrunkActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkCacheStats:
-    """The present content of a cache, and its counts since the start."""
+    """The content of a cache, and its counts since the start."""
 
     num_states: int
     num_bytes: int
     max_bytes: int
     hits: int
-    """States that were read."""
     misses: int
-    """Number of states that had to be computed."""
+    """States that had to be computed."""
     evictions: int
-    """States dropped to keep the budget."""
     saved_tokens: int
-    """Tokens of the states that were read."""
 
 
 class TrunkCache:
@@ -91,7 +85,6 @@ class TrunkCache:
         # cachetools' LRUCache would hash the long key several times more, and `offer` would take
         # twice as long on the engine thread.
         self._states: OrderedDict[tuple[TrunkSource, int], Tensor] = OrderedDict()
-        """Ordered from the least to the most recently used."""
         self._depths: dict[TrunkSource, set[int]] = {}
         self._num_bytes = 0
         self._hits = 0
@@ -113,11 +106,9 @@ class TrunkCache:
         )
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the depths at which the state of this source is held."""
         return self._depths.get(source, ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a held state and count a hit. The caller must not write into the state."""
         state = self._states[source, depth]
         self._states.move_to_end((source, depth))
         self._hits += 1
@@ -125,7 +116,7 @@ class TrunkCache:
         return state
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Count a miss, and hold a copy of the state unless the state alone exceeds the budget."""
+        """Count a miss; a state that alone exceeds the budget is not held."""
         self._misses += 1
         if state.nbytes > self._max_bytes or (source, depth) in self._states:
             return

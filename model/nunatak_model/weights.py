@@ -31,11 +31,11 @@ class Linear:
     weight: UInt8[Tensor, "blocks groups 16 4"] | Shaped[Tensor, "*slots out in"]
     bias: Float[Tensor, "*slots out"] | None
     scale: Float[Tensor, " out"] | None = None
-    """The value of one integer step of a quantized weight; None for other weights."""
+    """The value of one integer step of a quantized weight."""
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The widths of output and input."""
+        """Of output and input."""
         if self.scale is not None and self.weight.ndim == 4:
             return len(self.scale), self.weight.shape[1] * self.weight.shape[3]
         return self.weight.shape[-2], self.weight.shape[-1]
@@ -55,7 +55,6 @@ class RelativePositions:
 
     table: Float[Tensor, "distances width"]
     norm: Norm | None
-    """The norm over the rows of the table, if the architecture has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class EmbeddingWeights:
     token_type: Float[Tensor, "types width"] | None
     norm: Norm | None
     projection: Linear | None = None
-    """The map from the width of the tables to the hidden width, if there is one."""
+    """From the width of the tables to the hidden width."""
     relative: RelativePositions | None = None
 
 
@@ -78,16 +77,16 @@ class LayerWeights:
     qkv: Linear
     attention_output: Linear
     attention_norm: Norm | None
-    """The norm of the attention block; None if the first layer reads normalised embeddings."""
+    """None if the first layer reads normalised embeddings."""
     feedforward_in: Linear
     feedforward_out: Linear
     output_norm: Norm
-    """The norm of the feed-forward block."""
+    """Of the feed-forward block."""
     final_norm: Norm | None
     """The norm over the last layer's output, if norms stand before blocks."""
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    """The norms of each head's query and key, if the architecture has them."""
+    """Of each head's query and key."""
     relative: RelativePositions | None = None
     """The relative positions of a task that owns its embeddings; None: the backbone's."""
 
@@ -115,7 +114,6 @@ def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
 
 
 def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
-    """Pick a norm out of named tensors; None if it is missing."""
     return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
 
 
@@ -159,11 +157,7 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
-    """Read tensors, which own their memory.
-
-    Raises:
-        InvalidTensorsError: the bytes are not safetensors.
-    """
+    """Read tensors, which own their memory; raise `InvalidTensorsError` at other bytes."""
     try:
         return load(data)
     except (SafetensorError, ValueError) as error:

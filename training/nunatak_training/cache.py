@@ -68,19 +68,17 @@ class CacheContents:
 
     folder: Path
     states: tuple[StoredStates, ...]
-    """The files of trunk states, from the least to the most recently used."""
+    """From the least to the most recently used."""
     checkpoints: tuple[StoredCheckpoint, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files, in bytes."""
         return sum(stored.facts.num_bytes for stored in self.states) + sum(
             stored.num_bytes for stored in self.checkpoints
         )
 
 
 def default_cache_folder() -> Path:
-    """Return the value of NUNATAK_CACHE, else a folder in the user's cache directory."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else platformdirs.user_cache_path("nunatak")
 
@@ -102,16 +100,13 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def stored_states(root: Path) -> tuple[StoredStates, ...]:
-    """Return the files of trunk states, from the least to the most recently used."""
+    """From the least to the most recently used."""
     found = map(_read_states, root.glob(f"*{SUFFIX}"))
     return tuple(sorted((it for it in found if it is not None), key=lambda it: it.used_at))
 
 
 def make_room(root: Path, *, budget: int) -> None:
-    """Remove the least recently used trunk states until the rest fits the given bytes.
-
-    A process that reads removed states can still read them.
-    """
+    """Remove the least recently used states; a process that reads them still can."""
     held = stored_states(root)
     total = sum(stored.facts.num_bytes for stored in held)
     for stored in held:
@@ -134,7 +129,6 @@ def sweep_unusable(root: Path) -> None:
 
 
 def cache_contents(folder: Path | None = None) -> CacheContents:
-    """Return the content of a cache folder; an empty one if there is no such folder."""
     root = folder or default_cache_folder()
     return CacheContents(
         folder=root,
@@ -144,10 +138,7 @@ def cache_contents(folder: Path | None = None) -> CacheContents:
 
 
 def clear_cache(folder: Path | None = None) -> CacheContents:
-    """Remove every file that no process works on; return the rest, the checkpoints in use.
-
-    A process that reads removed states can still read them.
-    """
+    """Remove the files that no process works on; return the rest, the checkpoints in use."""
     root = folder or default_cache_folder()
     for part in (STATES_FOLDER, CHECKPOINTS_FOLDER):
         _unlink_unlocked(root / part)
@@ -155,7 +146,6 @@ def clear_cache(folder: Path | None = None) -> CacheContents:
 
 
 def _read_states(path: Path) -> StoredStates | None:
-    """Return the facts in a file of trunk states; None if it cannot be read."""
     try:
         used_at = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
         with safe_open(path, framework="np") as file:
@@ -196,7 +186,6 @@ def _checkpoints(root: Path) -> Iterator[StoredCheckpoint]:
 
 
 def _files_by_key(root: Path) -> Mapping[str, Sequence[Path]]:
-    """The files of each key, without its lock."""
     found = defaultdict[str, list[Path]](list)
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if path.is_file():

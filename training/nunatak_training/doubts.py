@@ -54,7 +54,6 @@ class Doubt:
     """An example, and the label that is likelier than its own."""
 
     place: str
-    """The place of the example, such as `train.csv:17`."""
     text: str
     text_pair: str | None
     label: str
@@ -63,7 +62,6 @@ class Doubt:
     likely_label: str
     likely_probability: float
     others: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
-    """The values of the row in other columns."""
 
 
 def find_doubts(
@@ -86,8 +84,7 @@ def find_doubts(
     kind, read = load_labelled(data, spelt=spelt)
     if kind is not TaskKind.SINGLE_LABEL:
         raise NunatakError(
-            "invalid_option",
-            problem=f"doubts need examples with one label each, got a {kind} task",
+            "invalid_option", problem=f"doubts need examples with one label each, got a {kind} task"
         )
     names = [str(it.example.label) for it in read]
     labels = sorted_labels(names)
@@ -127,7 +124,7 @@ def find_doubts(
 
 
 def deal_folds(read: Sequence[ReadExample], numbers: Numbers) -> Numbers:
-    """Return the fold of each example: equal texts share a fold, and labels spread over folds."""
+    """Equal texts share a fold, and labels spread over folds."""
     texts: defaultdict[int, dict[TextInput, list[int]]] = defaultdict(dict)
     label_of = dict[TextInput, int]()
     for place, it in enumerate(read):
@@ -147,13 +144,12 @@ def deal_folds(read: Sequence[ReadExample], numbers: Numbers) -> Numbers:
 
 
 def lone(numbers: Numbers, folds: Numbers, num_labels: int) -> Bool[np.ndarray, " examples"]:
-    """Return whether the label of each example has a single text, which no model can judge."""
+    """Whether the label of each example has a single text, which no model can judge."""
     own = [len(set(folds[numbers == number])) < 2 for number in range(num_labels)]
     return np.array(own, dtype=bool)[numbers]
 
 
 def check_judged(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> None:
-    """Return if models can be trained on examples with these labels."""
     if len(set(numbers)) < 2:
         raise too_few(
             read[0].where if read else "data",
@@ -223,7 +219,6 @@ def doubtful(probabilities: Probabilities, numbers: Numbers) -> list[tuple[int, 
 def _confident_joint(
     probabilities: Probabilities, numbers: Numbers
 ) -> Int[np.ndarray, "labels labels"]:
-    """The number of examples by their own label and the label in which they are confident."""
     num_labels = probabilities.shape[1]
     thresholds = np.array([probabilities[numbers == it, it].mean() for it in range(num_labels)])
     is_confident = probabilities >= thresholds
@@ -240,7 +235,6 @@ def _vectors(
     trunks: TrunkStore,
     progress: Progress,
 ) -> Float[np.ndarray, "examples width"]:
-    """The pooled vectors of the backbone's last layer."""
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
     depth = backbone.config.num_layers
     states = trunks.states(backbone, encodings, depth=depth, progress=progress)

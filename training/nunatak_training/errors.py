@@ -4,7 +4,6 @@ from nunatak_contract.errors import NunatakError
 
 
 def too_few(where: str, problem: str) -> NunatakError:
-    """Return the error of examples that cannot teach a task, or score it."""
     return NunatakError("too_few_examples", where=where, problem=problem)
 
 

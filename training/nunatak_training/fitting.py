@@ -35,12 +35,7 @@ from nunatak_training.loop.checkpoint import SavedRun
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, objective_of
-from nunatak_training.recipes import (
-    Precision,
-    Recipe,
-    changed_recipe,
-    default_recipe,
-)
+from nunatak_training.recipes import Precision, Recipe, changed_recipe, default_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -64,11 +59,10 @@ class Scores:
     """The scores of a trained task on a set of examples."""
 
     values: Mapping[Metric, float]
-    """The scores, in the order of the scores on dev examples."""
     intervals: Mapping[Metric, Interval]
-    """The intervals at 95 %; a score may have none (see `score_intervals`)."""
+    """At 95 %; a score may have none (see `score_intervals`)."""
     reliability: ReliabilityRecord | None = None
-    """The calibration error before and after the temperature, of a calibrated task."""
+    """The calibration error before and after the temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +71,27 @@ class TrainedTask:
 
     spec: BranchSpec
     recipe: Recipe
-    """The given recipe, with its metric filled in."""
+    """With its metric filled in."""
     data: TaskData
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
-    """Scores on the dev examples; the recipe's metric comes first."""
+    """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of a score, at 95 %; a score may have none (see `score_intervals`)."""
     confusion: Mapping[tuple[str, str], int] | None
-    """The number of dev examples of each pair of true and predicted label; empty if an example may
-    have several labels."""
+    """The number of dev examples of each pair of true and predicted label."""
     num_long: tuple[int, int]
-    """Number of train and dev examples with more tokens than the recipe's `max_length`."""
+    """Train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
     num_epochs: int
-    """Planned epochs. Fewer have run if patience ended the run."""
+    """Planned. Fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     test: Scores | None = None
-    """Scores on the test examples of the data, if there are any."""
     calibration: CalibrationRecord | None = None
-    """The temperature in the parameters, with its evidence; None unless the recipe calibrates."""
+    """The temperature in the parameters, with its evidence."""
     thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The scores from which labels apply, if the recipe fits them; other labels: 0.5."""
+    """The scores from which labels apply; other labels: 0.5."""
 
     def tested(self, backbone: Backbone) -> "TrainedTask":
-        """Return the task with its scores on the test examples of its data, if there are any."""
         examples = self.data.test
         return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
@@ -117,9 +107,9 @@ def fit_task(
 ) -> TrainedTask:
     """Train a task. The backbone does not change.
 
-    Runs with a common source of trunk states compute each trunk once; without a source, the states
-    stay in memory for this run. The result has the same bits. `checkpoint` holds the state of a
-    killed run (see `held_checkpoint`); the caller discards it when the result is stored.
+    Runs with a common source of trunk states compute each trunk once, with the same bits.
+    `checkpoint` holds the state of a killed run (see `held_checkpoint`); the caller discards it
+    when the result is stored.
     """
     check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
@@ -153,9 +143,10 @@ def fit_task(
         report=report,
         checkpoint=checkpoint,
     )
-    finished = stored_parameters(spec, objective.finished(fitted.parameters), backbone)
-    logits = fitted.dev_logits
-    if logits is None or any(finished[name] is not it for name, it in fitted.parameters.items()):
+    best = fitted.best
+    finished = stored_parameters(spec, objective.finished(best.parameters), backbone)
+    logits = best.logits
+    if logits is None or any(finished[name] is not it for name, it in best.parameters.items()):
         logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
     thresholds: Mapping[str, float] = {}
@@ -182,9 +173,9 @@ def fit_task(
         intervals=score_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
-        best_epoch=fitted.best_epoch,
-        num_epochs=fitted.num_epochs,
-        history=fitted.history,
+        best_epoch=best.epoch,
+        num_epochs=fitted.stepper.course.num_epochs,
+        history=tuple(fitted.history),
         calibration=calibration,
         thresholds=thresholds,
     )
@@ -193,7 +184,6 @@ def fit_task(
 def _judged(
     kind: TaskKind, encoded: EncodedSet, logits: Sequence[Float[Tensor, " labels"]]
 ) -> JudgedLogits:
-    """The logits of whole texts with their true labels, in float64."""
     found, targets = torch.stack(list(logits)), torch.stack(list(encoded.targets))
     is_single = kind is TaskKind.SINGLE_LABEL
     truth = functional.one_hot(targets, found.shape[1]) if is_single else targets
@@ -207,7 +197,7 @@ def _over_thresholds(
     labels: Sequence[str],
     thresholds: Mapping[str, float],
 ) -> Sequence[Float[Tensor, "*vectors outputs"]]:
-    """The logits above those of the thresholds, so that a label applies from 0 up."""
+    """So that a label applies from 0 up."""
     if not thresholds:
         return logits
     scores = [thresholds.get(label, DEFAULT_THRESHOLD) for label in labels]
@@ -224,9 +214,9 @@ def starting_parameters(
     report: Report,
     checkpoint: SavedRun | None = None,
 ) -> dict[str, Tensor]:
-    """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
+    """From the seed, and pretrained on the train texts if the recipe says so.
 
-    Pretraining reads the task's train texts, and has its own checkpoint next to the run's.
+    Pretraining has its own checkpoint next to the run's.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
@@ -241,10 +231,7 @@ def starting_parameters(
 def branch_spec(
     recipe: Recipe, backbone: Backbone, *, kind: HeadKind, num_outputs: int
 ) -> BranchSpec:
-    """Return the branch of a recipe; the backbone gives the defaults.
-
-    `num_outputs` is for heads with labels. The kind fixes the number of outputs of all other heads.
-    """
+    """`num_outputs` is for heads with labels; the kind fixes the outputs of all other heads."""
     head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or num_outputs)
     if not kind.reads_tokens:
         dense = head.dense if recipe.dense is None else recipe.dense
@@ -266,11 +253,7 @@ def branch_logits(
     parameters: Mapping[str, Tensor],
     trunk: TrunkStates | None = None,
 ) -> BatchLogits:
-    """Return the function from encodings to logits that these parameters define.
-
-    The function uses the tensors themselves, so it changes while they are trained. With `trunk`,
-    each encoding starts from its held state, if there is one.
-    """
+    """The function from encodings to logits by these tensors, also while they are trained."""
     branch = build_branch(spec, backbone.config, parameters)
 
     def logits(
@@ -290,7 +273,6 @@ def _trunk_states(
     *,
     report: Report,
 ) -> TrunkStates | None:
-    """The states of all sets at the split depth; None if only embeddings are below."""
     depth = spec.split_depth(backbone.config)
     if not depth:
         return None
@@ -303,7 +285,6 @@ def _trunk_states(
 
 
 def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
-    """Raise `InvalidRecipeError` unless the recipe fits the data and the backbone."""
     check_method(recipe.regularizer, recipe.method)
     check_length(recipe, backbone)
     _check_precision(recipe, backbone.device)
@@ -332,7 +313,6 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
 
 
 def check_length(recipe: Recipe, backbone: Backbone) -> None:
-    """Raise `InvalidRecipeError` if the recipe reads more tokens than the backbone can."""
     if recipe.max_length > backbone.config.max_tokens:
         raise InvalidRecipeError(
             f"max_length must be at most {backbone.config.max_tokens} tokens for backbone "
@@ -385,7 +365,6 @@ def _check_calibration(recipe: Recipe, data: TaskData) -> None:
 
 
 def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
-    """Score other examples in the metrics of the dev examples."""
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
@@ -409,7 +388,6 @@ def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> 
 
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
-    """Return the method of a run on a backbone."""
     if settings.frozen is not None:
         return _above(settings.frozen, config)
     maths_of(settings.method).check(config)
@@ -417,13 +395,12 @@ def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
 
 
 def recipe_on(settings: RunSettings, backbone: Backbone) -> Recipe:
-    """Return the recipe of a run on a backbone, by the backbone's own name and never a path."""
+    """With the backbone's own name and never a path."""
     method = method_on(settings, backbone.config)
     return default_recipe(method, backbone=backbone.name, changes=settings.changes)
 
 
 def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if there are none."""
     if num_frozen > config.num_layers:
         raise NunatakError(
             "invalid_method",

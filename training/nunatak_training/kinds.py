@@ -24,30 +24,25 @@ class TaskKind(StrEnum):
 
     @property
     def problem_type(self) -> ProblemType | None:
-        """The problem type of a sequence classification; None for other heads."""
         return _FORMS[self].problem_type
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that a row must have; a query has one `document` or many `documents`."""
+        """A query has one `document` or many `documents`."""
         return _FORMS[self].columns
 
     @property
     def needed(self) -> str:
-        """All columns that rows may have, in words."""
         pairs = " and, for pairs, 'text_pair'" * (self.head is _TEXTS)
         return _FORMS[self].needed or f"{', '.join(map(repr, self.columns))}{pairs}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The head of a kind of task, and the columns of its rows."""
-
     head: HeadKind
     columns: tuple[str, ...]
     problem_type: ProblemType | None = None
     needed: str | None = None
-    """The columns in words, if they are not simply listed."""
 
 
 _TEXTS = HeadKind.SEQUENCE_CLASSIFICATION
@@ -77,10 +72,7 @@ _TELLING_COLUMNS = {
 
 
 def kind_of_row(row: Mapping[str, object]) -> TaskKind:
-    """Return the kind of a task by its first row: by the columns, and by the type of a label.
-
-    A `label` that is a number with a decimal point is a value to predict; all others are names.
-    """
+    """By the columns, and by the type of a label: a number with a decimal point is a value."""
     if "query" in row:
         return TaskKind.RANKING
     if "label" in row:
@@ -93,7 +85,6 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
 
 
 def kind_named(name: str | None) -> TaskKind | None:
-    """Return the kind of task of a name, or None without a name."""
     if name is not None and name not in set(TaskKind):
         raise NunatakError(
             "invalid_option", problem=f"kind must be one of {', '.join(TaskKind)}, got {name!r}"

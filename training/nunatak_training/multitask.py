@@ -52,7 +52,7 @@ class TaskScores:
 
     loss: float
     metrics: Mapping[Metric, float]
-    """The scores by metric; the task's main metric comes first."""
+    """The task's main metric comes first."""
 
     @property
     def main(self) -> float:
@@ -68,7 +68,6 @@ class TaskInTraining:
     train: EncodedSet
     dev: EncodedSet
     head: Mapping[str, Tensor]
-    """The parameters of the head, by names that begin with `head.`."""
     logits: BatchLogits
 
     def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
@@ -93,7 +92,7 @@ def put_on(
     backbone: Backbone,
     generator: Generator,
 ) -> TaskInTraining:
-    """Give a task a fresh head on an encoder; the encoder's tensors are shared, not copied."""
+    """The encoder's tensors are shared, not copied; the head is fresh."""
     check_recipe(recipe, data, backbone)
     objective = objective_of(data)
     train, dev = (
@@ -117,12 +116,12 @@ class FittedEncoder:
     """An encoder after the epoch with the best mean score of its tasks."""
 
     parameters: Mapping[str, Tensor]
-    """The parameters of embeddings and layers, by our names; heads are discarded."""
+    """By our names; heads are discarded."""
     scores: Mapping[str, TaskScores]
-    """The scores of each task, with the head from this training."""
+    """With the heads from this training."""
     best_epoch: int
     history: tuple[EpochResult, ...]
-    """Scores and losses are means over the tasks."""
+    """Means over the tasks."""
 
 
 def fit_encoder(
@@ -137,8 +136,8 @@ def fit_encoder(
 
     Every batch belongs to one task. Each epoch draws one random order of the batches of all tasks
     (Liu et al. 2019, algorithm 1), so larger tasks have more weight. The epoch with the highest
-    mean of the tasks' main metrics is kept; the paper keeps the last. The same arguments give the
-    same bytes on a CPU, also if `checkpoint` holds the beginning of the run.
+    mean of the tasks' main metrics is kept; the paper keeps the last. On a CPU, the same arguments
+    give the same bytes, also after a kill.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -184,7 +183,7 @@ def fit_encoder(
 
 
 def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
-    """The batches of all tasks in an epoch's order, which depends only on seed and epoch."""
+    """In an order that depends only on seed and epoch."""
     # A run that is resumed in the middle of an epoch draws the same batches again.
     generator = torch.Generator().manual_seed(
         (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
@@ -225,7 +224,7 @@ class SharedTask:
     data: str | Path
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     kind: TaskKind | None = None
-    """The kind of task. Absent: the first train row decides."""
+    """Absent: the first train row decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +233,6 @@ class MultitaskOutcome:
 
     folder: Path
     digest: str
-    """Digest of the new backbone; task versions name it."""
     fitted: FittedEncoder
     seconds: float
 
@@ -250,9 +248,9 @@ def train_backbone(
 ) -> MultitaskOutcome:
     """Read the data of all tasks, train one encoder, and write it as a new backbone.
 
-    `output` is a new or empty folder, whose name becomes the name of the new backbone. Nothing is
-    written after an error. After a kill, the same call continues from the folder `checkpoints`, to
-    the same weights; without a folder, every call starts from the beginning.
+    `output` is a new or empty folder, whose name becomes the backbone's. Nothing is written after
+    an error. After a kill, the same call continues from the folder `checkpoints`, to the same
+    weights.
     """
     started = time.perf_counter()
     check_exportable(backbone)

@@ -6,16 +6,9 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
+from nunatak_contract import evidence
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.evidence import (
-    MAX_CONFUSION_CELLS,
-    ConfusionCell,
-    ConfusionRecord,
-    DataRecord,
-    MetricRecord,
-    RecipeRecord,
-)
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
@@ -39,13 +32,13 @@ def publish(
     created_at: datetime,
     note: str = "",
 ) -> TaskManifest:
-    """Publish a trained task as the next version of `task`, or return an equal version."""
+    """The next version of `task`, or an equal version that the registry has."""
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if the known parts of a version can be published. Called before training."""
+    """Called before training."""
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
         "note": lambda: TypeAdapter(Note).validate_python(note),
@@ -62,12 +55,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
 
 
 def draft_trained(
-    trained: TrainedTask,
-    backbone: Backbone,
-    *,
-    task: str,
-    created_at: datetime,
-    note: str = "",
+    trained: TrainedTask, backbone: Backbone, *, task: str, created_at: datetime, note: str = ""
 ) -> VersionDraft:
     recipe, test, calibration = trained.recipe, trained.test, trained.calibration
     if calibration is not None and test is not None:
@@ -91,7 +79,7 @@ def draft_trained(
         provenance=Provenance(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
-            recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
+            recipe=evidence.RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
             test_metrics=()
             if test is None or trained.data.test is None
@@ -104,7 +92,7 @@ def draft_trained(
 
 
 def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
-    """Choose up to four different inputs, from the shortest to the longest."""
+    """Up to four different inputs, from the shortest to the longest."""
     distinct = sorted({_cut(example) for example in examples}, key=_order)
     last = len(distinct) - 1
     positions = {round(last * part / (NUM_PROBE_INPUTS - 1)) for part in range(NUM_PROBE_INPUTS)}
@@ -112,10 +100,7 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
 
 
 def reads_of(data: TaskData) -> Reads | None:
-    """Return whether a sequence classification reads single texts or pairs: as its examples.
-
-    None if the examples are of both forms, or if the head of the task has inputs of its own kind.
-    """
+    """Whether a sequence classification reads texts or pairs; None if the examples have both."""
     if data.kind.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     examples = (*data.train.examples, *data.dev.examples)
@@ -124,11 +109,7 @@ def reads_of(data: TaskData) -> Reads | None:
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
-    """Return the label that means that nothing was found; None if there is none.
-
-    This is the recipe's label, or the more frequent of two labels. If two labels are equally
-    frequent, it is the first.
-    """
+    """The label that means that nothing was found: the recipe's, or the more frequent of two."""
     if data.kind is not TaskKind.SINGLE_LABEL:
         return None
     if recipe.default_label is not None or len(data.labels) != 2:
@@ -137,9 +118,9 @@ def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
     return max(data.labels, key=lambda label: counts[label])
 
 
-def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> DataRecord:
+def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> evidence.DataRecord:
     num_train_long, num_dev_long = num_long or (None, None)
-    return DataRecord(
+    return evidence.DataRecord(
         name=data.name,
         train_digest=data.train.digest,
         dev_digest=data.dev.digest,
@@ -152,12 +133,12 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
 
 def metric_records(
     scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
-) -> tuple[MetricRecord, ...]:
-    digest, records = examples.digest, list[MetricRecord]()
+) -> tuple[evidence.MetricRecord, ...]:
+    digest, records = examples.digest, list[evidence.MetricRecord]()
     for metric, value in scores.items():
         interval = intervals.get(metric)
         records.append(
-            MetricRecord(
+            evidence.MetricRecord(
                 name=metric.value,
                 value=value,
                 interval=None if interval is None else (interval.low, interval.high),
@@ -169,16 +150,16 @@ def metric_records(
     return tuple(records)
 
 
-def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The confusion matrix; None if the task has none, or it is too large for a manifest."""
-    if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
+def _confusion_record(trained: TrainedTask) -> evidence.ConfusionRecord | None:
+    """None if the task has none, or it is too large for a manifest."""
+    if trained.confusion is None or len(trained.confusion) > evidence.MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
     cells = tuple(
-        ConfusionCell(truth=truth, predicted=predicted, count=count)
+        evidence.ConfusionCell(truth=truth, predicted=predicted, count=count)
         for (truth, predicted), count in sorted(trained.confusion.items())
     )
-    return ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
+    return evidence.ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
 
 
 def _cut(example: Example) -> TextInput:
@@ -187,6 +168,6 @@ def _cut(example: Example) -> TextInput:
 
 
 def _order(text: TextInput) -> tuple[int, tuple[str, ...]]:
-    """The key of a sort by length, then by content, so that equal data gives an equal probe."""
+    """By length, then by content, so that equal data gives an equal probe."""
     parts = (text,) if isinstance(text, str) else text
     return sum(map(len, parts)), parts

@@ -16,17 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from nunatak_contract import methods
 from nunatak_contract.enums import OnLong, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
@@ -190,7 +181,7 @@ class Recipe(Settings):
     """
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
-    method: Method
+    method: methods.Method
     pooling: Pooling | None = Field(
         default=None, description="from token vectors to one vector; null: the backbone's pooling"
     )
@@ -229,8 +220,7 @@ class Recipe(Settings):
         default=0.06, description="share of all steps in which the learning rate rises from 0"
     )
     dropout: Share = Field(
-        default=0.1,
-        description="dropout in own layers and head; 0 if a regularizer replaces it",
+        default=0.1, description="dropout in own layers and head; 0 if a regularizer replaces it"
     )
     regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[
@@ -300,13 +290,12 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _pretraining_has_layers_to_move(self) -> "Recipe":
-        if self.tapt is not None and isinstance(self.method, HeadOnly):
+        if self.tapt is not None and isinstance(self.method, methods.HeadOnly):
             raise ValueError("tapt trains layers or adapters, and method 'head' has none")
         return self
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all settings."""
         settings = json.dumps(self.settings(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(settings.encode()).hexdigest()
 
@@ -326,19 +315,19 @@ DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
 """The settings whose defaults differ between methods, or follow from other settings."""
 TOP_LAYERS = 2
 """Layers that `topk` tunes unless a run says otherwise."""
-_DEFAULTS: Mapping[Method, _Defaults] = {
-    TopK(num_layers=TOP_LAYERS): _Defaults(
+_DEFAULTS: Mapping[methods.Method, _Defaults] = {
+    methods.TopK(num_layers=TOP_LAYERS): _Defaults(
         epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3
     ),
-    HeadOnly(): _Defaults(epochs=10, batch_size=32, learning_rate=1e-2),
-    Bottleneck(size=64): _Defaults(
+    methods.HeadOnly(): _Defaults(epochs=10, batch_size=32, learning_rate=1e-2),
+    methods.Bottleneck(size=64): _Defaults(
         epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3
     ),
-    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE): _Defaults(
+    methods.Lora(rank=8, alpha=16.0, targets=methods.QUERY_AND_VALUE): _Defaults(
         epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3
     ),
-    Ia3(): _Defaults(epochs=6, batch_size=16, learning_rate=1e-2, head_learning_rate=2e-3),
-    Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
+    methods.Ia3(): _Defaults(epochs=6, batch_size=16, learning_rate=1e-2, head_learning_rate=2e-3),
+    methods.Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
 }
 """The settings of each method, and of its training, unless a run says otherwise.
 
@@ -346,21 +335,20 @@ The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with
 `full` and `ia3` were not tuned: the numbers of `full` follow common practice, and the numbers of
 `ia3` are a first guess.
 """
-METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
-"""All methods by name, each with its defaults."""
+METHODS: Mapping[str, methods.Method] = {method.kind.value: method for method in _DEFAULTS}
 
 
 def default_recipe(
-    method: Method,
+    method: methods.Method,
     *,
     backbone: str = DEFAULT_BACKBONE,
     changes: Mapping[str, JsonValue] | None = None,
 ) -> Recipe:
-    """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
+    """The recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    If `changes` name `epochs`, exactly these epochs run: `min_steps` becomes 0 and `patience` None,
-    unless `changes` name them, too. All epochs also run if a regularizer changes from epoch to
-    epoch. If a regularizer replaces dropout, dropout is 0 unless `changes` name it.
+    If `changes` name `epochs`, exactly these run: `min_steps` becomes 0 and `patience` None, unless
+    `changes` name them. All epochs also run if a regularizer changes from epoch to epoch. A
+    regularizer that replaces dropout sets dropout to 0 unless `changes` name it.
     """
     defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
@@ -396,7 +384,6 @@ def recipe_settings() -> Mapping[str, Setting]:
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
-    """Return a copy with single settings changed by name."""
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:

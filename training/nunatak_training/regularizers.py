@@ -22,8 +22,9 @@ because it has no pretrained value. Adapters go back to their initial values.
 # pyright: reportUnknownMemberType=false
 
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -31,26 +32,17 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from nunatak_contract.methods import Method, TopK
+from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import (
-    GOES_BY_EPOCHS,
-    AnnealedGradDropSettings,
-    EpochGradDropSettings,
-    GradDropSettings,
-    GradFreezeSettings,
-    MixoutSettings,
-    RegularizerName,
-    RegularizerSettings,
-    UnregularizedSettings,
-)
 
 LAYER_PREFIX = "layers."
-LAYERWISE = frozenset({RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP})
+LAYERWISE = frozenset(
+    {recipes.RegularizerName.LAYER_GRADDROP, recipes.RegularizerName.ANNEAL_LAYER_GRADDROP}
+)
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
-"""Returns the free entries of an epoch, given the drawn epoch of each entry."""
 Layers = list[list[Tensor]]
-OrderOfLayers = Callable[[Layers], Layers]
+OrderOfLayers = Callable[[Layers], Iterator[list[Tensor]]]
 
 
 class Regularizer:
@@ -63,20 +55,20 @@ class Regularizer:
         """An epoch (from 1) begins."""
 
     def before_forward(self) -> None:
-        """Change the parameters before the next forward pass."""
+        """Change the parameters."""
 
     def after_backward(self) -> None:
-        """Change the gradients between the backward pass and the optimizer's step."""
+        """Change the gradients."""
 
     def after_step(self) -> None:
-        """Called after the optimizer has moved the parameters."""
+        """The optimizer has moved the parameters."""
 
 
 def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each layer, from the lowest layer up, without embeddings and head.
+    """The tensors that masks apply to, from the lowest layer up.
 
-    Masks apply to these tensors: "every layer apart from the input embedding layers and the
-    task-specific classification layer" (O'Neill and Dutta 2023, sec. IV).
+    "Every layer apart from the input embedding layers and the task-specific classification layer"
+    (O'Neill and Dutta 2023, sec. IV).
     """
     layers = defaultdict[int, dict[str, Tensor]](dict)
     for name, tensor in parameters.items():
@@ -85,23 +77,16 @@ def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Te
     return dict(sorted(layers.items()))
 
 
-def constant_rate(rate: float) -> RateOfEpoch:
-    return lambda _: rate
-
-
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
-    """A rate that falls linearly from `first` in epoch 1 to 0 in the last one.
+    """Falls linearly from `first` in epoch 1 to 0 in the last one.
 
-    The paper (sec. III-C) begins at 0.9, falls by 1/T per epoch and ends at 0 in epoch T. These
-    statements agree only for T = 10. Here the first and the last rate hold for every number of
-    epochs.
+    The paper (sec. III-C) begins at 0.9, falls by 1/T per epoch and ends at 0 in epoch T, which
+    agrees only for T = 10. Here the first and the last rate hold for every number of epochs.
     """
     return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
 
 
 class _Dropping(Regularizer):
-    """Drops gradients of all layers at the rate of the epoch."""
-
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
     ) -> None:
@@ -111,7 +96,6 @@ class _Dropping(Regularizer):
         self._generator = generator
 
     def begin_epoch(self, epoch: int) -> None:
-        """Take the rate of this epoch."""
         self._rate = self._rate_of(epoch)
 
 
@@ -119,7 +103,6 @@ class GradDrop(_Dropping):
     """Drops single gradient entries of all layers, and scales up the other entries."""
 
     def after_backward(self) -> None:
-        """Multiply each entry by a fresh `Bernoulli(1 - p) / (1 - p)`."""
         for tensor in chain.from_iterable(self._layers):
             if tensor.grad is not None:
                 mask = torch.empty_like(tensor.grad)
@@ -131,33 +114,12 @@ class LayerGradDrop(_Dropping):
     """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
 
     def after_backward(self) -> None:
-        """Multiply all gradients of a layer by one fresh `Bernoulli(1 - p)`."""
         for layer in self._layers:
             bit = torch.empty((), device=layer[0].device)
             bit.bernoulli_(1 - self._rate, generator=self._generator)
             for tensor in layer:
                 if tensor.grad is not None:
                     tensor.grad.mul_(bit)
-
-
-def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch: an entry freed in one epoch stays free; in the last epoch all are free."""
-    return drawn <= epoch
-
-
-def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch-Toggle: an entry freed in one epoch is frozen again in the next."""
-    return drawn == epoch
-
-
-def top_down(layers: Layers) -> Layers:
-    """GradFreeze top-down: the last layer comes free first."""
-    return layers[::-1]
-
-
-def bottom_up(layers: Layers) -> Layers:
-    """GradFreeze bottom-up: the first layer comes free first."""
-    return layers
 
 
 class EpochGradDrop(Regularizer):
@@ -185,18 +147,16 @@ class EpochGradDrop(Regularizer):
         self._kept: list[Tensor] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Divide entries into free and frozen, and copy the values of frozen entries."""
         self._free = [self._is_free(drawn, epoch) for drawn in self._drawn]
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
 
     def after_backward(self) -> None:
-        """Zero the gradients of frozen entries, so that norm and moments ignore them."""
+        """Norm and moments ignore frozen entries."""
         for tensor, free in zip(self._tensors, self._free, strict=True):
             if tensor.grad is not None:
                 tensor.grad.mul_(free)
 
     def after_step(self) -> None:
-        """Restore frozen entries."""
         with torch.no_grad():
             for tensor, free, kept in zip(self._tensors, self._free, self._kept, strict=True):
                 tensor.copy_(torch.where(free, tensor, kept))
@@ -205,7 +165,7 @@ class EpochGradDrop(Regularizer):
 def draw_epochs(
     tensor: Tensor, num_epochs: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """Draw an epoch (from 1) for each entry: the same number for each epoch, at random places."""
+    """An epoch (from 1) for each entry: the same number for each epoch, at random places."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     # The epochs of the remainder are drawn too. Otherwise all small tensors would move early.
     first = torch.randint(num_epochs, (), generator=generator, device=tensor.device)
@@ -213,20 +173,16 @@ def draw_epochs(
 
 
 class GradFreeze(Regularizer):
-    """Frees one more group of layers in each epoch, from the top or from the bottom.
-
-    The sizes of the groups differ by at most one layer. In the last epoch all layers are free.
-    """
+    """Frees one more group of layers in each epoch, in sizes that differ by at most one layer."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
     ) -> None:
         layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
-        self._in_order = order(layers)
+        self._in_order = list(order(layers))
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Free the layers of this epoch; other layers get no gradient."""
         num_free = math.ceil(epoch * len(self._in_order) / self._num_epochs)
         for position, layer in enumerate(self._in_order):
             for tensor in layer:
@@ -259,9 +215,14 @@ class Mixout(Regularizer):
         self._masks: list[Tensor] = []
 
     def before_forward(self) -> None:
-        """Set the weights to a fresh mixture."""
         self._own = [tensor.detach().clone() for tensor in self._tensors]
-        self._masks = [self._mask(tensor) for tensor in self._tensors]
+        kept = 1 - self._rate
+        self._masks = [
+            torch.empty_like(it, requires_grad=False)
+            .bernoulli_(kept, generator=self._generator)
+            .div_(kept)
+            for it in self._tensors
+        ]
         with torch.no_grad():
             for tensor, initial, mask in zip(
                 self._tensors, self._initial, self._masks, strict=True
@@ -269,75 +230,71 @@ class Mixout(Regularizer):
                 tensor.copy_(initial + mask * (tensor - initial))
 
     def after_backward(self) -> None:
-        """Restore the weights, and convert gradients of the mixture to gradients of the weights."""
         with torch.no_grad():
             for tensor, own, mask in zip(self._tensors, self._own, self._masks, strict=True):
                 tensor.copy_(own)
                 if tensor.grad is not None:
                     tensor.grad.mul_(mask)
 
-    def _mask(self, tensor: Tensor) -> Tensor:
-        mask = torch.empty_like(tensor, requires_grad=False)
-        return mask.bernoulli_(1 - self._rate, generator=self._generator).div_(1 - self._rate)
-
 
 def build_regularizer(
-    settings: RegularizerSettings,
+    settings: recipes.RegularizerSettings,
     parameters: Mapping[str, Tensor],
     *,
     num_epochs: int,
     generator: torch.Generator,
 ) -> Regularizer:
-    """Return the regularizer of a run that is about to train `parameters`.
+    """The regularizer of a run that is about to train `parameters`; draws come from `generator`.
 
-    All draws come from `generator`. To resume a run, build the regularizer again on the initial
-    parameters and a new generator of the same seed. Then set the parameters and the generator's
-    state, and begin the epoch again.
+    To resume a run, build it again on the initial parameters and a new generator of the same seed.
+    Then set the parameters and the generator's state, and begin the epoch again.
     """
     match settings:
-        case UnregularizedSettings():
+        case recipes.UnregularizedSettings():
             return Regularizer()
-        case GradDropSettings() | AnnealedGradDropSettings():
-            rate = constant_rate(settings.rate)
-            if isinstance(settings, AnnealedGradDropSettings):
-                rate = annealed_rate(settings.rate, num_epochs=num_epochs)
+        case recipes.GradDropSettings() | recipes.AnnealedGradDropSettings():
+            is_annealed = isinstance(settings, recipes.AnnealedGradDropSettings)
+            rate: RateOfEpoch = (
+                annealed_rate(settings.rate, num_epochs=num_epochs)
+                if is_annealed
+                else lambda _: settings.rate
+            )
             is_of_layers = settings.name in LAYERWISE
             return (LayerGradDrop if is_of_layers else GradDrop)(parameters, rate, generator)
-        case EpochGradDropSettings():
-            stays_free = settings.name is RegularizerName.GRADDROP_EPOCH
-            is_free = free_from_then_on if stays_free else free_once
+        case recipes.EpochGradDropSettings():
+            stays_free = settings.name is recipes.RegularizerName.GRADDROP_EPOCH
+            # A freed entry stays free to the end, or (toggled) is frozen again in the next epoch.
+            is_free = operator.le if stays_free else operator.eq
             return EpochGradDrop(parameters, is_free, generator, num_epochs=num_epochs)
-        case GradFreezeSettings():
-            is_top_down = settings.name is RegularizerName.GRADFREEZE_TOPDOWN
-            order = top_down if is_top_down else bottom_up
+        case recipes.GradFreezeSettings():
+            is_top_down = settings.name is recipes.RegularizerName.GRADFREEZE_TOPDOWN
+            order = reversed if is_top_down else iter
             return GradFreeze(parameters, order, num_epochs=num_epochs)
-        case MixoutSettings():
+        case recipes.MixoutSettings():
             return Mixout(parameters, settings.rate, generator)
 
 
 def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
-    """Return a random state for the regularizer alone, so that other draws do not change."""
+    """For the regularizer alone, so that other draws do not change."""
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
-def check_method(settings: RegularizerSettings, method: Method) -> None:
-    """Return if a method tunes the parameters that a regularizer acts on."""
+def check_method(settings: recipes.RegularizerSettings, method: Method) -> None:
     name = settings.name
-    if method.kind == "head" and name is not RegularizerName.NONE:
+    if method.kind == "head" and name is not recipes.RegularizerName.NONE:
         raise InvalidRecipeError(
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
         )
-    if isinstance(settings, GradFreezeSettings) and method == TopK(num_layers=1):
+    if isinstance(settings, recipes.GradFreezeSettings) and method == TopK(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"
         )
 
 
-def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    """Return if a regularizer has an effect in a run of `num_epochs` epochs."""
-    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
+def check_course(settings: recipes.RegularizerSettings, *, num_epochs: int) -> None:
+    if settings.name in recipes.GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )

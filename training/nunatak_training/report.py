@@ -11,10 +11,7 @@ from nunatak_contract.plain_text import visible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """One pass over the train examples, and the scores on the dev examples afterwards.
-
-    In a run of very many epochs, only some epochs are scored and have a result.
-    """
+    """One scored pass over the train examples; of very many epochs, only some are scored."""
 
     epoch: int
     """Counted from 1."""
@@ -23,7 +20,7 @@ class EpochResult:
     train_loss: float
     dev_loss: float
     dev_score: float
-    """The score in the recipe's metric."""
+    """In the recipe's metric."""
     seconds: float
 
 
@@ -57,7 +54,6 @@ class ProgressBar(Report):
         self._bar: tqdm[NoReturn] | None = None
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        """Advance a separate bar, which disappears at the end."""
         if done == 0:
             self._bar = _bar(f"{self._label} (trunk)", num_inputs, unit="text", leave=False)
         if self._bar is not None:
@@ -79,7 +75,6 @@ class ProgressBar(Report):
             self._bar.update()
 
     def evaluated(self, result: EpochResult) -> None:
-        """Print the score of the epoch: above the bar, or as a line of its own without a bar."""
         line = (
             f"epoch {result.epoch} of {self._num_epochs}: dev score {result.dev_score:.4f}, "
             f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}"

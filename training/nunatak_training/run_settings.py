@@ -12,15 +12,8 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
+from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import (
-    DEFAULTS_BY_METHOD,
-    METHODS,
-    PATIENCE,
-    TOP_LAYERS,
-    default_recipe,
-    recipe_settings,
-)
 from nunatak_training.settings import (
     Setting,
     Settings,
@@ -38,7 +31,7 @@ class LayerSettings(Settings):
     """The settings of the number of own layers of `topk`."""
 
     layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
-        default=TOP_LAYERS,
+        default=recipes.TOP_LAYERS,
         description="number of own top layers; auto: the fewest that keep `target`",
     )
     frozen: Annotated[int, Field(ge=0)] | None = Field(
@@ -62,33 +55,33 @@ class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
     method: Method
-    """The named method; with `frozen`, its number of layers follows from the backbone."""
+    """With `frozen`, its number of layers follows from the backbone."""
     frozen: int | None = None
     layer_target: float | None = None
-    """If given, the run searches the fewest layers that keep this share of full fine-tuning's
-    score. The search applies `changes` to every run, and uses no method."""
+    """If given, a search finds the fewest layers with this share of full fine-tuning's score."""
     changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
-    """Read the settings of a run by name: `method`, settings of the method, settings of the recipe.
+    """Read `method`, settings of the method and settings of the recipe, by name.
 
-    Options, task files and sweep files are read by this function. The type of a setting decides how
-    a text is read: `3`, `query,value`, `null`.
+    Of options, task files and sweep files alike: the type of a setting decides how a text is read.
     """
     flat = flattened(named)
     kind = str(flat.pop("method", MethodKind.TOPK.value))
-    if kind not in METHODS:
-        raise InvalidRecipeError(f"method must be one of {', '.join(METHODS)}, got {kind!r}")
+    if kind not in recipes.METHODS:
+        raise InvalidRecipeError(
+            f"method must be one of {', '.join(recipes.METHODS)}, got {kind!r}"
+        )
     own = method_settings(kind)
     for name in flat:
-        owners = [each for each in METHODS if name in method_settings(each)]
+        owners = [each for each in recipes.METHODS if name in method_settings(each)]
         if owners and kind not in owners:
             raise InvalidRecipeError(
                 f"{name} belongs to method {' and '.join(owners)}, not to {kind}"
             )
         # A group of settings, such as `tapt`, may be null.
-        is_of_recipe = any(f"{it}.".startswith(f"{name}.") for it in recipe_settings())
+        is_of_recipe = any(f"{it}.".startswith(f"{name}.") for it in recipes.recipe_settings())
         if not owners and not is_of_recipe:
             check_name(name, [it.name for it in all_settings()])
     of_method = {name: own[name].read(flat.pop(name)) for name in [*flat] if name in own}
@@ -98,12 +91,12 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         chosen = _layers(of_method)
         frozen, target = chosen.frozen, chosen.target if chosen.layers == "auto" else None
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
-    default = METHODS[kind]
+    default = recipes.METHODS[kind]
     try:
         method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(method, changes=flat)
+    recipes.default_recipe(method, changes=flat)
     return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
 
@@ -111,26 +104,26 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
 def method_settings(kind: str) -> Mapping[str, Setting]:
     if kind == MethodKind.TOPK.value:
         return settings_of(LayerSettings)
-    record = METHODS[kind]
+    record = recipes.METHODS[kind]
     found = settings_of(type(record), record.model_dump(mode="json"))
     return {name: it for name, it in found.items() if name != "kind"}
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting that `read_settings` knows; settings of methods come first."""
+    """Settings of methods come first."""
     method = Setting(
         name="method",
-        values="|".join(METHODS),
+        values="|".join(recipes.METHODS),
         default=MethodKind.TOPK.value,
         description="the method: the task's own parameters",
     )
     owners = dict[str, list[str]]()
-    for kind in METHODS:
+    for kind in recipes.METHODS:
         for name in method_settings(kind):
             owners.setdefault(name, []).append(kind)
     defaults_in_words = {
-        **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
-        "patience": str(PATIENCE),
+        **dict.fromkeys(recipes.DEFAULTS_BY_METHOD, "by method"),
+        "patience": str(recipes.PATIENCE),
     }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
@@ -139,7 +132,7 @@ def all_settings() -> tuple[Setting, ...]:
     )
     of_recipe = (
         replace(it, default=defaults_in_words.get(it.name, it.default))
-        for it in recipe_settings().values()
+        for it in recipes.recipe_settings().values()
     )
     return (method, *of_methods, *of_recipe)
 

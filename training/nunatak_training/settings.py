@@ -34,15 +34,14 @@ class Setting:
 
     name: str
     values: str
-    """Allowed values: names, or the ends of a range."""
+    """Names, or the ends of a range."""
     default: str
     description: str
     is_list: bool = False
     is_text: bool = False
-    """Whether any text is a value."""
 
     def read(self, value: JsonValue) -> JsonValue:
-        """Return a value in the form of the model. A text may spell a list or null."""
+        """In the form of the model. A text may spell a list or null."""
         if not isinstance(value, str) or self.is_text:
             return value
         if value == NOTHING:
@@ -53,7 +52,7 @@ class Setting:
 def settings_of(
     model: type[BaseModel], defaults: Mapping[str, JsonValue] | None = None
 ) -> dict[str, Setting]:
-    """Return the settings of a model by name; `defaults` override the fields' defaults."""
+    """By name; `defaults` override the fields' defaults."""
     schema = model.model_json_schema()
     shared = schema.get("$defs", {})
     found = _settings_in(schema["properties"], shared, prefix="", defaults=defaults or {})
@@ -71,7 +70,7 @@ def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Merge layers of settings, by names with dots; later layers override earlier layers.
+    """Merge settings by names with dots; later layers override earlier layers.
 
     A layer with a whole group, or with the `name` in a group, drops the group's earlier settings.
     """
@@ -86,7 +85,6 @@ def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict[str, JsonValue]:
-    """Return values by names with dots in the form of the model."""
     found: dict[str, JsonValue] = {}
     for name, value in flattened(named).items():
         group, _, inner = name.partition(".")
@@ -105,7 +103,6 @@ def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict
 
 
 def check_name(name: str, known: Collection[str]) -> None:
-    """Return if a name is known."""
     if name not in known:
         within = [it for it in known if it.startswith(f"{name}.")]
         nearest = within or get_close_matches(name, known, n=1, cutoff=0.5)
@@ -114,7 +111,7 @@ def check_name(name: str, known: Collection[str]) -> None:
 
 
 def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Return the settings in a YAML or TOML file, by name; `texts` are values by name, in YAML.
+    """The settings in a YAML or TOML file; `texts` are values by name, in YAML.
 
     A file that cannot be read is a `ValueError`.
     """
@@ -138,7 +135,7 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
 
 
 def with_values(settings: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
-    """Return settings with other values, by names with dots: the groups, then the setting."""
+    """Set the groups first, then their settings."""
     found = dict(settings)
     for name, value in values.items():
         group, _, inner = name.partition(".")
@@ -156,7 +153,7 @@ def with_values(settings: Mapping[str, object], values: Mapping[str, object]) ->
 
 
 def read_yaml(text: str) -> object:
-    """Return the value of a YAML text; a name that occurs twice is a `ValueError`."""
+    """A name that occurs twice is a `ValueError`."""
     try:
         return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
@@ -188,7 +185,6 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def problems_in(error: ValidationError) -> str:
-    """Return every problem with the name of its setting."""
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: "
         f"{problem['msg'].removeprefix('Value error, ')}"
@@ -223,7 +219,6 @@ def _settings_in(
 
 
 def _variants(described: Schema, shared: Schema) -> list[Schema]:
-    """The alternative schemas of a value, without null."""
     if "$ref" in described:
         return _variants(shared[described["$ref"].rpartition("/")[2]], shared)
     for union in ("anyOf", "oneOf"):

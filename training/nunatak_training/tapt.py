@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -66,7 +65,6 @@ class Masking:
     def __init__(
         self, tokenizer: TextTokenizer, *, masked_share: float, generator: torch.Generator
     ) -> None:
-        """Read the vocabulary."""
         vocabulary = Tokenizer.from_str(tokenizer.definition)
         masks = [vocabulary.token_to_id(mask) for mask in MASKS]
         found = next((mask for mask in masks if mask is not None), None)
@@ -87,7 +85,7 @@ class Masking:
     def hide(self, encoding: Encoding) -> MaskedText | None:
         """Hide each token with the given probability, and at least one token of a text.
 
-        In the papers a short text may have no hidden token; such a text would teach nothing.
+        In the papers a text may have no hidden token; such a text would teach nothing.
         """
         readable = [
             place for place, it in zip(count(), encoding.token_ids) if it not in self._special
@@ -115,24 +113,6 @@ class Masking:
         shown = torch.where(fate < MASKED, self._mask_id, token_ids[places])
         shown = torch.where(fate >= 1 - REPLACED, self._ordinary[picks], shown)
         return token_ids.scatter(0, places, shown)
-
-
-def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
-    """The branch whose head is the first map of the language head: one vector for each token."""
-    width = backbone.config.hidden_width
-    return BranchSpec(
-        method=method, head=HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=width)
-    )
-
-
-def initial_decoder(backbone: Backbone) -> dict[str, Tensor]:
-    """The language head without its first map and the word embeddings, in float32."""
-    config, device = backbone.config, backbone.device
-    return {
-        NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
-        NORM_BIAS: torch.zeros(config.hidden_width, device=device),
-        OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
-    }
 
 
 def language_loss(
@@ -174,11 +154,10 @@ def adapt(
 ) -> None:
     """Train the method's own part of `parameters`, in place, by masked language modelling.
 
-    The backbone and the task's head do not change. The language head starts from random numbers and
-    is discarded at the end. It is tied to the word embeddings, which are the backbone's or, for a
-    full copy, the task's own. The caller's random state does not change. The later tuning's recipe
+    The language head, tied to the word embeddings, starts from random numbers and is discarded at
+    the end. Backbone, task head and the caller's random state do not change. The recipe of tuning
     gives optimizer, schedule and batch size. The checkpoint holds the progress, and at the end the
-    result, for a resumed run.
+    result.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     masking = Masking(backbone.tokenizer, masked_share=settings.masked_share, generator=generator)
@@ -220,24 +199,26 @@ def adapt(
 
 
 def _language_model(
-    parameters: Mapping[str, Tensor],
-    recipe: Recipe,
-    backbone: Backbone,
-    generator: torch.Generator,
+    parameters: Mapping[str, Tensor], recipe: Recipe, backbone: Backbone, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], LanguageLoss]:
-    """The trained parameters, and their loss on hidden tokens."""
-    spec = language_spec(recipe.method, backbone)
+    config, device = backbone.config, backbone.device
+    # The branch's head is the first map of the language head.
+    head_spec = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=config.hidden_width)
+    spec = BranchSpec(method=recipe.method, head=head_spec)
     own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
     fresh = initial_parameters(spec, backbone, generator=generator)
     head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}
-    branch = build_branch(spec, backbone.config, {**own, **head})
-    decoder = initial_decoder(backbone)
+    branch = build_branch(spec, config, {**own, **head})
+    decoder = {
+        NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
+        NORM_BIAS: torch.zeros(config.hidden_width, device=device),
+        OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
+    }
     words = own.get(WORDS, backbone.embeddings.word)
 
     def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
         rows = [Row(encoding=text.encoding, branch=branch) for text in texts]
         vectors = forward(backbone, rows, dropout=recipe.dropout)
-        epsilon = backbone.config.layer_norm_epsilon
-        return language_loss(vectors, texts, decoder, words, epsilon=epsilon)
+        return language_loss(vectors, texts, decoder, words, epsilon=config.layer_norm_epsilon)
 
     return {**own, **head, **decoder}, loss

@@ -18,7 +18,6 @@ from nunatak_registry import Registry
 from nunatak_training.data import (
     Data,
     DataWarning,
-    ExampleSet,
     RowFormat,
     TaskData,
     data_warnings,
@@ -30,13 +29,7 @@ from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.publishing import check_publishable, publish
-from nunatak_training.recipes import (
-    LayerChoice,
-    LayerRun,
-    Recipe,
-    changed_recipe,
-    default_recipe,
-)
+from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -44,15 +37,13 @@ from nunatak_training.scoring import Interval
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
-"""Trains one recipe on the data of the run."""
 
 
 def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> TrainedTask:
     """Train the full model, then find the fewest top layers by bisection.
 
-    The search covers a head alone to all layers, in about log2(number of layers) runs. All runs
-    share the changes of `settings`; each method's defaults give the other settings. The recipe of
-    the task records the choice.
+    The search covers a head alone to all layers, in about log2(number of layers) runs with the
+    changes of `settings`. The recipe of the task records the choice.
     """
     changes, target = settings.changes, settings.layer_target or 1.0
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
@@ -89,11 +80,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
 def _candidates(
     backbone: Backbone, changes: Mapping[str, JsonValue]
 ) -> Sequence[tuple[int, Recipe]]:
-    """The recipes of the search, by number of layers.
-
-    Impossible numbers are left out: too few layers for the regularizer, and a head alone with
-    pretraining, which needs layers to train.
-    """
+    """By number of layers, without too few for the regularizer or for pretraining."""
     found = list[tuple[int, Recipe]]()
     for num_layers in range(backbone.config.num_layers + 1):
         method = TopK(num_layers=num_layers) if num_layers else HeadOnly()
@@ -119,11 +106,10 @@ class TrainSettings:
     """A file, a folder, the name of a data set, or rows in memory (see `load_task_data`)."""
     settings: RunSettings
     kind: TaskKind | None = None
-    """The kind of task. Absent: the first train row decides (see `docs/training.md`)."""
+    """Absent: the first train row decides (see `docs/training.md`)."""
     dev: Path | None = None
-    """A file of dev examples, in place of the dev examples of `data`."""
+    """In place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
-    """The columns and the delimiter of the files."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
     note: str = ""
@@ -143,23 +129,21 @@ class TrainOutcome:
 
     manifest: TaskManifest
     is_new: bool
-    """Whether the version is new; False: the registry had its content already."""
+    """False: the registry had its content already."""
     metrics: Mapping[Metric, float]
-    """Scores on the dev examples; the recipe's metric comes first."""
+    """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of a metric, at 95 %; a metric may have none (see `score_intervals`)."""
+    """At 95 %; a metric may have none (see `score_intervals`)."""
     test: Scores | None
-    """The scores on the test examples, if the data has some."""
     best_epoch: int
     num_epochs: int
-    """Planned epochs. Fewer have run if patience ended the run."""
+    """Planned. Fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
-    """The search for the number of layers; None without a search."""
     majority: tuple[str, float] | None
-    """The most frequent label of the dev examples and its share; None without single labels."""
+    """The most frequent label of the dev examples and its share."""
     seconds: float
-    """Wall time of the whole run, with loading and publishing."""
+    """Wall time, with loading and publishing."""
 
 
 def train(
@@ -177,11 +161,7 @@ def train(
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
     data = load_task_data(
-        settings.data,
-        kind=settings.kind,
-        dev=settings.dev,
-        seed=recipe.seed,
-        spelt=settings.spelt,
+        settings.data, kind=settings.kind, dev=settings.dev, seed=recipe.seed, spelt=settings.spelt
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -220,20 +200,9 @@ def run(  # noqa: PLR0913 - a run has many parts
     """Train a task, and publish its best epoch as a new version.
 
     Nothing is published after an error. The same data and recipe give the same bytes on the same
-    machine, so a repeated run returns the existing version.
-
-    Args:
-        data: the examples.
-        task: the name of the task.
-        recipe: the settings of the run.
-        registry: the registry for the version.
-        backbone: the frozen encoder; several tasks may share it.
-        search: the settings of a search for the number of layers, in place of the recipe's method.
-        report: receives every step and epoch.
-        trunks: the source of trunk states (see `fit_task`).
-        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
-            same weights. Without a folder, every call starts from the beginning.
-        note: a remark on the version.
+    machine, so a repeated run returns the existing version. `search` finds the number of layers, in
+    place of the recipe's method. After a kill, the same call continues from the cache folder
+    `checkpoints`, to the same weights.
     """
     started = time.perf_counter()
     check_publishable(data, recipe, backbone, note=note)
@@ -276,12 +245,9 @@ def run(  # noqa: PLR0913 - a run has many parts
 def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:
     if data.kind.head.reads_tokens:
         return data_warnings(data, max_length=recipe.max_length)
-    num_long = [_num_long(part, recipe, backbone) for part in (data.train, data.dev)]
+    num_long = list[int]()
+    for part in (data.train, data.dev):
+        inputs = [example.model_input for example in part.examples]
+        encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
+        num_long.append(sum(bool(it.part.index or it.part.num_left_out) for it in encodings))
     return data_warnings(data, num_long=(num_long[0], num_long[1]), max_length=recipe.max_length)
-
-
-def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
-    """Examples of more tokens than training reads of a text."""
-    inputs = [example.model_input for example in examples.examples]
-    encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
-    return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)

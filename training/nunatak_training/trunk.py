@@ -28,29 +28,18 @@ from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
-from nunatak_training.cache import (
-    LOCK,
-    STATES_FOLDER,
-    SUFFIX,
-    StatesFacts,
-    default_cache_folder,
-    make_room,
-    replacing,
-    sweep_unusable,
-)
+from nunatak_training import cache
 
 CHUNK_TOKENS = 4096
 """Tokens of one pass through the trunk: enough for a busy CPU, and few enough for memory."""
 Progress = Callable[[int, int], None]
-"""Receives the number of finished inputs, and the number of all inputs."""
+"""Receives the number of finished inputs, and of all inputs."""
 FORMAT = "1"
 """Increased when the order of a set, or the result of its forward, changes within a release."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 MAX_DISK_BYTES = 32 * 1024**3
 STATES = "states"
-"""The one tensor of a file."""
 FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""safetensors' names of dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +55,13 @@ class InputSet:
 
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
-        """Return the distinct encodings, in order."""
-        return cls(
-            encodings=tuple(
-                sorted(
-                    dict.fromkeys(encodings),
-                    key=lambda it: (it.num_tokens, it.token_ids, it.type_ids),
-                )
-            )
-        )
+        distinct = dict.fromkeys(encodings)
+        ordered = sorted(distinct, key=lambda it: (it.num_tokens, it.token_ids, it.type_ids))
+        return cls(encodings=tuple(ordered))
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """First packed token of each input, and the number of all tokens at the end."""
+        """First packed token of each input, and the number of all tokens."""
         return tuple(accumulate((it.num_tokens for it in self.encodings), initial=0))
 
     @property
@@ -87,7 +70,6 @@ class InputSet:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the tokens of all inputs."""
         content = hashlib.sha256()
         for numbers in (
             [it.num_tokens for it in self.encodings],
@@ -98,7 +80,6 @@ class InputSet:
         return content.hexdigest()
 
     def chunks(self) -> Iterator[tuple[Encoding, ...]]:
-        """Yield the chunks of inputs that pass the trunk together, in order."""
         begin, tokens = 0, 0
         for index, encoding in enumerate(self.encodings):
             if tokens and tokens + encoding.num_tokens > CHUNK_TOKENS:
@@ -133,11 +114,9 @@ class SetStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states, in memory or in a mapped file."""
         return self._packed.nbytes
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the one depth, if the input is in the set."""
         belongs = (
             source.backbone == self._backbone.digest
             and source.dtype == self._backbone.dtype
@@ -146,7 +125,6 @@ class SetStates:
         return self._depths if belongs and _key(source) in self._places else ()
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state of an input of the set, on the backbone's device."""
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
@@ -161,10 +139,7 @@ def compute_states(
     below: TrunkStates | None,
     progress: Progress,
 ) -> Iterator[Float[Tensor, "_ width"]]:
-    """Yield the states of one chunk of inputs after another, on the CPU.
-
-    `below` holds states of the same inputs at a smaller depth, from which the pass then starts.
-    """
+    """Yield the states of one chunk after another, on the CPU, from those `below` if any."""
     done, num_inputs = 0, len(inputs.encodings)
     progress(done, num_inputs)
     for chunk in inputs.chunks():
@@ -184,15 +159,8 @@ class TrunkStore(Protocol):
     """Gives the trunk states of a data set. Missing states are computed."""
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
-    ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1."""
-        ...
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
+    ) -> TrunkStates: ...
 
 
 class JoinedStates:
@@ -202,18 +170,16 @@ class JoinedStates:
         self._parts = tuple(parts)
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the depths of the first set that holds the input."""
         return next(filter(None, (part.depths(source) for part in self._parts)), ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state from the first set that holds the input."""
         for part in self._parts:
             if depth in part.depths(source):
                 return part.read(source, depth)
         raise KeyError(source, depth)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Offer the state to all sets, unless autocast rounded the products of the state."""
+        """Offer to all sets, unless autocast rounded the products of the state."""
         if torch.is_autocast_enabled(state.device.type):
             return
         for part in self._parts:
@@ -222,19 +188,15 @@ class JoinedStates:
 
 def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
     """SHA-256 over everything that the bits of a set's states depend on."""
-    parts = (FORMAT, backbone.digest, numerics_of(backbone), inputs.digest, str(depth))
+    numerics = machine_of(backbone)
+    if backbone.device.type != "cuda":
+        numerics += f", {torch.get_num_threads()} threads"
+    parts = (FORMAT, backbone.digest, numerics, inputs.digest, str(depth))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def numerics_of(backbone: Backbone) -> str:
-    """Everything except weights and inputs that decides the bits of a trunk state."""
-    machine = machine_of(backbone)
-    threads = torch.get_num_threads()
-    return machine if backbone.device.type == "cuda" else f"{machine}, {threads} threads"
-
-
 def machine_of(backbone: Backbone) -> str:
-    """Return `numerics_of` without the number of threads."""
+    """Everything except weights, inputs and threads that decides the bits of a trunk state."""
     device = backbone.device
     is_cuda = device.type == "cuda"
     capability = torch.backends.cpu.get_cpu_capability
@@ -258,12 +220,7 @@ class MemoryTrunkStore:
         self._sets = LRUCache[str, SetStates](max_bytes, lambda it: it.num_bytes)
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
     ) -> TrunkStates:
         inputs = InputSet.of(encodings)
         shape = (inputs.num_tokens, backbone.config.hidden_width)
@@ -272,7 +229,8 @@ class MemoryTrunkStore:
         key = states_key(backbone, inputs, depth)
         if key not in self._sets:
             packed = torch.empty(shape, dtype=backbone.dtype)
-            below = self._below(backbone, inputs, depth)
+            keys = (states_key(backbone, inputs, lower) for lower in range(depth - 1, 0, -1))
+            below = next((self._sets[it] for it in keys if it in self._sets), None)
             begin = 0
             for part in compute_states(backbone, inputs, depth, below=below, progress=progress):
                 packed[begin : begin + len(part)] = part
@@ -280,33 +238,24 @@ class MemoryTrunkStore:
             self._sets[key] = SetStates(backbone, inputs, depth, packed)
         return self._sets[key]
 
-    def _below(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
-        keys = (states_key(backbone, inputs, lower) for lower in range(depth - 1, 0, -1))
-        return next((self._sets[key] for key in keys if key in self._sets), None)
-
 
 class DiskTrunkStore:
     """Holds the most recently read sets in a folder, within a budget of bytes.
 
     Runs, processes and tasks on the same texts share the files, which are mapped to memory. A file
-    appears whole or not at all, so a process may be killed at any time. Of two processes that need
-    the same set, the second waits and then reads the file. A file is read only if its metadata
-    names this set and the digest of its states is right; otherwise the file is computed again. A
-    set that alone exceeds the budget stays in memory, under the rules of `MemoryTrunkStore`.
+    appears whole or not at all. Of two processes that need the same set, the second waits and then
+    reads the file. A file is read only if its metadata names this set and its digest is right;
+    otherwise it is computed again. A set that alone exceeds the budget stays in memory, under the
+    rules of `MemoryTrunkStore`.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
-        self._root = (folder or default_cache_folder()) / STATES_FOLDER
+        self._root = (folder or cache.default_cache_folder()) / cache.STATES_FOLDER
         self._max_bytes = max_bytes
         self._memory = MemoryTrunkStore()
 
     def states(
-        self,
-        backbone: Backbone,
-        encodings: Iterable[Encoding],
-        *,
-        depth: int,
-        progress: Progress,
+        self, backbone: Backbone, encodings: Iterable[Encoding], *, depth: int, progress: Progress
     ) -> TrunkStates:
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
@@ -321,10 +270,10 @@ class DiskTrunkStore:
 
     def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
         key = states_key(backbone, inputs, depth)
-        path = self._root / f"{key}{SUFFIX}"
+        path = self._root / f"{key}{cache.SUFFIX}"
         try:
             metadata, packed = _mapped(path)
-            facts = StatesFacts.model_validate(metadata)
+            facts = cache.StatesFacts.model_validate(metadata)
             os.utime(path)
         except (FileNotFoundError, SafetensorError, ValidationError):
             return None
@@ -338,15 +287,15 @@ class DiskTrunkStore:
         self, backbone: Backbone, inputs: InputSet, depth: int, progress: Progress
     ) -> SetStates:
         self._root.mkdir(parents=True, exist_ok=True)
-        sweep_unusable(self._root)
+        cache.sweep_unusable(self._root)
         key = states_key(backbone, inputs, depth)
-        path = self._root / f"{key}{SUFFIX}"
-        with FileLock(path.with_name(key + LOCK)):
+        path = self._root / f"{key}{cache.SUFFIX}"
+        with FileLock(path.with_name(key + cache.LOCK)):
             # Another process may have made the file while this process waited.
             found = self._found(backbone, inputs, depth)
             if found is not None:
                 return found
-            facts = StatesFacts(
+            facts = cache.StatesFacts(
                 key=key,
                 digest="0" * 64,
                 backbone=backbone.name,
@@ -355,26 +304,18 @@ class DiskTrunkStore:
                 num_tokens=inputs.num_tokens,
                 num_bytes=_num_bytes(backbone, inputs),
             )
-            make_room(self._root, budget=self._max_bytes - facts.num_bytes)
-            below = next(filter(None, self._below(backbone, inputs, depth)), None)
+            cache.make_room(self._root, budget=self._max_bytes - facts.num_bytes)
+            lower = (self._found(backbone, inputs, it) for it in range(depth - 1, 0, -1))
+            below = next(filter(None, lower), None)
             parts = compute_states(backbone, inputs, depth, below=below, progress=progress)
-            with replacing(path) as partial:
+            with cache.replacing(path) as partial:
                 _write_states(partial, facts, backbone, parts)
             _, packed = _mapped(path)
             return SetStates(backbone, inputs, depth, packed)
 
-    def _below(
-        self, backbone: Backbone, inputs: InputSet, depth: int
-    ) -> Iterator[SetStates | None]:
-        for lower in range(depth - 1, 0, -1):
-            yield self._found(backbone, inputs, lower)
-
 
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
-    """Map a file to memory; return its metadata and its states.
-
-    Changes to the states stay in memory.
-    """
+    """The metadata and the states of a file; changes to the states stay in memory."""
     # safetensors does not type its file.
     with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
         opened = cast("Any", file)
@@ -382,9 +323,9 @@ def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
 
 
 def _write_states(
-    path: Path, facts: StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
+    path: Path, facts: cache.StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
 ) -> None:
-    """Write a safetensors file part by part, because the states of a set may exceed the memory."""
+    """Part by part, because the states of a set may exceed the memory."""
     with path.open("wb") as file:
         file.write(_header(facts, backbone))
         digest = hashlib.sha256()
@@ -397,8 +338,7 @@ def _write_states(
         file.write(_header(facts.model_copy(update={"digest": digest.hexdigest()}), backbone))
 
 
-def _header(facts: StatesFacts, backbone: Backbone) -> bytes:
-    """The header of a safetensors file that holds one tensor."""
+def _header(facts: cache.StatesFacts, backbone: Backbone) -> bytes:
     metadata = {name: str(value) for name, value in facts.model_dump().items()}
     tensor = {
         "dtype": FORMATS[backbone.dtype],

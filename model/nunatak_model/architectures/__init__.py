@@ -34,7 +34,6 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(eurobert.MODEL_TYPES, eurobert),
     **{name: nomic.NomicArchitecture(name) for name in nomic.MODEL_TYPES},
 }
-"""transformers' `model_type` -> architecture."""
 POST_NORM = (
     *bert.MODEL_TYPES,
     *distilbert.MODEL_TYPES,
@@ -57,7 +56,6 @@ SIZES: Mapping[str, tuple[int, int]] = {
     "position_offset": (0, 2**24),
     "padding_id": (-1, 2**24),
 }
-"""The least and the largest size of any model, with room."""
 __all__ = [
     "ARCHITECTURES",
     "POST_NORM",
@@ -100,7 +98,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def _check_sizes(config: BackboneConfig) -> None:
-    """Raise ValueError at a size that no model has, before anything is made of the size."""
+    """Raise ValueError before anything is made of a size that no model has."""
     for name, (least, most) in SIZES.items():
         size: object = getattr(config, name)
         if type(size) is not int or not least <= size <= most:
@@ -114,7 +112,7 @@ def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
 
 
 def encoder_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of a whole encoder, in the order in which digests read them."""
+    """Names and shapes in the order in which digests read them."""
     architecture = architecture_of(config)
     shapes = dict(architecture.embedding_shapes(config))
     for layer in range(config.num_layers):

@@ -22,7 +22,7 @@ ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=T
 
 @runtime_checkable
 class RunLayer(Protocol):
-    """Runs the layers of one encoder over packed rows that were planned before."""
+    """Runs the layers of one encoder over packed rows."""
 
     def __call__(
         self, hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
@@ -34,20 +34,15 @@ class RunLayer(Protocol):
 class Architecture(Protocol[ConfigT_contra]):
     """One way to compute an encoder, and to read it from transformers' checkpoints.
 
-    The functions of a module are the methods of this protocol. Tensors have our names,
-    `embeddings.word` or `layers.3.qkv.weight`; query, key and value are stacked into `qkv`, in this
-    order.
+    The functions of a module are the methods. Tensors have our names, such as
+    `layers.3.qkv.weight`.
     """
 
     HEAD_SOURCES: Mapping[str, str]
     """Stored names of the tensors from which a head may start: `head.dense` and `head.norm`."""
 
     def config_from(self, raw: dict[str, Any]) -> BackboneConfig:
-        """Read transformers' `config.json`.
-
-        Raises:
-            UnsupportedBackboneError: a variant with different computations.
-        """
+        """Read `config.json`; raise `UnsupportedBackboneError` for other computations."""
         ...
 
     def identity(self, config: ConfigT_contra) -> str:
@@ -59,21 +54,17 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
     def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
-        """Return the dense block of transformers' heads with this pooling."""
+        """The dense block of transformers' heads with this pooling."""
         ...
 
-    def embedding_shapes(self, config: ConfigT_contra) -> Shapes:
-        """Names and shapes of the embeddings."""
-        ...
+    def embedding_shapes(self, config: ConfigT_contra) -> Shapes: ...
 
-    def layer_shapes(self, layer: int, config: ConfigT_contra) -> Shapes:
-        """Names and shapes of one layer."""
-        ...
+    def layer_shapes(self, layer: int, config: ConfigT_contra) -> Shapes: ...
 
     def embed(
         self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ConfigT_contra
     ) -> Float[Tensor, "tokens width"]:
-        """Return the input of the first layer, for rows packed one after another."""
+        """The input of the first layer, for rows packed one after another."""
         ...
 
     def plan_layers(self, attention: Attention, config: ConfigT_contra) -> RunLayer:

@@ -30,7 +30,7 @@ from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import PROJECTION, EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
-"""Values of `model_type`, and whether positions start after the padding id."""
+"""Whether positions start after the padding id, by `model_type`."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
 DEFAULTS: Mapping[str, object] = {
     "vocab_size": 30_522,
@@ -73,12 +73,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfig:
-    """Read a whole `config.json` with the field names of BERT.
-
-    Args:
-        raw: the fields, defaults included; `pad_token_id` may be missing.
-        from_padding: whether positions start after the padding id.
-    """
+    """Read a whole `config.json` with the field names of BERT; `pad_token_id` may be missing."""
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):
         raise UnsupportedBackboneError(
@@ -112,15 +107,11 @@ def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfi
 
 
 def identity(config: BackboneConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
-
-    The text is fixed: a new field of `BackboneConfig` must not change the digests of old backbones.
-    """
+    """The text is fixed: a new field of `BackboneConfig` must not change old digests."""
     return identity_of("bert", config)
 
 
 def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
-    """Return the facts of an architecture with layers of this form; `more` are its own facts."""
     return json.dumps(
         {
             "family": family,
@@ -141,12 +132,7 @@ def sources_in(
 ) -> tuple[str, ...]:
     """Names of the stored tensors that make up `target`, by the tables of an architecture.
 
-    Args:
-        target: our name of a tensor.
-        embeddings: the stored name of each tensor that lies in no layer.
-        layers: the stored name of the list of layers.
-        parts: the stored modules that each part of a layer stacks. The norm over the last layer's
-            output lies in no layer there.
+    The norm over the last layer's output lies in no layer there.
     """
     if target in embeddings:
         return (embeddings[target],)
@@ -159,7 +145,6 @@ def sources_in(
 def first_token_block(
     block: DenseBlock, config: BackboneConfig, pooling: Pooling | None
 ) -> DenseBlock | None:
-    """The block of heads that read the first token; other heads have none."""
     return block if pooling is Pooling.FIRST else None
 
 
@@ -187,14 +172,7 @@ def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
 def shapes_of(
     parts: Mapping[str, bool], layer: int, config: BackboneConfig, *, is_gated: bool = False
 ) -> Shapes:
-    """Names and shapes of one layer of any architecture.
-
-    Args:
-        parts: the parts of the layer in the order of the digest, and whether each has a bias.
-        layer: the number of the layer.
-        config: the sizes.
-        is_gated: whether the first feed-forward map makes gates next to the values.
-    """
+    """Names and shapes of one layer; `parts` in the order of the digest say which have a bias."""
     width, inner, heads = config.hidden_width, config.intermediate_width, config.qkv_widths
     maps = {
         "qkv": (sum(heads), width),
@@ -217,7 +195,6 @@ def shapes_of(
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Sum of the embeddings that the encoder has, normalised, at the hidden width."""
     summed = sum_embeddings(encodings, tables, config)
     normed = layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
     return normed if tables.projection is None else apply_linear(normed, tables.projection)
@@ -226,7 +203,6 @@ def embed(
 def sum_embeddings(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens table_width"]:
-    """Sum of the embeddings that the encoder has: word, token type and position."""
     rows = (
         (tables.word, [it.token_ids for it in encodings]),
         (tables.token_type, [it.type_ids for it in encodings]),
@@ -243,23 +219,13 @@ Attend = Callable[[Tensor, MixedLayer, float], Tensor]
 
 
 FeedForward = Callable[[Tensor, MixedLayer, BackboneConfig], Tensor]
-"""Gives the feed-forward block of a layer over its input [tokens, width]."""
 
 
 def run_feed_forward(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Run the feed-forward block: two maps, with the activation between them."""
-    inner = mixed_linear(
-        x,
-        layer,
-        lambda weights: weights.feedforward_in,
-        LinearMap.FEEDFORWARD_IN,
-        activation=config.activation,
-    )
-    return mixed_linear(
-        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
-    )
+    inner = mixed_linear(x, layer, LinearMap.FEEDFORWARD_IN, activation=config.activation)
+    return mixed_linear(inner, layer, LinearMap.FEEDFORWARD_OUT)
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
@@ -299,42 +265,20 @@ def run_layer(
         where an adapter that reads NORMED_SUM gets W.attention_norm(x + a) for a, or
         W.output_norm(x + f) for f
     """
-    epsilon = config.layer_norm_epsilon
+    epsilon, frozen = config.layer_norm_epsilon, layer.frozen
     context = attend(hidden, layer, dropout)
-    block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
-    )
+    block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.attention_adapter,
-        norm=layer.frozen.attention_norm,
-        epsilon=epsilon,
-    )
-    hidden = mixed_norm(
-        summed,
-        layer,
-        lambda own: own.attention_norm,
-        lambda own: own.attention_norm,
-        epsilon=epsilon,
-    )
+    norm = frozen.attention_norm
+    add_adapters(summed, block, layer, "attention_adapter", norm=norm, epsilon=epsilon)
+    hidden = mixed_norm(summed, layer, "attention_norm", epsilon=epsilon)
     block = feed_forward(hidden, layer, config)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.feedforward_adapter,
-        norm=layer.frozen.output_norm,
-        epsilon=epsilon,
-    )
-    return mixed_norm(
-        summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
-    )
+    norm = frozen.output_norm
+    add_adapters(summed, block, layer, "feedforward_adapter", norm=norm, epsilon=epsilon)
+    return mixed_norm(summed, layer, "output_norm", epsilon=epsilon)
 
 
 def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:

@@ -64,7 +64,6 @@ DEFAULTS: Mapping[str, object] = {
     "conv_kernel_size": 0,
     "pooler_hidden_act": "gelu",
 }
-"""Defaults of transformers for missing fields."""
 EMBEDDINGS = {
     **bert.EMBEDDINGS,
     f"{PROJECTION}.weight": "embeddings.embed_proj.weight",
@@ -83,7 +82,7 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebertaConfig(BackboneConfig):
-    """The fields of DeBERTa in addition to the common fields."""
+    """DeBERTa's own fields."""
 
     has_positions: bool
     """Whether the embeddings hold positions, next to the distances in the attention."""
@@ -97,11 +96,9 @@ class DebertaConfig(BackboneConfig):
     farthest: int
     """Distance from which all share the last bucket; `max_relative_positions` in transformers."""
     norms_relative: bool
-    """Whether a layer norm runs over the table of distances."""
     buckets: tuple[int, ...] = field(repr=False, compare=False)
     """Bucket of each distance from 0 up; follows from the fields above."""
     dense_block: DenseBlock
-    """The dense block of transformers' heads that read the first token."""
 
     @property
     def reads_distances(self) -> bool:
@@ -115,7 +112,6 @@ class DebertaConfig(BackboneConfig):
 
     @property
     def scale(self) -> float:
-        """Factor of all products of a score."""
         products = 1 + self.content_to_position + self.position_to_content
         return 1 / math.sqrt(self.head_width * products)
 
@@ -173,7 +169,6 @@ def dense_block(config: DebertaConfig, pooling: Pooling | None) -> DenseBlock | 
 
 
 def embedding_shapes(config: DebertaConfig) -> Shapes:
-    """Names and shapes of the embeddings, with the table of distances."""
     width = config.hidden_width
     table = config.embedding_width or width
     shapes: Shapes = {"embeddings.word": (config.vocab_size, table)}
@@ -194,7 +189,6 @@ def embedding_shapes(config: DebertaConfig) -> Shapes:
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: DebertaConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Sum of the embeddings, mapped to the hidden width and normalised."""
     summed = bert.sum_embeddings(encodings, tables, config)
     if tables.projection is not None:
         summed = apply_linear(summed, tables.projection)
@@ -202,7 +196,6 @@ def embed(
 
 
 def plan_layers(attention: Attention, config: DebertaConfig) -> RunLayer:
-    """Prepare the rows of the table for all distances; all layers share them."""
     runs = by_runs(attention)
     longest = max(run.length for run in runs.plan)
     places = distances(longest) if config.reads_distances else ()
@@ -303,7 +296,6 @@ def _terms(
 def _near_rows(
     relative: RelativePositions, longest: int, config: DebertaConfig
 ) -> Float[Tensor, "near width"]:
-    """The rows of the table that texts of up to `longest` tokens read, normalised."""
     first, last = _bounds(longest, config)
     rows = relative.table[first:last]
     if relative.norm is None:
@@ -318,7 +310,6 @@ def _bounds(length: int, config: DebertaConfig) -> tuple[int, int]:
 
 
 def _row(distance: int, config: DebertaConfig) -> int:
-    """The row of the table for the distance query - key."""
     bucket = config.buckets[abs(distance)]
     signed = bucket if distance > 0 else -bucket
     return min(max(config.span + signed, 0), 2 * config.span - 1)
@@ -345,7 +336,6 @@ def _parts(setting: str) -> list[str]:
 
 
 def _check(raw: Mapping[str, Any], *, reads_distances: bool) -> None:
-    """Raise for settings with other computations."""
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     farthest = raw["max_relative_positions"]
     farthest = raw["max_position_embeddings"] if farthest < 1 else farthest

@@ -56,7 +56,6 @@ SHARED_DEFAULTS: Mapping[str, object] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-"""Defaults of transformers for missing fields."""
 WHOLE, SLIDING = "full_attention", "sliding_attention"
 WINDOW, FULL_LAYERS = 4096, 28
 """Qwen3's defaults of `sliding_window` and `max_window_layers`."""
@@ -80,13 +79,13 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(BackboneConfig):
-    """The fields of decoders in addition to the common fields."""
+    """The decoders' own fields."""
 
     rope: Rope
     attention_bias: bool
     feedforward_bias: bool
     has_head_norms: bool
-    """Whether queries and keys of each head have a norm, as in Qwen3."""
+    """As in Qwen3."""
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
@@ -105,7 +104,6 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a `DecoderConfig` that all models with Llama's layers share."""
     raw = {**SHARED_DEFAULTS, **defaults, **raw}
     if "AutoModel" in (raw.get("auto_map") or {}):
         raise UnsupportedBackboneError(
@@ -156,15 +154,11 @@ def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
 
 
 def identity(config: DecoderConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
-
-    The padding token is left out, because only heads read it.
-    """
+    """The padding token is left out, because only heads read it."""
     return layer_facts("decoder", config)
 
 
 def layer_facts(family: str, config: DecoderConfig) -> str:
-    """Return the facts that decide what Llama's layers compute."""
     return json.dumps(
         {
             "family": family,
@@ -179,7 +173,6 @@ def layer_facts(family: str, config: DecoderConfig) -> str:
 
 
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """None: transformers' heads of decoders have no dense block."""
     del config, pooling
 
 
@@ -188,7 +181,6 @@ def embedding_shapes(config: DecoderConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
-    """Names and shapes of one layer; the last layer has one more norm."""
     attention, feedforward = config.attention_bias, config.feedforward_bias
     parts = {"qkv": attention, "attention_output": attention}
     parts |= {"feedforward_in": feedforward, "feedforward_out": feedforward}
@@ -201,6 +193,5 @@ def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
 
 
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
-    """All layers share the attention to earlier tokens."""
     attend = rotary(attention.causal(), attention.positions(), config.rope, config)
     return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)

@@ -19,11 +19,9 @@ NAMES: Mapping[str, str] = {
     "hidden_dim": "intermediate_size",
     "activation": "hidden_act",
 }
-"""The names of fields in DistilBERT's `config.json`, and in BERT's."""
 SECOND_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 """Names of BERT that transformers reads in DistilBERT's `config.json` too."""
 DEFAULTS: Mapping[str, object] = {**bert.DEFAULTS, "num_hidden_layers": 6}
-"""Defaults of transformers for missing fields, under BERT's names."""
 FIXED: Mapping[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-12}
 """Fields that `config.json` does not have."""
 EMBEDDINGS = {ours: it for ours, it in bert.EMBEDDINGS.items() if ours != "embeddings.token_type"}
@@ -46,10 +44,7 @@ dense_block = partial(bert.first_token_block, BLOCK)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    The table of positions is stored, so `sinusoidal_pos_embds` changes nothing.
-    """
+    """The table of positions is stored, so `sinusoidal_pos_embds` changes nothing."""
     read_activation("activation", raw.get("activation", "gelu"))
     fields = {name: it for name, it in raw.items() if name not in {*NAMES.values(), *FIXED}}
     for name, of_bert in NAMES.items():

@@ -23,7 +23,6 @@ DEFAULTS: Mapping[str, object] = {
     "num_attention_heads": 4,
     "intermediate_size": 1024,
 }
-"""Defaults of transformers for missing fields."""
 EMBEDDINGS = {
     **bert.EMBEDDINGS,
     f"{PROJECTION}.weight": "embeddings_project.weight",
@@ -42,10 +41,7 @@ dense_block = partial(bert.first_token_block, BLOCK)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    The fields `summary_...` belong to heads for multiple choice, and change nothing here.
-    """
+    """The fields `summary_...` belong to heads for multiple choice, and change nothing here."""
     raw = {**DEFAULTS, **raw}
     config = bert.read_encoder(raw, from_padding=False)
     width: int = raw["embedding_size"]

@@ -12,33 +12,13 @@ from typing import Any
 
 from nunatak_contract.enums import Activation, HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
+from nunatak_model.architectures import decoder
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.architectures.decoder import (
-    DecoderConfig,
-    embed,
-    embedding_shapes,
-    layer_facts,
-    layer_shapes,
-    read_fields,
-    source_names,
-)
+from nunatak_model.architectures.decoder import DecoderConfig, layer_facts, read_fields
 from nunatak_model.architectures.prenorm import run_prenorm_layer
 from nunatak_model.architectures.rotary import rotary
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import rms_norm
-
-__all__ = [
-    "HEAD_SOURCES",
-    "MODEL_TYPES",
-    "config_from",
-    "dense_block",
-    "embed",
-    "embedding_shapes",
-    "identity",
-    "layer_shapes",
-    "plan_layers",
-    "source_names",
-]
 
 MODEL_TYPES = ("eurobert",)
 DEFAULTS: Mapping[str, object] = {
@@ -53,8 +33,9 @@ DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-5,
     "pad_token_id": 128_001,
 }
-"""Defaults of transformers for missing fields."""
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "dense"}
+embed, embedding_shapes = decoder.embed, decoder.embedding_shapes
+layer_shapes, source_names = decoder.layer_shapes, decoder.source_names
 identity = partial(layer_facts, "eurobert")
 BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
@@ -64,7 +45,6 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The block of sequence heads; heads that read tokens have none."""
     del config
     return None if pooling is None else BLOCK
 

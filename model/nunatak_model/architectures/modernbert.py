@@ -71,20 +71,17 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertConfig(BackboneConfig):
-    """The fields of ModernBERT in addition to the common fields."""
+    """ModernBERT's own fields."""
 
     is_local: tuple[bool, ...]
-    """One value for each layer: whether a token sees only the tokens near it."""
+    """For each layer, whether a token sees only the tokens near it."""
     reach: int
-    """Number of tokens to either side that a token of a local layer sees."""
     global_rope: Rope
-    """Rotary positions of global layers."""
     local_rope: Rope
     attention_bias: bool
     feedforward_bias: bool
     norm_bias: bool
     dense_block: DenseBlock
-    """The dense block of transformers' heads of this checkpoint."""
 
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
@@ -111,10 +108,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
 
 
 def identity(config: ModernBertConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
-
-    Plain rotary positions add no fact, so that old backbones keep their digests.
-    """
+    """Plain rotary positions add no fact, so that old backbones keep their digests."""
     ropes = {"global_rope": config.global_rope, "local_rope": config.local_rope}
     return json.dumps(
         {
@@ -146,10 +140,7 @@ def embedding_shapes(config: ModernBertConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
-    """Names and shapes of one layer.
-
-    The first layer lacks a norm; the last layer has one more norm.
-    """
+    """The first layer lacks a norm; the last layer has one more norm."""
     attention, feedforward, norm = config.attention_bias, config.feedforward_bias, config.norm_bias
     parts = {"qkv": attention, "attention_output": attention}
     parts |= {"feedforward_in": feedforward, "feedforward_out": feedforward, "output_norm": norm}
@@ -161,7 +152,6 @@ def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
 
 
 def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:
-    """Prepare attention for global and for local layers."""
     positions = attention.positions()
     everywhere = rotary(attention, positions, config.global_rope, config)
     nearby = rotary(attention.narrow(config.reach), positions, config.local_rope, config)
@@ -194,7 +184,6 @@ def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
 
 
 def _rope(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> Rope:
-    """The rotary positions of one kind of layer, from the old or the new spelling."""
     by_kind: Mapping[str, Any] = raw.get("rope_parameters") or {}
     stray = {name: it for name, it in by_kind.items() if name not in {GLOBAL, LOCAL}}
     if stray.get("rope_type", "default") != "default":

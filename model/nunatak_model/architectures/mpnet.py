@@ -39,7 +39,6 @@ DEFAULTS: Mapping[str, object] = {
     "pad_token_id": PADDING_ID,
     "relative_attention_num_buckets": NUM_BUCKETS,
 }
-"""Defaults of transformers for missing fields."""
 EMBEDDINGS = {
     **{ours: it for ours, it in bert.EMBEDDINGS.items() if ours != "embeddings.token_type"},
     RELATIVE: "encoder.relative_attention_bias.weight",
@@ -73,7 +72,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings, with the biases of distances."""
     shapes = bert.embedding_shapes(config)
     return {
         **{name: it for name, it in shapes.items() if name in EMBEDDINGS},
@@ -82,7 +80,6 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
-    """Prepare the buckets of all distances; layers with one table share the biases of all pairs."""
     runs = by_runs(attention)
     longest = max(run.length for run in runs.plan)
     buckets = to_device([_bucket(it) for it in distances(longest)], runs.device)
@@ -136,7 +133,6 @@ def _attend(
 
 
 def _pieces(layer: MixedLayer, num_tokens: int) -> Iterator[tuple[slice, RelativePositions]]:
-    """Adjacent tokens with the same biases: a task's own, or the backbone's."""
     start = 0
     for span, weights in layer.own:
         if weights.relative is not None:
@@ -167,11 +163,7 @@ def _bucket(distance: int) -> int:
 
 
 def _near_buckets() -> tuple[int, ...]:
-    """Buckets of the distances from 0 to `FARTHEST`.
-
-    These are transformers' operations in transformers' order: other roundings would move the
-    borders of the buckets.
-    """
+    """In transformers' order of operations: other roundings would move the borders of buckets."""
     half = NUM_BUCKETS // 2
     exact = half // 2
     distance = torch.arange(FARTHEST + 1)

@@ -56,7 +56,6 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "head_dim": None,
     },
 }
-"""Defaults of transformers for missing fields."""
 THETAS = {NOMIC: 1000.0, GTE: 160_000.0}
 OLD_NAMES = {
     "n_embd": "hidden_size",
@@ -116,11 +115,10 @@ LAYERS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NomicConfig(BackboneConfig):
-    """The fields of NomicBERT and GTE in addition to the common fields."""
+    """The own fields of NomicBERT and GTE."""
 
     rope: Rope
     has_token_types: bool
-    """Whether there is a table of token types."""
 
     @property
     def is_gte(self) -> bool:
@@ -167,12 +165,8 @@ class NomicArchitecture:
 
     def source_names(self, target: str) -> tuple[str, ...]:
         norm, layers, parts = LAYERS[self._model_type]
-        if target in EMBEDDINGS:
-            return (EMBEDDINGS[target],)
-        if target.startswith("embeddings.norm."):
-            return (target.replace("embeddings.norm", norm),)
-        _, layer, part, kind = target.split(".")
-        return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
+        norms = {f"embeddings.norm.{kind}": f"{norm}.{kind}" for kind in ("weight", "bias")}
+        return bert.sources_in(target, {**EMBEDDINGS, **norms}, layers, parts)
 
     def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
         del config

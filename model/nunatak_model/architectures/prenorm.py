@@ -45,25 +45,18 @@ def run_prenorm_layer(
     """
     epsilon = config.layer_norm_epsilon
     run_norm = partial(mixed_norm, epsilon=epsilon, apply=norm)
-    normed = run_norm(hidden, layer, lambda own: own.attention_norm, lambda own: own.attention_norm)
+    normed = run_norm(hidden, layer, "attention_norm")
     context = attention(mixed_qkv(normed, layer), layer, config, dropout=dropout)
-    block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
-    )
+    block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
-    add_adapters(
-        hidden, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=epsilon
-    )
-
-    normed = run_norm(hidden, layer, lambda own: own.output_norm, lambda own: own.output_norm)
+    add_adapters(hidden, block, layer, "attention_adapter", norm=None, epsilon=epsilon)
+    normed = run_norm(hidden, layer, "output_norm")
     block = run_gated_block(normed, layer, config)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
-    add_adapters(
-        hidden, block, layer, lambda own: own.feedforward_adapter, norm=None, epsilon=epsilon
-    )
-    return run_norm(hidden, layer, lambda own: own.final_norm, None)
+    add_adapters(hidden, block, layer, "feedforward_adapter", norm=None, epsilon=epsilon)
+    return run_norm(hidden, layer, "final_norm")
 
 
 def run_gated_block(
@@ -73,15 +66,8 @@ def run_gated_block(
     *,
     is_reversed: bool = False,
 ) -> Float[Tensor, "tokens width"]:
-    """The feed-forward block, whose first map gives the values and, behind them, the gates.
-
-    With `is_reversed`, the gates stand in front of the values.
-    """
-    inner = mixed_linear(x, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN)
+    """The first map gives the values and, behind them (`is_reversed`: before), the gates."""
+    inner = mixed_linear(x, layer, LinearMap.FEEDFORWARD_IN)
     value, gate = reversed(inner.chunk(2, dim=1)) if is_reversed else inner.chunk(2, dim=1)
-    return mixed_linear(
-        activate(value, config.activation) * gate,
-        layer,
-        lambda weights: weights.feedforward_out,
-        LinearMap.FEEDFORWARD_OUT,
-    )
+    gated = activate(value, config.activation) * gate
+    return mixed_linear(gated, layer, LinearMap.FEEDFORWARD_OUT)

@@ -13,6 +13,7 @@ side, half = half of a head's width.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -36,11 +37,9 @@ class Rope:
 
     TYPE: ClassVar[str] = "default"
     rope_theta: float
-    """The base of the wavelengths."""
 
     @property
     def amplitude(self) -> float:
-        """The factor of turned queries and keys."""
         return 1.0
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
@@ -50,7 +49,6 @@ class Rope:
         return 1.0 / self.rope_theta ** (torch.arange(0, width, 2, device=device) / width)
 
     def facts(self) -> dict[str, float | str]:
-        """The settings, as in transformers' `rope_parameters`."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"rope_type": self.TYPE, **settings}
 
@@ -105,7 +103,7 @@ class YarnRope(Rope):
 
     @property
     def amplitude(self) -> float:
-        """The factor of turned queries and keys (Peng et al. 2023, sec. 3.4)."""
+        """Peng et al. 2023, sec. 3.4."""
         return self.attention_factor
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
@@ -132,13 +130,7 @@ ROPES: Mapping[str, type[Rope]] = {it.TYPE: it for it in (Rope, LinearRope, Llam
 
 
 def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int) -> Rope:
-    """Read one kind of layers' rotary positions out of transformers' settings.
-
-    Args:
-        settings: one `rope_parameters`, or `rope_scaling`.
-        theta: the base, if the settings have none.
-        num_positions: the context, if the settings name no original context.
-    """
+    """Read transformers' settings; `theta` and `num_positions` stand for missing ones."""
     kind, given = _read_type(settings)
     values = {**_defaults(kind, theta=theta, num_positions=num_positions), **given}
     if kind is YarnRope:
@@ -160,7 +152,6 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
 
 
 def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]:
-    """The type, and the settings that have a value."""
     given: dict[str, Any] = {
         name: it for name, it in settings.items() if it is not None or name == THETA
     }
@@ -178,7 +169,6 @@ def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]
 
 
 def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
-    """The rotary positions of a configuration that has one kind of layers."""
     settings: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
         if raw.get(name) not in {None, 1.0, settings.get(name)}:
@@ -238,7 +228,6 @@ class RotaryAttention:
         *,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Normalise the heads if the layer has norms for heads, turn them, and attend."""
         query, key, _ = config.qkv_widths
         both, value = qkv.tensor_split((query + key,), dim=1)
         heads = both.view(len(qkv), -1, config.head_width)
@@ -266,7 +255,6 @@ class RotaryAttention:
 def rotary(
     attention: Attention, positions: Int[Tensor, " tokens"], rope: Rope, config: BackboneConfig
 ) -> RotaryAttention:
-    """Prepare attention with these rotary positions."""
     frequencies = rope.frequencies(config.head_width, positions.device)
     angles = (positions.unsqueeze(1).float() * frequencies).unsqueeze(1)
     return RotaryAttention(
@@ -278,13 +266,5 @@ def _normed_heads(
     heads: Float[Tensor, "tokens heads head_width"], layer: MixedLayer, config: BackboneConfig
 ) -> Float[Tensor, "tokens heads head_width"]:
     query, key = torch.split(heads, [config.num_heads, config.num_key_heads], dim=1)
-    epsilon = config.layer_norm_epsilon
-    return torch.cat(
-        (
-            mixed_norm(
-                query, layer, lambda own: own.query_norm, None, epsilon=epsilon, apply=rms_norm
-            ),
-            mixed_norm(key, layer, lambda own: own.key_norm, None, epsilon=epsilon, apply=rms_norm),
-        ),
-        dim=1,
-    )
+    norm = partial(mixed_norm, epsilon=config.layer_norm_epsilon, apply=rms_norm)
+    return torch.cat((norm(query, layer, "query_norm"), norm(key, layer, "key_norm")), dim=1)

@@ -18,7 +18,6 @@ MATHS: Mapping[type[Method], type[MethodMaths[Any]]] = {
     Ia3: Ia3Maths,
     Full: FullMaths,
 }
-"""The class of the maths of every method."""
 
 
 def maths_of(method: Method) -> MethodMaths[Method]:

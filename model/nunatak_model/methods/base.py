@@ -25,14 +25,13 @@ MethodT_co = TypeVar("MethodT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodMaths(ABC, Generic[MethodT_co]):
-    """The layers of a backbone under a method: one class for each member of `Method`."""
+    """The maths of one member of `Method`."""
 
     method: MethodT_co
     has_own_layers: ClassVar[bool] = False
-    """Whether linear maps of layers are the task's own."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless the settings fit this backbone; by default, they do."""
+        """Raise `invalid_method` unless the settings fit this backbone."""
 
     @abstractmethod
     def split_depth(self, config: BackboneConfig) -> int | None:
@@ -53,10 +52,7 @@ class MethodMaths(ABC, Generic[MethodT_co]):
         """The override at layer `index`, which is at or above the split depth."""
 
     def padded(self, alignment: int) -> MethodT_co:
-        """The method with its widths rounded up to a multiple of `alignment`.
-
-        Tasks with equal padded methods share a page of slots.
-        """
+        """Widths rounded up; tasks with equal padded methods share a page of slots."""
         del alignment
         return self.method
 
@@ -71,7 +67,6 @@ def invalid(problem: str) -> NunatakError:
 
 
 def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
-    """Raise `invalid_method` unless `first_layer` is a layer of the backbone."""
     if not 0 <= first_layer < config.num_layers:
         raise invalid(
             f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
@@ -90,19 +85,17 @@ def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[i
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, for a task to train."""
-    return {name: _float32_copy(backbone, name) for name in names}
-
-
-def _float32_copy(backbone: Backbone, name: str) -> Tensor:
-    tensor = backbone.floating(name)
-    if tensor is None:
-        raise KeyError(name)
-    return tensor.detach().to(torch.float32, copy=True)
+    found = dict[str, Tensor]()
+    for name in names:
+        tensor = backbone.floating(name)
+        if tensor is None:
+            raise KeyError(name)
+        found[name] = tensor.detach().to(torch.float32, copy=True)
+    return found
 
 
 def normal(
     shape: tuple[int, ...], *, deviation: float, backbone: Backbone, generator: torch.Generator
 ) -> Tensor:
-    """Random normal tensor in float32 on the backbone's device; drawn on the CPU."""
+    """In float32 on the backbone's device; drawn on the CPU."""
     return (torch.randn(shape, generator=generator) * deviation).to(backbone.device)

@@ -67,7 +67,6 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """For each adapted block of a layer, an adapter, and the norm if it is tuned."""
         shapes: Shapes = {}
         for layer in range(self.method.first_layer, config.num_layers):
             prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
@@ -81,7 +80,6 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Near-identity adapters; copies of the backbone's norms."""
         shapes = self.parameter_shapes(backbone.config)
         norms = {name: shape for name, shape in shapes.items() if "_norm." in name}
         parameters = copies(backbone, norms)
@@ -113,7 +111,6 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
         )
 
     def padded(self, alignment: int) -> Bottleneck:
-        """The method with the width of its adapters rounded up; added units change nothing."""
         return self.method.model_copy(update={"size": rounded_up(self.method.size, alignment)})
 
     def _places(self) -> tuple[tuple[str, str], ...]:

@@ -107,7 +107,6 @@ class Ia3Maths(MethodMaths[Ia3]):
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Return scales of 1, which change nothing."""
         shapes = self.parameter_shapes(backbone.config)
         return {name: torch.ones(shape, device=backbone.device) for name, shape in shapes.items()}
 
@@ -126,6 +125,5 @@ class Ia3Maths(MethodMaths[Ia3]):
 
 
 def _scale_of_tokens(scale: Tensor, values: Tensor, groups: SlotGroups | None) -> Tensor:
-    """The scale in the format of the values: one for all tokens, or one from each token's slot."""
     scale = scale.to(values.dtype)
     return scale if groups is None else scale.index_select(0, groups.slot_of)

@@ -27,9 +27,7 @@ from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.weights import Shapes
 
 MAX_RANK: Final = 1024
-"""A limit on memory: an import writes every map with the largest rank of the adapter.
-
-peft accepts ranks above the width of a map, so the width is no limit."""
+"""A limit on memory, not the width: an import writes every map with the adapter's largest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +83,17 @@ class LoraMaths(MethodMaths[Lora]):
         )
 
     def padded(self, alignment: int) -> Lora:
-        """The method with its rank rounded up and scale 1: updates of all scales share a form."""
+        """Scale 1, so that updates of all scales share a form."""
         rank = rounded_up(self.method.rank, alignment)
         return self.method.model_copy(update={"rank": rank, "alpha": float(rank)})
 
     def in_slot(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor; `up` is scaled in float32, because rounding first costs accuracy."""
+        """`up` is scaled in float32, because rounding first costs accuracy."""
         if ".lora." in name and name.endswith(".up"):
             return tensor.float() * self.method.scale
         return tensor
 
 
 def check_rank(rank: int) -> None:
-    """Raise `invalid_method` unless the rank is from 1 to `MAX_RANK`."""
     if not 1 <= rank <= MAX_RANK:
         raise invalid(f"lora rank must be in [1, {MAX_RANK}], got {rank}")

@@ -36,6 +36,7 @@ FLASH_CAPABILITY = (8, 0)
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 """Head widths that the kernels accept: multiples of the first, up to the second."""
 FLASH_OPERATOR = "_flash_attention_forward"
+Qkv = Float[Tensor, "tokens qkv_width"]
 EVERYWHERE, BACKWARDS = (-1, -1), (-1, 0)
 MASK_ALIGNMENT = 8
 """Kernels copy a mask whose rows have another length than a multiple of this."""
@@ -50,27 +51,19 @@ class Attention(Protocol):
         ...
 
     def narrow(self, reach: int) -> "Attention":
-        """The same rows, with tokens that see only `reach` tokens to either side."""
+        """Tokens see only `reach` tokens to either side."""
         ...
 
     def causal(self) -> "Attention":
-        """The same rows, with tokens that see only themselves and earlier tokens."""
+        """Tokens see only themselves and earlier tokens."""
         ...
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
-    ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`)."""
-        ...
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
+    ) -> Float[Tensor, "tokens width"]: ...
 
 
 PlanAttention = Callable[[Sequence[int], torch.device], Attention]
-"""Prepares attention over packed rows of these lengths, on a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +73,12 @@ class AttentionRun:
     num_rows: int
     length: int
     mask: Shaped[Tensor, "#rows #heads #queries length"] | None = None
-    """True where a query may see a key, or numbers to be added to the scores; None if every query
-    may see every key."""
+    """True where a query may see a key, or numbers to be added to the scores."""
     is_causal: bool = False
     """Whether a query sees only its own and earlier keys; such a run has no mask."""
 
     @property
     def num_tokens(self) -> int:
-        """Packed tokens of all rows."""
         return self.num_rows * self.length
 
 
@@ -112,12 +103,7 @@ class RunAttention:
         return replace(self, plan=tuple(replace(run, is_causal=True) for run in self.plan))
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         return attend(
             qkv, self.plan, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout
@@ -125,12 +111,10 @@ class RunAttention:
 
 
 def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
-    """Prepare attention by runs of rows of one length."""
     return RunAttention(plan=plan_attention(lengths), device=device)
 
 
 def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
-    """Divide packed rows into runs of equal length, in order."""
     return tuple(
         AttentionRun(num_rows=sum(1 for _ in rows), length=length)
         for length, rows in groupby(lengths)
@@ -138,15 +122,12 @@ def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
 
 
 def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
-    """The same rows, with tokens that see only `reach` tokens to either side.
-
-    The attention is a mask over full products: results out of reach are computed and discarded.
-    """
+    """A mask over full products: results out of reach are computed and discarded."""
     return tuple(_narrow_run(run, reach, device) for run in plan)
 
 
 def attend(
-    qkv: Float[Tensor, "tokens qkv_width"],
+    qkv: Qkv,
     plan: AttentionPlan,
     *,
     num_heads: int,
@@ -199,15 +180,12 @@ class PaddedAttention:
 
     padding: Padding
     plan: AttentionPlan
-    """A run for each block of padded rows, with a mask over the padding."""
     additive: dict[torch.dtype, AttentionPlan] = field(
         default_factory=dict[torch.dtype, AttentionPlan]
     )
-    """The plan as the kernels read it, with masks in the number format of the scores. torch would
-    convert the masks in each layer."""
+    """With masks in the number format of scores: torch would convert them in each layer."""
 
     def positions(self) -> Int[Tensor, " tokens"]:
-        """Place of each token in its row, counted from 0; computed on the device."""
         device = self.padding.cell_of.device
         places = [torch.arange(run.length, device=device).repeat(run.num_rows) for run in self.plan]
         return torch.cat(places).index_select(0, self.padding.cell_of)
@@ -217,20 +195,12 @@ class PaddedAttention:
         return replace(self, plan=narrow(self.plan, reach=reach, device=device), additive={})
 
     def causal(self) -> "PaddedAttention":
-        """The same rows, with tokens that see only themselves and earlier tokens.
-
-        The padding follows the tokens of a row, so no token sees it.
-        """
+        """The padding follows the tokens of a row, so no token sees it."""
         plan = tuple(replace(run, mask=None, is_causal=True) for run in self.plan)
         return replace(self, plan=plan, additive={})
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         plan = self.additive.get(qkv.dtype)
         if plan is None:
@@ -305,10 +275,10 @@ def _flash_attention(
     longest: int,
     window: tuple[int, int],
 ) -> Float[Tensor, "tokens heads head_width"]:
-    """Call the flash kernels: directly, because torch's function costs more than the call.
+    """Call the flash kernels directly, because torch's function costs more than the call.
 
-    A build of torch without this operator has the function, which calls the build's own operator.
-    The arguments are those of torch 2.11, which all later versions accept.
+    Only a build without this operator needs the function. The arguments are those of torch 2.11,
+    which later versions accept.
     """
     operator = getattr(torch.ops.aten, FLASH_OPERATOR, None)
     if operator is not None:
@@ -341,13 +311,11 @@ class VarlenAttention:
     longest: int
     """Upper bound of the row lengths. A larger bound gives the same result with more blocks."""
     num_tokens: int
-    """Tokens of all rows."""
     kernel: VarlenKernel = _flash_attention
     window: tuple[int, int] = EVERYWHERE
-    """Neighbours that a token sees to the left and to the right; -1 means all of them."""
+    """Neighbours seen to the left and to the right; -1 means all of them."""
 
     def positions(self) -> Int[Tensor, " tokens"]:
-        """Place of each token in its row, counted from 0; computed on the device."""
         places = torch.arange(self.num_tokens, device=self.bounds.device)
         row = torch.searchsorted(self.bounds, places, right=True) - 1
         return places - self.bounds.index_select(0, row)
@@ -359,12 +327,7 @@ class VarlenAttention:
         return replace(self, window=BACKWARDS)
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
+        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         if dropout > 0.0:
             raise ValueError(
@@ -381,7 +344,6 @@ class VarlenAttention:
 def varlen_attention(
     lengths: Sequence[int], device: torch.device, *, kernel: VarlenKernel = _flash_attention
 ) -> VarlenAttention:
-    """Prepare attention over packed rows of these lengths, by default for the flash kernels."""
     bounds = list(accumulate(lengths, initial=0))
     return VarlenAttention(
         bounds=to_device(bounds, device, dtype=torch.int32),
@@ -392,7 +354,6 @@ def varlen_attention(
 
 
 def can_attend_varlen(dtype: torch.dtype, device: torch.device, *, head_width: int) -> bool:
-    """Whether the flash kernels run in this number format, on this device, at this head width."""
     return (
         device.type == "cuda"
         and dtype in FLASH_DTYPES

@@ -24,7 +24,6 @@ from torch import Tensor
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _TYPE_CODES = {torch.int32: "i", torch.int64: "q"}
-"""Names of Python's arrays for the dtypes of integers."""
 
 
 def to_device(
@@ -49,15 +48,11 @@ def to_device_at_once(
 
 
 def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
-    """The indices of the tokens of rows, one row after another, on the device."""
     return to_device(list(chain.from_iterable(lists)), device)
 
 
 def write_on_device(source: Tensor, target: Tensor) -> None:
-    """Overwrite a tensor on a device with values of the same shape and dtype.
-
-    Later reads of `target` on the same stream see the new values.
-    """
+    """Overwrite; later reads of `target` on the same stream see the new values."""
     if target.device.type == "cuda" and source.device.type == "cpu":
         source = source.contiguous().pin_memory()
     target.copy_(source, non_blocking=True)
@@ -97,14 +92,11 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 def compute_without_helpers() -> None:
-    """Let the calling thread compute alone from now on.
-
-    Every other thread that has computed goes on as before. A thread that starts at this moment may
-    also compute alone.
+    """Let the calling thread compute alone from now on; threads that have computed go on.
 
     Each thread that computes has helper threads, as many as there are cores. Two such teams on the
-    same cores wait for each other within each operation, so both take many times as long. Work
-    that must not disturb the batches therefore runs on one thread.
+    same cores wait for each other within each operation, so both take many times as long. Work that
+    must not disturb the batches therefore runs on one thread.
     """
     others = torch.get_num_threads()
     if others == 1:
@@ -134,7 +126,6 @@ class CpuShare:
     """The CPUs of a machine, and the part of the CPUs that this process may use."""
 
     num_cpus: int
-    """CPUs of the machine."""
     num_allowed: int
     """CPUs in the affinity of this process."""
     quota: float | None
@@ -154,7 +145,6 @@ class CpuShare:
 
 
 def cpu_share() -> CpuShare:
-    """Return the present share of this process."""
     return CpuShare(
         num_cpus=os.cpu_count() or 1,
         num_allowed=len(os.sched_getaffinity(0)),
@@ -166,10 +156,7 @@ def cpu_share() -> CpuShare:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Return the CPUs that cgroups (version 2) grant to this process; None without a limit.
-
-    The limit of a group holds for all groups below it, so the lowest limit counts.
-    """
+    """The limit of a cgroup (2) holds for all groups below it, so the lowest limit counts."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -189,10 +176,7 @@ def cpu_quota(
 
 
 def chosen_threads() -> int:
-    """Return the number of threads that should compute: torch's number, up to the free CPUs.
-
-    A number in the environment (`OMP_NUM_THREADS`) is the user's choice, and stays.
-    """
+    """A number in the environment (`OMP_NUM_THREADS`) is the user's choice, and stays."""
     wanted = torch.get_num_threads()
     return wanted if "OMP_NUM_THREADS" in os.environ else cpu_share().free_threads(wanted)
 
@@ -203,5 +187,4 @@ def compute_with(num_threads: int | None) -> None:
 
 
 def has_cuda() -> bool:
-    """Tell whether torch finds a CUDA device."""
     return torch.cuda.is_available()

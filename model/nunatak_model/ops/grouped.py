@@ -55,7 +55,6 @@ SLOT_CELLS = 64
 
 StackT = TypeVar("StackT")
 Arrange = Callable[[Mapping[str, Tensor]], StackT]
-"""Builds layers or a head, as a kernel reads them, from named tensors."""
 
 
 class Page(Generic[StackT]):
@@ -63,10 +62,8 @@ class Page(Generic[StackT]):
 
     def __init__(self, *, number: int, tensors: Mapping[str, Tensor], stack: StackT) -> None:
         self.number = number
-        """Order among all pages of a process."""
         self.tensors = tensors
         self.stack = stack
-        """The tensors in the form that the kernels read."""
         self.num_slots = len(next(iter(tensors.values())))
         # Different threads append and pop. Both operations are atomic in the interpreter.
         self.free = deque(range(self.num_slots))
@@ -82,7 +79,6 @@ class Slot(Generic[StackT]):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Page and index: the order in which grouped kernels read."""
         return self.page.number, self.index
 
     def parameters(self) -> dict[str, Tensor]:
@@ -90,7 +86,6 @@ class Slot(Generic[StackT]):
         return {name: tensor[self.index] for name, tensor in self.page.tensors.items()}
 
     def write(self, parameters: Mapping[str, Tensor]) -> None:
-        """Fill the slot with parameters of the page's names, shapes and number format."""
         with torch.no_grad():
             for name, target in self.parameters().items():
                 write_on_device(parameters[name], target)
@@ -120,7 +115,6 @@ class SlotBanks:
         self._budget_bytes = budget_bytes
 
     def take(self, form: Hashable, shapes: Shapes, arrange: Arrange[StackT]) -> Slot[StackT]:
-        """Take a free slot for parameters of this form, which decides shapes and arrangement."""
         with self._lock:
             pages = self._open_pages(form)
             for page in pages:
@@ -133,7 +127,6 @@ class SlotBanks:
             return Slot(page, page.free.pop())
 
     def num_bytes(self) -> int:
-        """Bytes of all open pages, whether their slots are taken or free."""
         with self._lock:
             return self._open_bytes()
 
@@ -174,13 +167,9 @@ class SlotGroups(Protocol):
     """
 
     @property
-    def slot_of(self) -> Int[Tensor, " tokens"]:
-        """The slot of each token."""
-        ...
+    def slot_of(self) -> Int[Tensor, " tokens"]: ...
 
-    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
-        """Put the tokens into cells."""
-        ...
+    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]: ...
 
     def product(
         self,
@@ -196,9 +185,7 @@ class SlotGroups(Protocol):
         """
         ...
 
-    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
-        """Take the tokens out of their cells."""
-        ...
+    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]: ...
 
 
 PlanGroups = Callable[[Sequence[tuple[int, int]], int, torch.device], SlotGroups]
@@ -215,7 +202,6 @@ class KernelGroups:
     slot_of: Int[Tensor, " tokens"]
 
     def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "tokens in"]:
-        """Return the tokens."""
         return x
 
     def product(
@@ -224,19 +210,16 @@ class KernelGroups:
         weight: Float[Tensor, "slots out in"],
         bias: Float[Tensor, "slots out"] | None = None,
     ) -> Float[Tensor, "tokens out"]:
-        """Run each token through the map of its slot (see `SlotGroups`)."""
         y = functional.grouped_mm(x, weight.transpose(1, 2), offs=self.ends)
         return y if bias is None else y.add_(bias.index_select(0, self.slot_of))
 
     def unpad(self, y: Float[Tensor, "tokens out"]) -> Float[Tensor, "tokens out"]:
-        """Return the tokens."""
         return y
 
 
 def kernel_groups(
     members: Sequence[tuple[int, int]], num_slots: int, device: torch.device
 ) -> KernelGroups:
-    """Prepare groups for torch's grouped kernel."""
     counts = [0] * num_slots
     for slot, num_tokens in members:
         counts[slot] += num_tokens
@@ -275,7 +258,6 @@ class PaddedGroups:
         weight: Float[Tensor, "slots out in"],
         bias: Float[Tensor, "slots out"] | None = None,
     ) -> Float[Tensor, "cells out"]:
-        """Run each cell through the map of its slot (see `SlotGroups`)."""
         y = x.new_empty(len(x), weight.shape[1])
         for block in self.blocks:
             maps = weight[block.slots].transpose(1, 2)
@@ -294,7 +276,6 @@ class PaddedGroups:
 def padded_groups(
     members: Sequence[tuple[int, int]], num_slots: int, device: torch.device
 ) -> PaddedGroups:
-    """Prepare groups for batched products over all slots."""
     del num_slots
     counts: dict[int, int] = {}
     for slot, num_tokens in members:
@@ -352,12 +333,7 @@ def grouped_linear(
     bias: Float[Tensor, "slots out"] | None,
     groups: SlotGroups,
 ) -> Float[Tensor, "tokens out"]:
-    """Run each token through the map of its slot.
-
-    Semantics:
-        for token in tokens:
-            y[token] = x[token] @ weight[slot of token].T + bias[slot of token]
-    """
+    """Run each token through the map of its slot (see `SlotGroups.product`)."""
     return groups.unpad(groups.product(groups.pad(x), weight, bias))
 
 
@@ -385,7 +361,6 @@ def grouped_layer_norm(
 
 
 def rounded_up(number: int, alignment: int) -> int:
-    """The next multiple of `alignment`."""
     return -(-number // alignment) * alignment
 
 

@@ -21,7 +21,6 @@ class LoraUpdate:
     scale: float
 
     def has_effect(self) -> bool:
-        """Whether both factors have an entry that is not zero."""
         return bool(self.up.any()) and bool(self.down.any())
 
     def apply(
@@ -30,7 +29,6 @@ class LoraUpdate:
         x: Float[Tensor, "tokens in"],
         groups: SlotGroups | None,
     ) -> None:
-        """Add the update to the outputs of the map, in place."""
         down, up = self.down, self.up
         if down.dtype is not x.dtype:
             down, up = down.to(x.dtype), up.to(x.dtype)

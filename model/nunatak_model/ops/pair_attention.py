@@ -27,7 +27,6 @@ head_width]."""
 
 
 def by_runs(attention: Attention) -> RunAttention:
-    """Return the attention if it is by runs of rows of one length."""
     if not isinstance(attention, RunAttention):
         raise TypeError(f"only attention by runs takes terms for pairs, got {type(attention)}")
     return attention
@@ -53,7 +52,7 @@ def attend_in_pieces(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Let the tokens of each row attend; `pieces` are adjacent tokens under the same terms."""
+    """`pieces` are adjacent tokens under the same terms."""
     parts = [
         attend_with_terms(
             qkv[tokens],

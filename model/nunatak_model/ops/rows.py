@@ -45,10 +45,7 @@ def select_rows(
 def sum_by_index(
     hidden: Float[Tensor, "tokens width"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows width"]:
-    """Add each token to its row: the fastest way on a CPU, where the tokens are added in order.
-
-    On a CUDA device, the order of the threads would change the sum.
-    """
+    """The fastest way on a CPU. On a CUDA device, the order of the threads would change the sum."""
     row_of_token = torch.repeat_interleave(lengths, output_size=len(hidden))
     sums = hidden.new_zeros(len(lengths), hidden.shape[1])
     return sums.index_add(0, row_of_token, hidden)
@@ -57,7 +54,7 @@ def sum_by_index(
 def sum_by_segment(
     hidden: Float[Tensor, "tokens width"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows width"]:
-    """Sum the tokens of each row in order. The sum has the same bits in every run on a device."""
+    """In order: the sum has the same bits in every run on a device."""
     # Unchecked: a check that the lengths fit `hidden` would wait for the device.
     return torch.segment_reduce(hidden, "sum", lengths=lengths, unsafe=True)
 
@@ -86,14 +83,10 @@ def plan_padding(
     device: torch.device,
     extra: Sequence[int] = (),
 ) -> tuple[Padding, Int[Tensor, " extra"]]:
-    """Put pieces of adjacent tokens into cells.
+    """Put pieces of adjacent tokens into cells; `extra` goes to the device in the same copy.
 
-    Args:
-        pieces: the tokens and the cells of each piece, in the order of tokens. A cell after the
-            last token of its piece reads the piece's first token.
-        num_cells: the number of all cells. A cell of no piece reads token 0.
-        device: the device of the tokens.
-        extra: further integers for the device, which go there in the same copy.
+    A cell after the last token of its piece reads the piece's first token, a cell of no piece token
+    0.
     """
     token_of, cell_of = [0] * num_cells, list[int]()
     for tokens, cells in pieces:

@@ -28,7 +28,6 @@ def is_panic(error: BaseException) -> bool:
 
 
 def check_bounds(definition: object) -> None:
-    """Refuse a `tokenizer.json` that asks for more memory or work than any published one."""
     if not isinstance(definition, dict):
         return
     parts = cast("dict[str, object]", definition)
@@ -56,11 +55,6 @@ def check_bounds(definition: object) -> None:
 
 
 def check_token_ids(vocabulary: object) -> None:
-    """Refuse a vocabulary with an id beyond `MAX_TOKEN_ID`.
-
-    Args:
-        vocabulary: ids by token, or a list of ids; anything else has no ids.
-    """
     match vocabulary:
         case dict():
             ids = list(cast("dict[object, object]", vocabulary).values())
@@ -82,12 +76,10 @@ def _refuse(name: str, limit: int, value: int) -> None:
 
 
 def patterns_in(definition: object) -> list[str]:
-    """The regular expressions of a `tokenizer.json`."""
     return [text for it in _objects_in(definition) if isinstance(text := it.get("Regex"), str)]
 
 
 def _objects_in(part: object) -> Iterator[Mapping[str, object]]:
-    """Yield each object within a parsed JSON document, without the vocabulary."""
     waiting = [part]
     while waiting:
         found = waiting.pop()

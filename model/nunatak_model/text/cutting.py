@@ -23,19 +23,16 @@ class LongText:
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...]
     begins: tuple[int, ...]
-    """Position of the first token of each text."""
     sizes: tuple[int, ...]
-    """Number of tokens of each text."""
     num_unread: int
     """Number of characters that no token stands for."""
 
     @property
     def num_special(self) -> int:
-        """Special tokens of every encoding."""
         return len(self.token_ids) - sum(self.sizes)
 
     def cut(self, max_length: int) -> Encoding:
-        """Return the beginning. In a pair the longer text is cut first, as in `tokenizers`."""
+        """The beginning. In a pair the longer text is cut first, as in `tokenizers`."""
         room = max(0, max_length - self.num_special)
         sizes = (min(room, self.sizes[0]),) if len(self.sizes) == 1 else self._longest_first(room)
         left_out = sum(self.sizes) - sum(sizes)
@@ -43,11 +40,10 @@ class LongText:
         return self._encoding([(0, size) for size in sizes], part)
 
     def windows(self, max_length: int, *, stride: int) -> Iterator[Encoding]:
-        """Yield overlapping windows of the last text, each with the first text of a pair before it.
+        """Overlapping windows of the last text, each with the first text of a pair before it.
 
-        Adjacent windows share `stride` tokens of the text, but never more than half of a window.
-        The first text of a pair is cut to the room that the second text leaves, or to half of a
-        window.
+        Adjacent windows share `stride` tokens, but never more than half of a window. The first text
+        is cut to the room that the second text leaves, or to half of a window.
         """
         *first, size = self.sizes
         room = max(0, max_length - self.num_special)
@@ -65,10 +61,7 @@ class LongText:
             yield self._encoding(held, part)
 
     def _longest_first(self, room: int) -> tuple[int, int]:
-        """Return the kept lengths of a pair.
-
-        The shorter text is kept whole if it has at most half.
-        """
+        """The shorter text is kept whole if it has at most half."""
         first, second = self.sizes
         if first + second <= room:
             return first, second
@@ -87,7 +80,6 @@ class LongText:
         )
 
     def _around(self, values: tuple[int, ...], held: list[Slice]) -> tuple[int, ...]:
-        """Return the values of the special tokens and of the held slices, in order."""
         found, end = tuple[int, ...](), 0
         for (start, stop), begin, size in zip(held, self.begins, self.sizes, strict=True):
             found += values[end:begin] + values[begin + start : begin + stop]
@@ -96,17 +88,13 @@ class LongText:
 
 
 def parts_of_windows(num_around: int, stride: int, whole: Part) -> Iterator[Part]:
-    """Yield the parts of windows, without end. Of each window, `num_around` tokens are not text.
-
-    `whole` counts what no window holds.
-    """
+    """Without end. Of each window, `num_around` tokens are not text."""
     yield whole
     for index in itertools.count(1):
         yield Part(index=index, num_repeated=num_around + stride)
 
 
 def long_text(whole: Encoding, found: tokenizers.Encoding) -> LongText:
-    """Return a text or pair that is encoded whole, ready to be cut."""
     text_ids = found.sequence_ids
     num_texts = 2 if 1 in text_ids else 1
     sizes = tuple(text_ids.count(text) for text in range(num_texts))

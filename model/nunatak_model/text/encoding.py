@@ -1,7 +1,16 @@
-"""A tokenized text: the input of the encoder, and the position of its tokens in the text."""
+"""A tokenized text: the input of the encoder, and the origin of its tokens in the text.
 
+The rule for tokens that continue a word is the rule of transformers' `TokenClassificationPipeline`,
+so that running text is split into the same words as in transformers.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self, cast
+
+import tokenizers
+
+UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +36,15 @@ class Part:
     """The part of a text or pair that an encoding holds; lengths are in tokens."""
 
     index: int = 0
-    """The index among the windows of the text."""
     num_repeated: int = 0
-    """Number of tokens that the previous window also holds, with special tokens and a first
-    text."""
+    """Tokens that the previous window also holds, with special tokens and a first text."""
     num_left_out: int = 0
-    """Number of tokens of the text that no encoding holds. The first window counts them for all
-    windows."""
+    """Tokens that no encoding holds; the first window counts them for all windows."""
     num_unread: int = 0
-    """Number of characters of the text that no token stands for (see `unread`). The first window
-    counts them for all windows."""
+    """Characters that no token stands for (see `unread`); counted like `num_left_out`."""
 
 
 WHOLE: Final = Part()
-"""The part of a whole text, or of its first window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +69,60 @@ class Encoding:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The meaning of the spellings of tokens."""
+
+    marks_continuation: bool
+    """Whether tokens inside a word carry a prefix ('##' of WordPiece), which is not in the text."""
+    unknown_id: int | None
+    added: Mapping[int, str]
+    """Tokens that occur in a text literally; a text may have spaces around such a token."""
+
+    @classmethod
+    def of(cls, definition: Mapping[str, object]) -> Self:
+        model = cast("Mapping[str, object]", definition["model"])
+        listed = cast("Sequence[Mapping[str, object]]", definition.get("added_tokens", ()))
+        added = {cast("int", token["id"]): str(token["content"]) for token in listed}
+        unknown = model.get("unk_id")
+        vocabulary = model.get("vocab")
+        if isinstance(vocabulary, dict):
+            unknown = cast("dict[object, object]", vocabulary).get(model.get("unk_token"))
+        if unknown is None:
+            # A model of bytes lacks no character, but a text may contain its unknown token
+            # literally.
+            unknown = next((number for number, it in added.items() if it in UNKNOWN_TOKENS), None)
+        return cls(
+            marks_continuation=bool(model.get("continuing_subword_prefix")),
+            unknown_id=unknown if isinstance(unknown, int) else None,
+            added=added,
+        )
+
+
+def align(
+    found: tokenizers.Encoding, text: str, vocabulary: Vocabulary, *, num_repeated: int = 0
+) -> Alignment:
+    """Find the origin of the tokens of `text`, the last text of `found`."""
+    tokens = list[str]()
+    continues_word = list[bool]()
+    for spelt, token_id, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
+        token = vocabulary.added.get(token_id, spelt)
+        is_unknown = token_id == vocabulary.unknown_id
+        tokens.append(text[begin:end] if is_unknown else token)
+        if vocabulary.marks_continuation:
+            continues = not is_unknown and len(token) != end - begin
+        else:
+            # Without a prefix, a token continues a word if no space is before it. Punctuation joins
+            # the word.
+            continues = not is_unknown and begin > 0 and " " not in text[begin - 1 : begin + 1]
+        continues_word.append(continues)
+    return Alignment(
+        tokens=tuple(tokens),
+        offsets=tuple(found.offsets),
+        text_ids=tuple(found.sequence_ids),
+        word_ids=tuple(found.word_ids),
+        continues_word=tuple(continues_word),
+        num_repeated=num_repeated,
+    )

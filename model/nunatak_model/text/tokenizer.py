@@ -3,30 +3,29 @@
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import tokenizers
 from tokenizers import Tokenizer, models
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import TextInput
-from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import WHOLE, Encoding, Part
-from nunatak_model.text.literal import special_tokens, without_special
+from nunatak_model.text.encoding import WHOLE, Encoding, Part, Vocabulary, align
 from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64
-"""Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.
-2019)."""
+"""From BERT's reference implementation for SQuAD (Devlin et al. 2019)."""
+UNREACHABLE: Final = "\0"
+"""Begins the names of tokens that no text can hold, because no text holds NUL."""
 
 
 class TextTokenizer:
     """The backbone's tokenizer. Several threads may call it at once."""
 
     def __init__(self, definition: bytes, *, num_token_types: int) -> None:
-        """Read a `tokenizer.json`."""
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
         self._without_framing: Tokenizer | None = None
@@ -43,7 +42,7 @@ class TextTokenizer:
             self._normalizer = self._tokenizer.normalizer
             self._vocabulary = Vocabulary.of(parsed)
             single = self._tokenizer.encode("a")
-            self._special = special_tokens(parsed, single)
+            self._special = _special_tokens(parsed, single)
             self._special.pop(self.unknown_id, None)
             self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
@@ -58,20 +57,17 @@ class TextTokenizer:
 
     @property
     def definition(self) -> str:
-        """The tokenizer's `tokenizer.json`."""
         return self._definition
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for characters that the vocabulary lacks."""
         return self._vocabulary.unknown_id
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
-        """Tokenize texts or pairs, special tokens included.
+        """Tokenize texts or pairs, special tokens included, in Rust without the interpreter's lock.
 
         Texts are cut to `max_length` tokens, the longer text of a pair first. The part of each
-        encoding counts the cut tokens. The texts must hold no lone surrogates. The work is done in
-        Rust, without the interpreter's lock.
+        encoding counts the cut tokens. The texts must hold no lone surrogates.
         """
         return [
             whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
@@ -102,12 +98,10 @@ class TextTokenizer:
         stride: int,
         start: tuple[int, int] = (0, 0),
     ) -> list[tuple[Encoding, ...]]:
-        """Tokenize texts or pairs whole, as windows of at most `max_length` tokens, aligned.
+        """Like `encode_all`, aligned; the first text is also cut to `MAX_QUESTION_TOKENS`.
 
-        Adjacent windows share `stride` tokens, but never more than half of a window. In a pair,
-        only the second text is divided into windows. The first text stands in every window, cut to
-        `MAX_QUESTION_TOKENS` and to half of the window. `start` is a place in the text and a number
-        of tokens: the first window begins so many tokens after those that begin before the place.
+        `start` is a place in the text and a number of tokens: the first window begins so many
+        tokens after those that begin before the place.
         """
         bare = iter(_encoded(self._encode_texts, inputs))
         found: list[tuple[Encoding, ...]] = []
@@ -137,14 +131,11 @@ class TextTokenizer:
 
     @property
     def literal(self) -> "TextTokenizer":
-        """The tokenizer with equal ids that reads special tokens in a text as plain text.
-
-        It is made at the first use, which takes as long as the start of a tokenizer.
-        """
+        """The tokenizer that reads special tokens as plain text; made at the first use, slowly."""
         with self._lock:
             if self._literal is None:
                 definition = json.dumps(
-                    without_special(json.loads(self._definition), self._special)
+                    _without_special(json.loads(self._definition), self._special)
                 )
                 self._literal = TextTokenizer(
                     definition.encode(), num_token_types=self._num_token_types
@@ -152,24 +143,21 @@ class TextTokenizer:
             return self._literal
 
     def finds_special(self, encoding: Encoding) -> bool:
-        """Return whether a single text holds special tokens, next to those around each text."""
+        """Whether a single text holds special tokens, next to those around each text."""
         return self._num_special(encoding.token_ids) > self._num_framing
 
     def _num_special(self, ids: Sequence[int]) -> int:
         return sum(map(self._special.__contains__, ids))
 
     def _encode_texts(self, inputs: list[TextInput]) -> list[tokenizers.Encoding]:
-        """Encode each text of a pair alone."""
         texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
         return self._bare().encode_batch(texts)
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Decode tokens to running text."""
         decoder = self._bare().decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
-        """Yield each input uncut, and the library's encoding of it."""
         batch = _encoded(self._tokenizer.encode_batch_fast, inputs)
         for item, found in zip(inputs, batch, strict=True):
             token_ids = tuple(found.ids)
@@ -178,7 +166,6 @@ class TextTokenizer:
             yield Encoding(token_ids=token_ids, type_ids=self._types(found), part=part), found
 
     def _num_unread(self, item: TextInput, *token_ids: Sequence[int]) -> int:
-        """Return the number of characters of a text or pair that no token stands for."""
         texts = (item,) if isinstance(item, str) else item
         count = sum(num_hidden(text, self._normalizer) for text in texts)
         unknown = self.unknown_id
@@ -210,10 +197,10 @@ class TextTokenizer:
         )
 
     def _bare(self) -> Tokenizer:
-        """Return a tokenizer without post-processor, without truncation and without special tokens.
+        """Without post-processor, which must run exactly once for each window.
 
         The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, even
-        without special tokens. So the post-processor must run exactly once for each window.
+        without special tokens.
         """
         with self._lock:
             if self._without_framing is None:
@@ -255,10 +242,9 @@ def _gives_up(
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
-    """Cut an encoding to at most `size` tokens; return the number of tokens left out.
+    """Cut to at most `size` tokens; return the number of tokens left out.
 
-    The cut takes two steps. Each window of a pair also processes the overflow of the last cut,
-    which is one token here.
+    In two steps: each window of a pair also processes the overflow of the last cut, one token here.
     """
     left_out = max(0, len(found.ids) - size)
     found.truncate(size + 1)
@@ -288,3 +274,31 @@ def _windows(
             yield framing.post_process(piece)
         else:
             yield framing.post_process(first, piece)
+
+
+def _special_tokens(
+    definition: dict[str, Any], single: tokenizers.Encoding
+) -> dict[int | None, str]:
+    added = {
+        it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
+    }
+    marked = zip(single.ids, single.tokens, single.special_tokens_mask, strict=True)
+    return {**added, **{number: token for number, token, is_special in marked if is_special}}
+
+
+def _without_special(
+    definition: dict[str, Any], special: Mapping[int | None, str]
+) -> dict[str, Any]:
+    """The model's own vocabulary must change too: Unigram finds `</s>` there."""
+    hidden = {content: UNREACHABLE + content for content in special.values()}
+    model, added = definition["model"], definition.get("added_tokens", ())
+    if isinstance(model["vocab"], dict):
+        vocabulary = cast("dict[str, int]", model["vocab"])
+        renamed: object = {hidden.get(it, it): number for it, number in vocabulary.items()}
+    else:
+        renamed = [[hidden.get(it, it), score] for it, score in model["vocab"]]
+    tokens = [
+        {**it, "content": hidden[it["content"]], "normalized": False} if it["id"] in special else it
+        for it in added
+    ]
+    return {**definition, "model": {**model, "vocab": renamed}, "added_tokens": tokens}

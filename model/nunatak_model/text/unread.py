@@ -52,13 +52,11 @@ UNSPACED: Final = frozenset(
 
 
 def is_unspaced(character: str) -> bool:
-    """Return whether a character is a letter of a script without spaces between words."""
     return unicodedata.name(character, "").split(" ", 1)[0] in UNSPACED
 
 
 @lru_cache(maxsize=4096)
 def is_text(character: str) -> bool:
-    """Return whether a character is a letter or a digit, shows one, or may be one."""
     name, category = unicodedata.name(character, ""), unicodedata.category(character)
     may_be_text = category in {"Cn", "Co"} and ord(character) not in PICTURES
     shows_text = " LETTER " in name or "DIGIT" in name or name.startswith("BRAILLE")
@@ -66,7 +64,6 @@ def is_text(character: str) -> bool:
 
 
 def num_hidden(text: str, normalizer: tokenizers.normalizers.Normalizer | None) -> int:
-    """Return the number of hidden characters of a text that its tokenizer drops."""
     if normalizer is None or (text.isascii() and text.isprintable()) or not ANY.search(text):
         return 0
     for flag in FLAGS_WITH_TAGS:
@@ -77,7 +74,6 @@ def num_hidden(text: str, normalizer: tokenizers.normalizers.Normalizer | None) 
 
 
 def num_unknown(text: str, found: tokenizers.Encoding, unknown_id: int, *, text_id: int) -> int:
-    """Return the number of letters and digits of a text that stand in unknown tokens."""
     tokens = zip(found.ids, found.sequence_ids, found.offsets, strict=True)
     return sum(
         sum(map(is_text, text[begin:end]))
@@ -87,10 +83,7 @@ def num_unknown(text: str, found: tokenizers.Encoding, unknown_id: int, *, text_
 
 
 def _num_glued(text: str, normalizer: tokenizers.normalizers.Normalizer) -> int:
-    """Return how many characters part two words that the tokenizer reads as one word.
-
-    Scripts without spaces write such characters between words, and their tokens need no spaces.
-    """
+    """Scripts without spaces write such characters between words, and their tokens need none."""
     dropped = {
         it for it in set(BREAKS.findall(text)) if normalizer.normalize_str(f"a{it}b") == "ab"
     }
@@ -109,7 +102,6 @@ def _num_glued(text: str, normalizer: tokenizers.normalizers.Normalizer) -> int:
 
 
 def _is_ordinary(text: str, found: re.Match[str]) -> bool:
-    """Return whether hidden characters are ordinary writing in their place."""
     begin, end = found.span()
     before = text[begin - 1] if begin else ""
     if end - begin > 1 or not before or not SELECTORS.fullmatch(found[0]):

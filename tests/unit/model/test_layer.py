@@ -61,7 +61,7 @@ def test_neighbours_of_any_widths_and_activations_keep_to_their_own_adapters() -
 
     found = residual + block
     layer = mix_layer(FROZEN, overrides, index=0, num_tokens=len(block))
-    add_adapters(found, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=EPSILON)
+    add_adapters(found, block, layer, "attention_adapter", norm=None, epsilon=EPSILON)
 
     updates = list[Tensor]()
     for adapter, x in zip(adapters, torch.split(block, 2), strict=True):
@@ -87,12 +87,7 @@ def adapted(residual: Tensor, block: Tensor, adapter: Adapter) -> Tensor:
     layer = mix_layer(FROZEN, [(span, override_of(adapter))], index=0, num_tokens=len(block))
     summed = residual + block
     add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.attention_adapter,
-        norm=FROZEN.attention_norm,
-        epsilon=EPSILON,
+        summed, block, layer, "attention_adapter", norm=FROZEN.attention_norm, epsilon=EPSILON
     )
     return summed
 

@@ -13,11 +13,7 @@ from nunatak_training.data.examples import (
     TaskData,
     Word,
 )
-from nunatak_training.data.sources import (
-    Data,
-    load_labelled,
-    load_task_data,
-)
+from nunatak_training.data.sources import Data, load_labelled, load_task_data
 from nunatak_training.data.splits import DataProblem, DataWarning, data_warnings
 
 __all__ = [

@@ -21,7 +21,6 @@ class BadRows:
     """The rows of a source that give no example, in the order in which they were found."""
 
     source: str
-    """The name of the source in messages."""
     spelt: RowFormat
     keeps_columns: bool = False
     """Whether the rows of good examples keep their values, which take memory."""
@@ -31,7 +30,6 @@ class BadRows:
     )
 
     def examples(self, rows: Iterable[FileRow] | None, kind: TaskKind) -> list[ReadExample]:
-        """Return the examples of good rows, and note the bad rows."""
         read = list[ReadExample]()
         for row in rows or ():
             self._num_rows += 1
@@ -51,7 +49,6 @@ class BadRows:
     def without(
         self, read: Sequence[ReadExample], fault_of: Callable[[ReadExample], NunatakError | None]
     ) -> list[ReadExample]:
-        """Return the examples without a fault, and note the rows of the others."""
         good = list[ReadExample]()
         for it in read:
             error = fault_of(it)
@@ -62,7 +59,7 @@ class BadRows:
         return good
 
     def settle(self) -> None:
-        """Return if there are no bad rows, or if they are in the file of `spelt`."""
+        """Raise, unless there are no bad rows or the file of `spelt` takes them."""
         path = self.spelt.rejected
         if path is None:
             codes = {error.code for _, error in self._found}

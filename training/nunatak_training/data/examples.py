@@ -45,7 +45,6 @@ class AnswerSpan:
 
     @property
     def end(self) -> int:
-        """The position after the last character."""
         return self.begin + len(self.text)
 
 
@@ -65,11 +64,9 @@ class Relevance:
 
 
 Label = str | float | LabelSet | TaggedWords | Answers | Relevance
-"""The types of labels: a name, a value, several names, tags, answers, relevance."""
 
 
 def label_json(label: Label) -> JsonValue:
-    """Return a label as JSON; equal labels give equal JSON."""
     match label:
         case str() | float() | int():
             return label
@@ -88,11 +85,7 @@ LabelT = TypeVar("LabelT", bound=Label)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One labelled text, or pair of texts.
-
-    Tagged words are one text, joined by spaces. A question with its context is a pair, and so is a
-    query with a document.
-    """
+    """One labelled text, or a pair, such as a question with its context."""
 
     text: str
     text_pair: str | None = None
@@ -112,7 +105,6 @@ class ReadExample:
 
     @property
     def where(self) -> str:
-        """The place of the row for messages: `train.jsonl:17`."""
         return self.row.where
 
 
@@ -136,7 +128,6 @@ class ExampleSet:
         return state.hexdigest()
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
-        """Return the labels, which must all have the type `kind`; others are a `TypeError`."""
         labels = [example.label for example in self.examples]
         for label in labels:
             if not isinstance(label, kind):
@@ -153,13 +144,13 @@ class TaskData:
     train: ExampleSet
     dev: ExampleSet
     test: ExampleSet | None = None
-    """Examples that are only scored, once, when training is over."""
+    """Only scored, once, when training is over."""
     labels: tuple[str, ...]
-    """Names of the logits, in order: classes, labels, tags or one value; else empty."""
+    """Names of the logits, in order, if they have names."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Order distinct labels: by value if all are integers, else by code point."""
+    """By value if all are integers, else by code point."""
     distinct = set(labels)
     if all(_is_integer(label) for label in distinct):
         # "01" and "1" are two labels with one value, so the text decides their order.

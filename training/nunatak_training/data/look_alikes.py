@@ -35,7 +35,7 @@ def look_alikes(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def spelt_out(one: str, other: str) -> tuple[str, str]:
-    """Return two labels as people can tell them apart: in ASCII if they look the same."""
+    """As people can tell them apart: in ASCII if they look the same."""
     forms = [unicodedata.normalize("NFC", it).translate(TWINS) for it in (one, other)]
     return (ascii(one), ascii(other)) if forms[0] == forms[1] else (repr(one), repr(other))
 
@@ -48,7 +48,6 @@ def _folded(label: str) -> str:
 
 
 def _typos(labels: Mapping[str, tuple[str, int]]) -> Iterator[tuple[str, str]]:
-    """Yield rare labels with the frequent label that is one letter apart."""
     near = defaultdict[str, set[str]](set)
     for folded in labels:
         if len(folded) >= TYPO_LETTERS:

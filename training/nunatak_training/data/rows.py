@@ -8,15 +8,7 @@ from typing import cast
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
-from nunatak_training.data.examples import (
-    Answers,
-    AnswerSpan,
-    Example,
-    LabelSet,
-    Relevance,
-    TaggedWords,
-    Word,
-)
+from nunatak_training.data import examples
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
@@ -54,7 +46,7 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number; files without types spell numbers as text."""
+    """Files without types spell numbers as text."""
     number = math.nan
     if isinstance(value, (int, float, str)):
         try:
@@ -84,8 +76,7 @@ def _unicode(value: str, column: str, where: str) -> str:
     return value
 
 
-def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[Example]:
-    """Read one row; other columns than the kind's are ignored."""
+def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.Example]:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
     if spelt.renamed and kind not in TEXT_KINDS:
@@ -118,7 +109,7 @@ def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
     )
 
 
-def _examples(row: FileRow, kind: TaskKind) -> list[Example]:
+def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
     values, where = row.values, row.where
     match kind:
         case TaskKind.SINGLE_LABEL:
@@ -135,7 +126,7 @@ def _examples(row: FileRow, kind: TaskKind) -> list[Example]:
             return _documents(row)
 
 
-def _label_set(value: object, column: str, where: str) -> LabelSet:
+def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     names = read_list(value, column, where)
     # One label for each zero and one of a vector would be learnt as "0" and "1".
     is_vector = bool(names) and all(isinstance(it, int | float) for it in names)
@@ -146,19 +137,19 @@ def _label_set(value: object, column: str, where: str) -> LabelSet:
             "apply instead",
         )
     labels = {read_label(name, column, where) for name in names}
-    return LabelSet(names=tuple(sorted(labels)))
+    return examples.LabelSet(names=tuple(sorted(labels)))
 
 
-def _labelled(row: FileRow, label: str | float | LabelSet) -> Example:
+def _labelled(row: FileRow, label: str | float | examples.LabelSet) -> examples.Example:
     pair = row.values.get("text_pair")
-    return Example(
+    return examples.Example(
         text=read_text(row.values["text"], row.called("text"), row.where),
         text_pair=None if pair is None else read_text(pair, row.called("text_pair"), row.where),
         label=label,
     )
 
 
-def _tagged(values: Mapping[str, object], where: str) -> Example:
+def _tagged(values: Mapping[str, object], where: str) -> examples.Example:
     tokens = [
         read_text(token, "tokens", where) for token in read_list(values["tokens"], "tokens", where)
     ]
@@ -169,20 +160,20 @@ def _tagged(values: Mapping[str, object], where: str) -> Example:
             "'tokens' and 'tags' must be equally many and at least 1, "
             f"got {len(tokens)} and {len(tags)}",
         )
-    words: list[Word] = []
+    words: list[examples.Word] = []
     begin = 0
     for token, tag in zip(tokens, tags, strict=True):
-        words.append(Word(begin=begin, end=begin + len(token), tag=tag))
+        words.append(examples.Word(begin=begin, end=begin + len(token), tag=tag))
         begin += len(token) + 1
-    return Example(text=" ".join(tokens), label=TaggedWords(words=tuple(words)))
+    return examples.Example(text=" ".join(tokens), label=examples.TaggedWords(words=tuple(words)))
 
 
-def _question(values: Mapping[str, object], where: str) -> Example:
+def _question(values: Mapping[str, object], where: str) -> examples.Example:
     context = read_text(values["context"], "context", where)
-    return Example(
+    return examples.Example(
         text=read_text(values["question"], "question", where),
         text_pair=context,
-        label=Answers(
+        label=examples.Answers(
             spans=tuple(
                 _answer(answer, context, where) for answer in _answer_rows(values["answers"], where)
             )
@@ -191,7 +182,7 @@ def _question(values: Mapping[str, object], where: str) -> Example:
 
 
 def _answer_rows(value: object, where: str) -> list[object]:
-    """The answers one by one; `datasets` stores them as one list for each field."""
+    """`datasets` stores the answers as one list for each field."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         texts = read_list(fields.get("text"), "answers.text", where)
@@ -204,7 +195,7 @@ def _answer_rows(value: object, where: str) -> list[object]:
     return list(read_list(value, "answers", where))
 
 
-def _answer(value: object, context: str, where: str) -> AnswerSpan:
+def _answer(value: object, context: str, where: str) -> examples.AnswerSpan:
     if not isinstance(value, Mapping):
         raise bad_row(
             where, f"an answer must be an object {{text, answer_start}}, got {kind_of(value)}"
@@ -221,18 +212,18 @@ def _answer(value: object, context: str, where: str) -> AnswerSpan:
             f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at "
             f"character {start}, not the answer {text!r}",
         )
-    return AnswerSpan(text=text, begin=start)
+    return examples.AnswerSpan(text=text, begin=start)
 
 
-def _documents(row: FileRow) -> list[Example]:
+def _documents(row: FileRow) -> list[examples.Example]:
     values, where = row.values, row.where
     query = read_text(values["query"], "query", where)
     group = read_label(values["group"], "group", where) if "group" in values else query
     return [
-        Example(
+        examples.Example(
             text=query,
             text_pair=read_text(document, "document", where),
-            label=Relevance(grade=read_number(grade, "relevance", where), group=group),
+            label=examples.Relevance(grade=read_number(grade, "relevance", where), group=group),
         )
         for document, grade in _graded(row)
     ]

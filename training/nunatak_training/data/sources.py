@@ -20,16 +20,9 @@ import numpy as np
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
+from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData
-from nunatak_training.data.splits import (
-    check_scored,
-    check_train,
-    draw_dev,
-    label_names,
-    lone_label,
-    unknown_label,
-)
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -38,10 +31,8 @@ if TYPE_CHECKING:
 HUB_PREFIX = "datasets:"
 DEV_NAMES = ("dev", "validation")
 ROWS_THAT_TELL = 1000
-"""Rows among which the first label is searched."""
 PARTS = ("train", *DEV_NAMES, "test")
 IN_MEMORY = "data in memory"
-"""The name of data without a file."""
 
 
 class Frame(Protocol):
@@ -81,13 +72,10 @@ class HubReference:
 class DatasetLoader(Protocol):
     """Loads all splits of a data set."""
 
-    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]":
-        """Return the splits by name; may use the network."""
-        ...
+    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
 
 
 def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
-    """Load a data set with the `datasets` library, from its cache or the network."""
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
 
@@ -104,24 +92,18 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
 
 
 def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
-    """Read the rows of one split; class numbers become the data set's class names."""
-    names_of = {
-        column: names
-        for column, feature in dataset.features.items()
-        if (names := _class_names(feature)) is not None
-    }
+    """Class numbers become the data set's class names."""
+    names_of = dict[str, list[str]]()
+    for column, feature in dataset.features.items():
+        names = getattr(getattr(feature, "feature", feature), "names", None)
+        if names is not None:
+            names_of[column] = cast("list[str]", names)
     for number, item in enumerate(dataset, start=1):
         place = f"{where}:{number}"
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
         yield FileRow(file=where, number=number, values=values, header=where)
-
-
-def _class_names(feature: object) -> list[str] | None:
-    """The names of a class feature, or of a list of class features."""
-    inner = getattr(feature, "feature", feature)
-    return cast("list[str] | None", getattr(inner, "names", None))
 
 
 def _named(value: object, names: list[str], column: str, where: str) -> object:
@@ -161,11 +143,10 @@ def load_task_data(
     Args:
         source: a file, a folder, the name of a data set (`datasets:NAME[:CONFIG]`, or just the name
             if no such path exists), rows in memory, or files and rows by the name of their part.
-        kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
+        kind: if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
-        spelt: the columns and the delimiter of the files, if not the default ones, and what becomes
-            of rows that cannot be used.
+        spelt: how the files are written, and what becomes of rows that cannot be used.
         load_dataset: loads a data set that is no path.
     """
     spelt = spelt or RowFormat()
@@ -174,18 +155,18 @@ def load_task_data(
     kind, train = _read(found.train, kind, bad)
     dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
     chosen_dev, tested = bad.examples(dev_rows, kind), bad.examples(found.test, kind)
-    train = bad.without(train, lone_label(train, kind))
-    labels = label_names(train, kind)
-    chosen_dev = bad.without(chosen_dev, unknown_label(labels))
-    tested = bad.without(tested, unknown_label(labels))
+    train = bad.without(train, splits.lone_label(train, kind))
+    labels = splits.label_names(train, kind)
+    chosen_dev = bad.without(chosen_dev, splits.unknown_label(labels))
+    tested = bad.without(tested, splits.unknown_label(labels))
     bad.settle()
-    check_train(train, kind, found.name)
+    splits.check_train(train, kind, found.name)
     if dev_rows is None:
-        train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
-        labels = label_names(train, kind)
-    check_scored(chosen_dev, found.name, split="dev")
+        train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=found.name)
+        labels = splits.label_names(train, kind)
+    splits.check_scored(chosen_dev, found.name, split="dev")
     if found.test is not None:
-        check_scored(tested, found.name, split="test")
+        splits.check_scored(tested, found.name, split="test")
     return TaskData(
         name=found.name,
         kind=kind,
@@ -197,12 +178,9 @@ def load_task_data(
 
 
 def load_labelled(
-    source: Data,
-    *,
-    spelt: RowFormat | None = None,
-    load_dataset: DatasetLoader = load_from_hub,
+    source: Data, *, spelt: RowFormat | None = None, load_dataset: DatasetLoader = load_from_hub
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Read the examples of all parts of a source, with their rows; the first row tells the kind."""
+    """The examples of all parts of a source, with their rows; the first row tells the kind."""
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
@@ -213,19 +191,15 @@ def load_labelled(
 
 
 def load_test_rows(
-    path: str | Path,
-    *,
-    kind: TaskKind,
-    labels: tuple[str, ...],
-    spelt: RowFormat | None = None,
+    path: str | Path, *, kind: TaskKind, labels: tuple[str, ...], spelt: RowFormat | None = None
 ) -> list[ReadExample]:
-    """Read a file of examples that a task of these labels can be scored on, with their rows."""
+    """A file of examples that a task of these labels can be scored on, with their rows."""
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
-    found = bad.without(read, unknown_label(labels))
+    found = bad.without(read, splits.unknown_label(labels))
     bad.settle()
-    check_scored(found, path.name, split="test")
+    splits.check_scored(found, path.name, split="test")
     return found
 
 
@@ -239,7 +213,6 @@ def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
 def _read(
     rows: Iterator[FileRow], kind: TaskKind | None, bad: BadRows
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Return the kind, from the first row with a label if not given, and the examples."""
     if kind is not None:
         return kind, bad.examples(rows, kind)
     first = list[FileRow]()
@@ -302,7 +275,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
 
 
 def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
-    """Yield rows in memory; places count from 0: `train[16]`."""
+    """Places count from 0: `train[16]`."""
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
@@ -334,7 +307,7 @@ def _no_rows(where: str, found: object) -> NunatakError:
 
 
 def _is_path(source: str) -> bool:
-    """Whether a text names a path. A typo in a file name must not become a search of the hub."""
+    """A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
     suffixes = tuple(f".{suffix}" for suffix in FileFormat)
@@ -368,18 +341,18 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
-    splits = load_dataset(reference)
-    if "train" not in splits:
+    found = load_dataset(reference)
+    if "train" not in found:
         raise NunatakError(
             "data_not_found",
             where=str(reference),
-            problem=f"the data set must have a split 'train', it has {sorted(splits)}",
+            problem=f"the data set must have a split 'train', it has {sorted(found)}",
         )
-    dev_name = next((name for name in ("validation", "dev") if name in splits), None)
+    dev_name = next((name for name in ("validation", "dev") if name in found), None)
     return _Source(
         name=str(reference),
-        train=read_split(splits["train"], f"{reference}/train"),
-        dev=None if dev_name is None else read_split(splits[dev_name], f"{reference}/{dev_name}"),
+        train=read_split(found["train"], f"{reference}/train"),
+        dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
     )
 
 

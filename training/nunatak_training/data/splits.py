@@ -37,17 +37,16 @@ NAMED_KINDS = frozenset(
 
 PartOf = Callable[[ReadExample], str]
 VALUE_NAME = "value"
-"""The label of a regression's one output."""
 
 
 def split_off_share(
     examples: list[ReadExample], *, stratum_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, in the given order, with `DEV_SHARE` of every stratum in dev.
+    """Split in the given order, with `DEV_SHARE` of every stratum in dev.
 
     Equal texts are on one side, so that dev holds no text that training sees. A text of several
-    strata stays in train, and so does a stratum of one distinct text; dev is empty where every
-    text stays. The same examples and seed give the same split.
+    strata stays in train, and so does a stratum of one distinct text; dev is empty where every text
+    stays. The same examples and seed give the same split, here and below.
     """
     texts: defaultdict[str, list[list[int]]] = defaultdict(list)
     for positions in _positions_by_text(examples):
@@ -65,7 +64,6 @@ def split_off_share(
 
 
 def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
-    """The positions of each distinct text or pair, in the order of its first one."""
     found: defaultdict[object, list[int]] = defaultdict(list)
     for position, read in enumerate(examples):
         found[read.example.model_input].append(position)
@@ -75,11 +73,9 @@ def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
 def split_off_named(
     examples: list[ReadExample], *, names_of: Callable[[ReadExample], Collection[str]], seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, in the given order, with up to `DEV_SHARE` in dev.
+    """Split in the given order, with up to `DEV_SHARE` in dev, and equal texts on one side.
 
-    Equal texts are on one side, so that dev holds no text that training sees. Every name of dev is
-    one of train too; dev is empty where no text can be spared. The same examples and seed give the
-    same split.
+    Every name of dev is one of train too; dev is empty where no text can be spared.
     """
     texts = _positions_by_text(examples)
     names = [
@@ -106,16 +102,11 @@ def split_off_named(
 def split_off_groups(
     examples: list[ReadExample], *, group_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, in the given order, with `DEV_SHARE` of the whole groups in dev.
-
-    There must be two groups. The same examples and seed give the same split.
-    """
+    """Split in the given order, with `DEV_SHARE` of the whole groups, at least two, in dev."""
     groups = sorted({group_of(read) for read in examples})
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-    in_dev = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-    train = [read for read in examples if group_of(read) not in in_dev]
-    dev = [read for read in examples if group_of(read) in in_dev]
-    return train, dev
+    drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
+    return _parts(examples, {it for it, read in enumerate(examples) if group_of(read) in drawn})
 
 
 def _parts(
@@ -127,7 +118,6 @@ def _parts(
 
 
 def names_in(label: Label) -> tuple[str, ...]:
-    """Return the names in a label: of a class, of labels or of tags."""
     match label:
         case str():
             return (label,)
@@ -140,17 +130,20 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if train examples can teach a task."""
     if not train:
         raise too_few(name, "there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
-        _check_classes(train, name)
-    elif (problem := sameness(map(_label, train), kind)) is not None:
+        names = {_first_name(read) for read in train}
+        if len(names) < 2:
+            raise too_few(
+                name, f"expected train examples of at least 2 labels, got {sorted(names)}"
+            )
+    elif (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(name, problem)
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Return the problem of train labels that are all equal; None if they differ."""
+    """The problem of train labels that are all equal; None if they differ."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -174,27 +167,21 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
 
 
 def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
-    """Return the names of the logits, in order."""
     if kind is TaskKind.REGRESSION:
         return (VALUE_NAME,)
     return sorted_labels(label for read in train for label in names_in(read.example.label))
 
 
 def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
-    """Return if a task can be scored on the examples of a split."""
     if not examples:
         raise too_few(name, f"there are no {split} examples")
     labels = (read.example.label for read in examples)
     grades = [label.grade for label in labels if isinstance(label, Relevance)]
     if grades and max(grades) <= 0:
-        raise too_few(
-            name,
-            f"no {split} document has a grade above 0, so no ranking can be right",
-        )
+        raise too_few(name, f"no {split} document has a grade above 0, so no ranking can be right")
 
 
 def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakError | None]:
-    """Return a function that finds the fault of an example with a label that no task has."""
     shown = ", ".join(map(repr, list(labels)[:20]))
 
     def fault(read: ReadExample) -> NunatakError | None:
@@ -209,7 +196,6 @@ def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakErr
 def lone_label(
     train: Iterable[ReadExample], kind: TaskKind
 ) -> Callable[[ReadExample], NunatakError | None]:
-    """Return a function that finds the fault of the only train example of a class."""
     is_single = kind is TaskKind.SINGLE_LABEL
     sizes = Counter(_first_name(it) for it in train if is_single)
     twins = dict(look_alikes(sizes))
@@ -230,12 +216,9 @@ def lone_label(
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples: a part of every class, or whole groups of a ranking, becomes dev.
-
-    The remaining train examples must still teach the task.
-    """
+    """A part of every class, or whole groups of a ranking; the rest must still teach the task."""
     train, dev = _drawn(examples, kind, seed=seed, name=name)
-    if (problem := sameness(map(_label, train), kind)) is not None:
+    if (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(
             name,
             f"without the dev examples, {problem}; name a dev file or give more train examples",
@@ -251,54 +234,33 @@ def _drawn(
             train, dev = split_off_share(examples, stratum_of=_first_name, seed=seed)
             if not dev:
                 raise too_few(
-                    name,
-                    "expected a label with at least 2 distinct texts, to keep one for dev",
+                    name, "expected a label with at least 2 distinct texts, to keep one for dev"
                 )
             return train, dev
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
-                raise too_few(
-                    name,
-                    "expected at least 2 queries, to keep one for dev",
-                )
+                raise too_few(name, "expected at least 2 queries, to keep one for dev")
             return split_off_groups(examples, group_of=_group, seed=seed)
         case _:
             if len(examples) < 2:
-                raise too_few(
-                    name,
-                    "expected at least 2 examples, to keep one for dev",
-                )
+                raise too_few(name, "expected at least 2 examples, to keep one for dev")
             train, dev = split_off_named(examples, names_of=_names, seed=seed)
             if not dev:
                 raise too_few(
                     name,
-                    "every distinct text has a label of its own, or all texts are equal, "
-                    "so none "
+                    "every distinct text has a label of its own, or all texts are equal, so none "
                     "can be kept for dev",
                 )
             return train, dev
 
 
-def _check_classes(train: list[ReadExample], name: str) -> None:
-    sizes = Counter(_first_name(read) for read in train)
-    if len(sizes) < 2:
-        raise too_few(
-            name,
-            f"expected train examples of at least 2 labels, got {sorted(sizes)}",
-        )
-
-
 def majority(labels: Iterable[Label]) -> tuple[str, float] | None:
-    """Return the most frequent of single labels with its share: the accuracy of a constant."""
+    """The most frequent of single labels with its share: the accuracy of a constant."""
     counts = Counter(label for label in labels if isinstance(label, str))
     if not counts:
         return None
     ((label, count),) = counts.most_common(1)
     return label, count / counts.total()
-
-
-def _label(read: ReadExample) -> Label:
-    return read.example.label
 
 
 def _names(read: ReadExample) -> tuple[str, ...]:
@@ -347,7 +309,6 @@ ADVICE = {
         "of the server"
     ),
 }
-"""The way out of each problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +317,6 @@ class DataWarning:
 
     problem: DataProblem
     found: str
-    """The number of affected examples, and one of these examples."""
 
     @property
     def advice(self) -> str:
@@ -366,18 +326,17 @@ class DataWarning:
 def data_warnings(
     data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
 ) -> tuple[DataWarning, ...]:
-    """Return the suspicious properties of the examples of a task.
-
-    `num_long` counts the train and dev examples of more than `max_length` tokens, which is all that
-    training reads of an example.
-    """
+    """The suspicious properties of the examples; `num_long` train and dev examples are too long."""
     found = {
         DataProblem.IN_TRAIN_AND_DEV: _shared(data, data.dev),
         DataProblem.IN_TRAIN_AND_TEST: _shared(data, data.test or ExampleSet(examples=())),
     }
     if data.kind in NAMED_KINDS:
         found[DataProblem.CONTRADICTION] = _contradictions(data)
-        found[DataProblem.WHITE_SPACE] = _white_space(data)
+        padded = [label for label in data.labels if label != label.strip()]
+        found[DataProblem.WHITE_SPACE] = (
+            f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
+        )
         found[DataProblem.LOOK_ALIKE] = _look_alikes(data)
     if data.kind is TaskKind.SINGLE_LABEL:
         found[DataProblem.IMBALANCE] = _imbalance(data)
@@ -403,11 +362,6 @@ def _contradictions(data: TaskData) -> str:
         return ""
     first = min(torn, key=str)
     return f"{len(torn):,} texts, such as {_shown(first if isinstance(first, str) else first[0])}"
-
-
-def _white_space(data: TaskData) -> str:
-    padded = [label for label in data.labels if label != label.strip()]
-    return f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
 
 
 def _look_alikes(data: TaskData) -> str:

@@ -43,7 +43,6 @@ FORMAT = "4"
 """Number of the snapshots' format, increased with every change within a release."""
 FACTS = "facts"
 THREADS = "threads"
-"""Key in the metadata of the file, for the number of threads that compute the run."""
 INTERVAL_SECONDS = 15.0
 """Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
@@ -78,11 +77,10 @@ class SavedRun:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has passed since the last write."""
         return self._clock() >= self._due_at
 
     def load(self) -> SavedState | None:
-        """Return the newest snapshot; None if there is no readable snapshot."""
+        """The newest snapshot that can be read."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
@@ -92,7 +90,7 @@ class SavedRun:
 
     @property
     def num_threads(self) -> int | None:
-        """The number of threads at the start of the run; None without a checkpoint."""
+        """At the start of the run; None without a checkpoint."""
         for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
             try:
                 with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
@@ -103,7 +101,6 @@ class SavedRun:
         return None
 
     def save(self, snapshot: SavedState) -> None:
-        """Replace the previous snapshot."""
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
@@ -118,12 +115,12 @@ class SavedRun:
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
     def part(self, part: str) -> "SavedRun":
-        """Return the checkpoint of a part of the run, which stays when the next part begins."""
+        """The checkpoint of a part of the run, which stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
         return SavedRun(path, interval=self._interval, clock=self._clock)
 
     def discard(self) -> None:
-        """Remove the files of the run and of its parts: the run is over, and its result is safe."""
+        """Remove the files of the run and of its parts, when its result is safe."""
         for path in self._path.parent.glob(f"{self._path.stem}.*"):
             if path.suffix != LOCK:
                 path.unlink(missing_ok=True)
@@ -179,8 +176,7 @@ def run_checkpoint(
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
     """SHA-256 over everything that determines a run's result, and the names of its parameters.
 
-    The number of threads is left out, because it may follow from the load of the machine. A resumed
-    run reads its number of threads from its checkpoint.
+    The number of threads, which may follow from the load, is read from the checkpoint.
     """
     parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
@@ -194,12 +190,11 @@ class Place:
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Order of this epoch's examples; empty before the first step, and if the seed gives the
-    order."""
+    """Of this epoch's examples; empty before the first step, and if the seed gives the order."""
     num_done: int = 0
-    """Number of batches of this epoch that are done."""
+    """Batches of this epoch."""
     total_loss: float = 0.0
-    """Weighted sum of the losses of the done batches."""
+    """Weighted sum over the done batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,15 +204,13 @@ class LoopState:
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
-    """The random state of the regularizer."""
+    """Of the regularizer."""
     best: Best = field(default_factory=Best)
     place: Place = field(default_factory=Place)
     history: list[EpochResult] = field(default_factory=list[EpochResult])
 
 
 class _Facts(BaseModel):
-    """The parts of a state that are not tensors."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     num_steps: int
@@ -231,7 +224,7 @@ class _Facts(BaseModel):
 
 
 def snapshot(state: LoopState) -> SavedState:
-    """Return the present state of the loop. The tensors are not copies."""
+    """The present state. The tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
         num_steps=state.stepper.num_steps,
@@ -243,18 +236,21 @@ def snapshot(state: LoopState) -> SavedState:
         best_loss=best.loss,
         history=tuple(state.history),
     )
+    generator = state.randomness
+    random = {"cpu": torch.get_rng_state(), "regularizer": generator.get_state()}
+    if generator.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(generator.device)
     tensors = {
         **_named(PARAMETERS, state.parameters),
         **_named(BEST, best.parameters),
         **_named(MOMENTS, state.stepper.moments()),
-        **_named(RANDOM, _random_states(state.randomness)),
+        **_named(RANDOM, random),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
     }
     return SavedState(tensors=tensors, facts=facts.model_dump_json())
 
 
 def restore(state: LoopState, held: SavedState) -> None:
-    """Move a new loop to the position of a snapshot of the same run."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():
         for name, value in _part(PARAMETERS, held.tensors).items():
@@ -272,11 +268,14 @@ def restore(state: LoopState, held: SavedState) -> None:
         total_loss=facts.total_loss,
     )
     state.history[:] = facts.history
-    _restore_random_states(state.randomness, _part(RANDOM, held.tensors))
+    random = _part(RANDOM, held.tensors)
+    torch.set_rng_state(random["cpu"])
+    state.randomness.set_state(random["regularizer"])
+    if "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], state.randomness.device)
 
 
 def resume(state: LoopState, checkpoint: SavedRun | None, report: Report) -> None:
-    """Continue from the checkpoint, if there is one with a snapshot."""
     held = None if checkpoint is None else checkpoint.load()
     if held is not None:
         restore(state, held)
@@ -290,17 +289,3 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     begin = f"{prefix}."
     return {name.removeprefix(begin): it for name, it in tensors.items() if name.startswith(begin)}
-
-
-def _random_states(generator: torch.Generator) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state(), "regularizer": generator.get_state()}
-    if generator.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(generator.device)
-    return states
-
-
-def _restore_random_states(generator: torch.Generator, states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    generator.set_state(states["regularizer"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], generator.device)

@@ -21,14 +21,7 @@ from torch import Tensor
 
 from nunatak_model import Encoding
 from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, resume, snapshot
-from nunatak_training.loop.step import (
-    BatchLogits,
-    BatchLoss,
-    Course,
-    Stepper,
-    course_of,
-    seeded,
-)
+from nunatak_training.loop.step import BatchLogits, BatchLoss, Course, Stepper, course_of, seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import build_regularizer, check_course, random_source
 from nunatak_training.report import EpochResult, Report
@@ -43,13 +36,11 @@ class EncodedSet:
 
     encodings: tuple[Encoding, ...]
     targets: tuple[Tensor, ...]
-    """One target per encoding, on the CPU; only the loss knows their meaning."""
+    """One per encoding, on the CPU; only the loss knows their meaning."""
     sizes: tuple[int, ...]
-    """Number of encodings of each example."""
 
     @property
     def num_long(self) -> int:
-        """Number of examples with more tokens than one encoding holds."""
         return sum(
             any(it.part.index or it.part.num_left_out for it in found)
             for found in self.by_example(self.encodings)
@@ -66,14 +57,14 @@ class TrainBatch:
     """The batch of one step."""
 
     weight: int
-    """Weight of the batch's loss in the mean of the epoch."""
+    """In the mean loss of the epoch."""
     loss: Callable[[], Float[Tensor, ""]]
 
 
 def shuffled_batches(
     place: Place, *, count: int, size: int, loss: Callable[[Sequence[int]], Float[Tensor, ""]]
 ) -> list[TrainBatch]:
-    """Cut `count` examples into batches, in the epoch's order. A missing order is drawn first."""
+    """Batches in the epoch's order. A missing order is drawn first."""
     place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
     chunks = [place.order[start : start + size] for start in range(0, count, size)]
     return [TrainBatch(weight=len(chunk), loss=partial(loss, chunk)) for chunk in chunks]
@@ -87,7 +78,7 @@ class DevScore:
     score: float
     """Higher is better; the epoch with the highest score is kept."""
     logits: Sequence[Tensor] | None = None
-    """The logits of the dev examples, which the best epoch keeps."""
+    """The best epoch keeps them."""
 
 
 def run_epochs(  # noqa: PLR0913 - a run has many parts
@@ -103,9 +94,9 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
 ) -> LoopState:
     """Train `parameters` in place, from the checkpoint to the last epoch; return the state.
 
-    `batches` gives all batches of the epoch at a position, in order; a resumed run calls it again,
-    and must get the same batches. `dev_score` scores the epochs that the course names; without it,
-    the last epoch is kept. The caller's random state does not change.
+    `batches` gives all batches of the epoch at a position; a resumed run calls it again, and must
+    get the same batches. Without `dev_score`, the last epoch is kept. The caller's random state
+    does not change.
     """
     course = course_of(recipe, steps_per_epoch=steps_per_epoch)
     check_course(recipe.regularizer, num_epochs=course.num_epochs)
@@ -139,8 +130,6 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Epochs:
-    """The epochs of one run."""
-
     state: LoopState
     course: Course
     patience: int | None
@@ -154,7 +143,11 @@ class _Epochs:
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             # Only the history decides, so that a resumed run ends at the same epoch as a run
             # without a kill.
-            if is_exhausted(state.history, self.patience):
+            # An equal score with a lower loss is no rise: the loss of a run that has learnt
+            # everything falls for very many epochs.
+            scores = [result.dev_score for result in state.history]
+            best = scores.index(max(scores)) if scores else 0
+            if self.patience is not None and len(scores) - 1 - best >= self.patience:
                 return
             started = time.perf_counter()
             train_loss = self._run_epoch()
@@ -175,7 +168,7 @@ class _Epochs:
             self._save_if_due()
 
     def _run_epoch(self) -> float:
-        """Take one step for each remaining batch; return the mean loss of all batches."""
+        """One step for each remaining batch; return the mean loss of all batches."""
         place = self.state.place
         self.state.stepper.begin_epoch(place.epoch)
         batches = self.batches(place)
@@ -193,34 +186,6 @@ class _Epochs:
             self.checkpoint.save(snapshot(self.state))
 
 
-def is_exhausted(history: Sequence[EpochResult], patience: int | None) -> bool:
-    """Whether `patience` scored epochs have passed since the dev score last rose.
-
-    An equal score with a lower loss is no rise: the loss of a run that has learnt everything falls
-    for very many epochs.
-    """
-    if patience is None or not history:
-        return False
-    scores = [result.dev_score for result in history]
-    return len(scores) - 1 - scores.index(max(scores)) >= patience
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """The parameters after the best epoch, and the course of the run."""
-
-    parameters: dict[str, Tensor]
-    dev_logits: Sequence[Tensor] | None
-    """The logits of the dev examples with these parameters; None if the best epoch ran before the
-    process was killed."""
-    best_epoch: int
-    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
-    num_epochs: int
-    """The planned epochs; fewer have run if patience ended the run."""
-    history: tuple[EpochResult, ...]
-    """The results of the epochs that were scored."""
-
-
 def fit(  # noqa: PLR0913 - a run has many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
@@ -232,11 +197,10 @@ def fit(  # noqa: PLR0913 - a run has many parts
     dev_score: Callable[[Sequence[Float[Tensor, "*vectors outputs"]]], float],
     report: Report,
     checkpoint: SavedRun | None = None,
-) -> FitResult:
-    """Train `parameters` in place and return a copy of them after the best epoch.
+) -> LoopState:
+    """Train `parameters` in place; the state has a copy of them after the best epoch.
 
-    The same arguments give the same bytes on a CPU, also if `checkpoint` holds the beginning of the
-    run.
+    The same arguments give the same bytes on a CPU, also from a `checkpoint` of the same run.
     """
     count = len(train.encodings)
 
@@ -250,7 +214,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
         loss = batch_loss(logits, dev.targets).item()
         return DevScore(loss=loss, score=dev_score(logits), logits=logits)
 
-    state = run_epochs(
+    return run_epochs(
         parameters,
         recipe,
         steps_per_epoch=math.ceil(count / recipe.batch_size),
@@ -259,20 +223,11 @@ def fit(  # noqa: PLR0913 - a run has many parts
         report=report,
         checkpoint=checkpoint,
     )
-    best = state.best
-    return FitResult(
-        parameters=best.parameters,
-        dev_logits=best.logits,
-        best_epoch=best.epoch,
-        num_epochs=state.stepper.course.num_epochs,
-        history=tuple(state.history),
-    )
 
 
 def predict(
     batch_logits: BatchLogits, encodings: Sequence[Encoding]
 ) -> list[Float[Tensor, "*vectors outputs"]]:
-    """Return the logits of all encodings, in order, without dropout or gradients."""
     # Adjacent texts of one length share one product of attention.
     order = sorted(range(len(encodings)), key=lambda index: encodings[index].num_tokens)
     found = dict[int, Tensor]()

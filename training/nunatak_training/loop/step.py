@@ -52,11 +52,11 @@ class Course:
         return self.num_epochs * self.steps_per_epoch
 
     def is_evaluated(self, epoch: int) -> bool:
-        """Whether the dev examples are scored after an epoch (from 1), as always after the last."""
+        """Epochs count from 1; always after the last."""
         return epoch % math.ceil(self.num_epochs / MAX_EVALUATIONS) == 0 or epoch == self.num_epochs
 
     def rate_factor(self, step: int) -> float:
-        """Share of the full learning rate at a step (from 0): a linear rise, then the schedule."""
+        """Share of the full rate at a step (from 0): a linear rise, then the schedule."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         remaining = (self.num_steps - step) / max(1, self.num_steps - self.warmup_steps)
@@ -70,7 +70,6 @@ class Course:
 
 
 def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
-    """Return the course of a recipe with a known number of batches per epoch."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     return Course(
         num_epochs=num_epochs,
@@ -81,7 +80,7 @@ def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
 
 
 def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.Optimizer:
-    """Return the optimizer of all parameters: the head at its own rate, vectors without decay."""
+    """The head at its own rate, vectors without decay."""
     head_rate = recipe.head_learning_rate or recipe.learning_rate
     groups: list[dict[str, object]] = []
     for is_head, rate in ((False, recipe.learning_rate), (True, head_rate)):
@@ -103,19 +102,12 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
             return optim.SGD(groups, fused=True)
 
 
-def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
-    """Return the schedule of all rates along the course, after `num_steps` steps."""
-    return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
-
-
 class BatchLogits(Protocol):
     """Turns encodings into logits, differentiable in the parameters that are trained."""
 
     def __call__(
         self, encodings: Sequence[Encoding], *, dropout: float
-    ) -> list[Float[Tensor, "*vectors outputs"]]:
-        """Return the logits of each encoding, in order: one vector, or one for each token."""
-        ...
+    ) -> list[Float[Tensor, "*vectors outputs"]]: ...
 
 
 class BatchLoss(Protocol):
@@ -123,9 +115,7 @@ class BatchLoss(Protocol):
 
     def __call__(
         self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
-    ) -> Float[Tensor, ""]:
-        """Return the loss of a batch."""
-        ...
+    ) -> Float[Tensor, ""]: ...
 
 
 class Stepper:
@@ -142,7 +132,7 @@ class Stepper:
         self._recipe = recipe
         self._regularizer = regularizer or Regularizer()
         self._optimizer = build_optimizer(parameters, recipe)
-        self._schedule = build_schedule(self._optimizer, course)
+        self._schedule = LambdaLR(self._optimizer, course.rate_factor)
         self.course = course
         self._device_type = self._tensors[0].device.type
         self.num_steps = 0
@@ -151,7 +141,7 @@ class Stepper:
         self._regularizer.begin_epoch(epoch)
 
     def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
-        """Move all parameters one step down the gradient of a loss; return the loss before."""
+        """Move all parameters one step down the gradient; return the loss before."""
         self.num_steps += 1
         self._regularizer.before_forward()
         # Under autocast, products read rounded copies of the weights, which stay float32. With the
@@ -181,7 +171,6 @@ class Stepper:
         }
 
     def resume(self, num_steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Continue after `num_steps` steps, with stored moments."""
         state = dict[int, Tensors]()
         for name, value in moments.items():
             number, _, what = name.partition(".")
@@ -190,7 +179,9 @@ class Stepper:
         self.num_steps = num_steps
         # A schedule that begins at a later step computes the rates of the step from the initial
         # rates.
-        self._schedule = build_schedule(self._optimizer, self.course, num_steps=num_steps)
+        self._schedule = LambdaLR(
+            self._optimizer, self.course.rate_factor, last_epoch=num_steps - 1
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,15 +194,11 @@ class Best:
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)
     logits: Sequence[Tensor] | None = None
-    """The logits of the dev examples after this epoch, unless it ran before a resumption."""
+    """Of the dev examples, unless the epoch ran before a resumption."""
 
     def offer(
-        self,
-        result: EpochResult,
-        parameters: Mapping[str, Tensor],
-        logits: Sequence[Tensor] | None,
+        self, result: EpochResult, parameters: Mapping[str, Tensor], logits: Sequence[Tensor] | None
     ) -> None:
-        """Copy the parameters and keep the logits of the dev examples if the epoch is better."""
         # The loss decides between equal scores, which are frequent on small dev sets.
         if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
             return

@@ -11,7 +11,7 @@ Axes: tokens = tokens of a window.
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, Objective
+from nunatak_training.objectives.base import Logits, Objective, encoded_windows
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import answer_statistics
 
@@ -49,15 +49,7 @@ class Answering(Objective):
         inputs = [example.model_input for example in examples.examples]
         stride = min(MAX_STRIDE, max_length // 2)
         windows = tokenizer.encode_windows(inputs, max_length=max_length, stride=stride)
-        return EncodedSet(
-            encodings=tuple(window for found in windows for window in found),
-            targets=tuple(
-                torch.tensor(answer_tokens(window, label.spans[:1]))
-                for label, found in zip(examples.labels(Answers), windows, strict=True)
-                for window in found
-            ),
-            sizes=tuple(map(len, windows)),
-        )
+        return encoded_windows(windows, examples.labels(Answers), _targets)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         losses = [
@@ -89,7 +81,7 @@ class Answering(Objective):
 
 
 def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, int]:
-    """Return the tokens of an answer's first and last character; `NOWHERE` unless both are here."""
+    """The first and last token of an answer; `NOWHERE` unless both are here."""
     alignment = _alignment(window)
     for span in spans:
         first = _token_with(alignment, span.begin)
@@ -99,21 +91,26 @@ def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, i
     return NOWHERE
 
 
+def _targets(windows: Sequence[Encoding], label: Answers) -> Iterator[Int[Tensor, " 2"]]:
+    return (torch.tensor(answer_tokens(window, label.spans[:1])) for window in windows)
+
+
 def log_probabilities(
     window: Encoding, row: Float[Tensor, "tokens 2"]
 ) -> Float[Tensor, "tokens 2"]:
-    """Normalize starts and ends over the first token and the context, like the server."""
+    """Over the first token and the context, like the server."""
     readable = _in_context(window)
     readable[0] = True
     return row.masked_fill(~readable[:, None], -torch.inf).log_softmax(dim=0)
 
 
 def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, int, int]:
-    """Return the largest sum of a start and an end score, and its characters in the context."""
+    """The largest sum of a start and an end score, and its characters in the context."""
     alignment = _alignment(window)
     inside = _in_context(window)
     sums = row[:, :1] + row[:, 1:].T
-    allowed = inside[:, None] & inside[None, :] & _spans_of(len(inside))
+    pairs = inside[:, None] & inside[None, :]
+    allowed = pairs.triu() & pairs.tril(MAX_ANSWER_TOKENS - 1)
     if not allowed.any():
         return -torch.inf, 0, 0
     place = int(sums.masked_fill(~allowed, -torch.inf).argmax())
@@ -123,12 +120,6 @@ def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, 
 
 def _in_context(window: Encoding) -> Bool[Tensor, " tokens"]:
     return torch.tensor([text == CONTEXT for text in _alignment(window).text_ids])
-
-
-def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:
-    """The pairs of first and last token with an allowed length."""
-    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool)
-    return ones.triu() & ones.tril(MAX_ANSWER_TOKENS - 1)
 
 
 def _token_with(alignment: Alignment, character: int) -> int | None:

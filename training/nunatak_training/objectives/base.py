@@ -1,20 +1,22 @@
-"""The interface of an objective, and the parts that objectives of whole texts share."""
+"""The interface of an objective, and what objectives of whole texts or of windows share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from nunatak_model import TextTokenizer
+from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
+LabelT = TypeVar("LabelT")
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
-"""One vector for each encoding, or one vector for each token."""
 
 
 class Objective(ABC):
@@ -22,7 +24,7 @@ class Objective(ABC):
 
     metrics: tuple[Metric, ...]
     reported: tuple[Metric, ...]
-    """The metrics that are always reported; by default the first one chooses the best epoch."""
+    """By default the first one chooses the best epoch."""
 
     @abstractmethod
     def encode(
@@ -38,29 +40,42 @@ class Objective(ABC):
         """Return the statistics that score the logits of encoded examples."""
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the trained parameters in the form for serving: most are served unchanged."""
+        """The parameters in the form for serving."""
         return dict(parameters)
 
 
-def encode_texts(
-    examples: ExampleSet,
-    targets: Iterable[Tensor],
-    tokenizer: TextTokenizer,
-    *,
-    max_length: int,
+class OfTexts(Objective):
+    """An objective that encodes each text or pair once, cut to `max_length`."""
+
+    @abstractmethod
+    def targets(self, examples: ExampleSet) -> Iterable[Tensor]: ...
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        inputs = [example.model_input for example in examples.examples]
+        return EncodedSet(
+            encodings=tuple(tokenizer.encode(inputs, max_length=max_length)),
+            targets=tuple(self.targets(examples)),
+            sizes=(1,) * len(inputs),
+        )
+
+
+def encoded_windows(
+    windows: Sequence[tuple[Encoding, ...]],
+    labels: Iterable[LabelT],
+    targets: Callable[[tuple[Encoding, ...], LabelT], Iterable[Tensor]],
 ) -> EncodedSet:
-    """Encode each text or pair once, cut to `max_length`."""
-    inputs = [example.model_input for example in examples.examples]
+    """The windows of each text, with the targets that its label gives them."""
     return EncodedSet(
-        encodings=tuple(tokenizer.encode(inputs, max_length=max_length)),
-        targets=tuple(targets),
-        sizes=(1,) * len(inputs),
+        encodings=tuple(chain.from_iterable(windows)),
+        targets=tuple(chain.from_iterable(map(targets, windows, labels))),
+        sizes=tuple(map(len, windows)),
     )
 
 
 def stacked(
     logits: Logits, targets: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "rows outputs"], Shaped[Tensor, "rows ..."]]:
-    """The rows of a batch as one tensor, with their targets on the same device."""
     together = torch.stack(list(logits))
     return together, torch.stack(list(targets)).to(together.device)

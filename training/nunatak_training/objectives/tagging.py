@@ -22,7 +22,7 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, Objective
+from nunatak_training.objectives.base import Logits, Objective, encoded_windows
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import tag_statistics
 from nunatak_training.scoring.spans import uses_bio
@@ -46,18 +46,10 @@ class Tagging(Objective):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """The targets of a window are tag numbers, for every first token of a word."""
+        """Targets are tag numbers, for every first token of a word."""
         texts = [example.text for example in examples.examples]
         windows = tokenizer.encode_windows(texts, max_length=max_length, stride=0)
-        return EncodedSet(
-            encodings=tuple(window for found in windows for window in found),
-            targets=tuple(
-                target
-                for label, found in zip(examples.labels(TaggedWords), windows, strict=True)
-                for target in self._targets(found, label.words)
-            ),
-            sizes=tuple(map(len, windows)),
-        )
+        return encoded_windows(windows, examples.labels(TaggedWords), self._targets)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         together = torch.cat(list(logits))
@@ -67,7 +59,7 @@ class Tagging(Objective):
         return total / (numbers != NO_TARGET).sum().clamp(min=1)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score words, and entities if the tags mark entities; a sentence is a unit."""
+        """Entities too if the tags mark them; a sentence is a unit."""
         labels = examples.labels(TaggedWords)
         expected = [[word.tag for word in label.words] for label in labels]
         chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
@@ -84,18 +76,18 @@ class Tagging(Objective):
         return tag_statistics(self._tags, expected, named)[0]
 
     def _targets(
-        self, windows: Sequence[Encoding], words: Sequence[Word]
+        self, windows: Sequence[Encoding], label: TaggedWords
     ) -> list[Int[Tensor, " tokens"]]:
         targets = [torch.full((window.num_tokens,), NO_TARGET) for window in windows]
-        for target, found in zip(targets, first_tokens(windows, words), strict=True):
+        for target, found in zip(targets, first_tokens(windows, label.words), strict=True):
             for word, token in found.items():
-                target[token] = self._number_of[words[word].tag]
+                target[token] = self._number_of[label.words[word].tag]
         return targets
 
     def _read(
         self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
     ) -> list[int]:
-        """The tag of each word; a word without any token counts as outside."""
+        """A word without any token counts as outside."""
         tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
         for found, row in zip(first_tokens(windows, words), numbers, strict=True):
             for word, token in found.items():
@@ -104,11 +96,10 @@ class Tagging(Objective):
 
 
 def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:
-    """Return the first token of each word, by the word's number, for the windows of a text.
+    """The first token of each word, by the word's number, for the windows of a text.
 
-    A word that a window's end divides belongs to the window with its beginning. The first token of
-    a word may come after its first character, because tokenizers drop some characters, such as
-    zero-width spaces.
+    A word that a window's end divides belongs to the window with its beginning. Its first token may
+    come after its first character: tokenizers drop characters such as zero-width spaces.
     """
     begins = [word.begin for word in words]
     last = -1
@@ -127,7 +118,6 @@ def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[di
 
 
 def _text_tokens(window: Encoding) -> Iterator[tuple[int, int]]:
-    """The tokens that stand for characters, and the ends of their characters."""
     alignment = window.alignment
     if alignment is None:
         raise ValueError("words need aligned encodings")

@@ -15,11 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, Objective, encode_texts, stacked
+from nunatak_training.objectives.base import Logits, OfTexts, stacked
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.counts import LABEL_METRICS
 from nunatak_training.scoring.evaluation import (
@@ -30,10 +29,9 @@ from nunatak_training.scoring.evaluation import (
 )
 
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
-"""The parameters of a head's last layer."""
 
 
-class _Classifying(Objective):
+class _Classifying(OfTexts):
     """Names of labels, one of which may be the positive label."""
 
     def __init__(self, data: TaskData, positive_label: str | None) -> None:
@@ -47,18 +45,13 @@ class SingleLabel(_Classifying):
     metrics = LABEL_METRICS
     reported = (Metric.ACCURACY,)
 
-    def encode(
-        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
-    ) -> EncodedSet:
-        """The target of a text is the number of its label."""
-        targets = [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
-        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+    def targets(self, examples: ExampleSet) -> list[Tensor]:
+        return [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.cross_entropy(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the most likely labels."""
         names = list(self._number_of)
         chosen = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
         predicted = [names[number] for number in chosen]
@@ -71,25 +64,19 @@ class MultiLabel(_Classifying):
     metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
     reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
 
-    def encode(
-        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
-    ) -> EncodedSet:
-        """The targets of a text are 1 for every label that applies, and 0 for the others."""
+    def targets(self, examples: ExampleSet) -> list[Float[Tensor, " labels"]]:
         targets: list[Float[Tensor, " labels"]] = []
         for label in examples.labels(LabelSet):
             target = torch.zeros(len(self._number_of))
             target[[self._number_of[name] for name in label.names]] = 1.0
             targets.append(target)
-        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+        return targets
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the labels whose sigmoid is at least one half.
-
-        Accuracy needs all labels of a text right.
-        """
+        """Accuracy needs all labels of a text right."""
         names = list(self._number_of)
         expected = [label.names for label in examples.labels(LabelSet)]
         predicted = [
@@ -99,12 +86,11 @@ class MultiLabel(_Classifying):
         return label_set_statistics(names, expected, predicted, self._positive)[0]
 
 
-class Regression(Objective):
+class Regression(OfTexts):
     """One value per text: squared error of standardised values.
 
-    During training the head gives deviations from the mean of the train values, in standard
-    deviations, so learning rates fit values of any size. The last layer of the served head includes
-    scale and mean, so the served head gives the values themselves.
+    Standardised by the train values, so that learning rates fit values of any size. The last layer
+    of the served head includes scale and mean, so the served head gives the values themselves.
     """
 
     metrics = (Metric.SPEARMAN, Metric.PEARSON)
@@ -115,27 +101,19 @@ class Regression(Objective):
         self._mean = float(values.mean())
         self._deviation = float(values.std())
 
-    def encode(
-        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
-    ) -> EncodedSet:
-        """The target of a text is its standardised value."""
-        targets = [
-            torch.tensor([(value - self._mean) / self._deviation])
-            for value in examples.labels(float)
-        ]
-        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+    def targets(self, examples: ExampleSet) -> list[Tensor]:
+        values = examples.labels(float)
+        return [torch.tensor([(value - self._mean) / self._deviation]) for value in values]
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.mse_loss(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score by correlation, which scale and mean do not change."""
         expected = np.array(examples.labels(float))
         predicted = torch.cat(list(logits)).double().cpu().numpy()
         return value_statistics(expected, predicted)
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters whose last layer includes scale and mean."""
         return {
             **parameters,
             OUTPUT_WEIGHT: parameters[OUTPUT_WEIGHT] * self._deviation,
@@ -143,7 +121,7 @@ class Regression(Objective):
         }
 
 
-class Ranking(Objective):
+class Ranking(OfTexts):
     """A score per document. Only the rank among the documents of the query counts."""
 
     metrics = (Metric.NDCG, Metric.MRR)
@@ -154,20 +132,13 @@ class Ranking(Objective):
         self._lowest = min(grades)
         self._range = max(grades) - self._lowest
 
-    def encode(
-        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
-    ) -> EncodedSet:
-        """The target of a pair is its scaled grade."""
-        targets = [
-            torch.tensor([(label.grade - self._lowest) / self._range]).clamp(0, 1)
-            for label in examples.labels(Relevance)
-        ]
-        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+    def targets(self, examples: ExampleSet) -> list[Tensor]:
+        grades = [label.grade for label in examples.labels(Relevance)]
+        return [torch.tensor([(it - self._lowest) / self._range]).clamp(0, 1) for it in grades]
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the order of each group; groups without a grade above 0 do not count."""
         scores = torch.cat(list(logits)).double().cpu().numpy()
         return ranking_statistics(examples.labels(Relevance), scores)[0]

@@ -1,20 +1,10 @@
 """Sweeps: many runs from one file, resumable, with tables and plots from their results."""
 
 from nunatak_training.sweeps.grid import Grid, read_grid
-from nunatak_training.sweeps.planning import (
-    Run,
-    cut_data,
-    plan_runs,
-)
+from nunatak_training.sweeps.planning import Run, cut_data, plan_runs
 from nunatak_training.sweeps.publishing import best_run, publish_best
 from nunatak_training.sweeps.reporting import in_order, write_report
-from nunatak_training.sweeps.results import (
-    Cut,
-    Failed,
-    Finished,
-    ResultsFolder,
-    RunRecord,
-)
+from nunatak_training.sweeps.results import Cut, Failed, Finished, ResultsFolder, RunRecord
 from nunatak_training.sweeps.running import (
     InProcesses,
     OneByOne,

@@ -22,7 +22,6 @@ Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
 Cap = Count | Literal["all"]
 Changes = dict[str, JsonValue]
-"""Settings of a recipe by name, in place of the method's defaults."""
 
 
 class _RecipeEntry(Settings):
@@ -59,7 +58,6 @@ class MethodAxis(Settings):
         return self
 
     def choices(self) -> Iterator[dict[str, JsonValue]]:
-        """Yield the settings of each method of the axis, by name."""
         named: dict[str, JsonValue] = self.model_extra or {}
         known: Mapping[str, Setting] = {}
         if self.kind in METHODS:
@@ -73,12 +71,10 @@ class MethodAxis(Settings):
 
 
 def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
-    """Whether a list is one value of a setting, such as `targets`, and not several values."""
     return setting is not None and setting.is_list and not any(isinstance(it, list) for it in value)
 
 
 def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    """The methods of an axis on a backbone."""
     return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
@@ -139,8 +135,8 @@ def read_grid(
 ) -> Grid:
     """Read a sweep file, YAML or TOML.
 
-    `changes` replace its values, by the names of the file (`seeds`, `overrides.epochs`), and work
-    without a file; `texts` are such values in YAML.
+    `changes` replace its values by name (`seeds`, `overrides.epochs`), and work without a file;
+    `texts` are such values in YAML.
     """
     where = "options" if path is None else path.name
     try:

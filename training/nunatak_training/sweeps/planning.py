@@ -17,15 +17,8 @@ from nunatak_training.data.splits import sameness
 from nunatak_training.errors import too_few
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
-from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
-from nunatak_training.sweeps.results import (
-    BackboneDescription,
-    Cut,
-    DataDescription,
-    RunDescription,
-    RunOrigin,
-    Source,
-)
+from nunatak_training.sweeps import results
+from nunatak_training.sweeps.grid import Cap, Grid, TaskEntry, methods_of
 
 SAMPLE_SEED = 0
 DIGEST_VERSION = 1
@@ -38,22 +31,19 @@ class CutData:
 
     data: TaskData
     test: ExampleSet | None
-    """Test examples, which do not choose the epoch; None if there are none."""
+    """Test examples do not choose the epoch."""
 
 
-def cut_data(data: TaskData, cut: Cut) -> CutData:
-    """Draw a random part of the data, equal for every seed of training, in the order of the files.
+def cut_data(data: TaskData, cut: results.Cut) -> CutData:
+    """Draw a random part, equal for every seed of training, in the order of the files.
 
-    A larger part contains every smaller part. The labels are the labels of the whole data.
-    Documents of one query stay together, so a part may be a little smaller than its cap.
+    A larger part contains every smaller part, and has the labels of the whole data. Documents of
+    one query stay together, so a part may be a little smaller than its cap.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise too_few(
-            data.name,
-            f"with {len(train)} drawn examples, {problem}; raise the cap",
-        )
+        raise too_few(data.name, f"with {len(train)} drawn examples, {problem}; raise the cap")
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
@@ -79,7 +69,6 @@ def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None
 
 
 def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSet]:
-    """A random part of at most `cap` examples, and the rest."""
     if cap is None or cap >= len(examples):
         return examples, ExampleSet(examples=())
     units = list(_units(examples.examples))
@@ -97,7 +86,6 @@ def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSe
 
 
 def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
-    """The positions of one example, or of the documents of one group."""
     groups = defaultdict[str, list[int]](list)
     for position, example in enumerate(examples):
         match example.label:
@@ -112,17 +100,17 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
 class Run:
     """One planned run."""
 
-    description: RunDescription
-    origin: RunOrigin
+    description: results.RunDescription
+    origin: results.RunOrigin
 
 
 def plan_runs(
     grid: Grid,
     *,
     backbone_of: Callable[[str], Backbone],
-    data_of: Callable[[Source], CutData],
+    data_of: Callable[[results.Source], CutData],
 ) -> tuple[Run, ...]:
-    """Return the runs of a sweep; equal combinations give one run.
+    """Equal combinations give one run.
 
     Runs on the same backbone and data come one after another, so that both are loaded once.
     """
@@ -133,17 +121,16 @@ def plan_runs(
             data = data_of(source)
             for recipe in _recipes(grid, task, backbone):
                 description = describe(grid.name, task.name, source, data, recipe, backbone)
-                origin = RunOrigin(backbone=name, source=source)
+                origin = results.RunOrigin(backbone=name, source=source)
                 run = Run(description=description, origin=origin)
                 runs.setdefault(description.digest, run)
     return tuple(runs.values())
 
 
 def describe(
-    sweep: str, task: str, source: Source, cut: CutData, recipe: Recipe, backbone: Backbone
-) -> RunDescription:
-    """Describe a run; its digest covers backbone, data and recipe."""
-    data = DataDescription(
+    sweep: str, task: str, source: results.Source, cut: CutData, recipe: Recipe, backbone: Backbone
+) -> results.RunDescription:
+    data = results.DataDescription(
         source=cut.data.name,
         kind=cut.data.kind.value,
         train_digest=cut.data.train.digest,
@@ -159,15 +146,20 @@ def describe(
         "kind": data.kind,
         "labels": list[JsonValue](cut.data.labels),
         "data": [data.train_digest, data.dev_digest, data.test_digest],
-        "recipe": _determining(recipe),
+        # Settings that differ from their defaults, and method and regularizer in full: a new
+        # setting keeps the digests of old runs, if its default keeps the old behaviour.
+        "recipe": {
+            **recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True),
+            **recipe.model_dump(mode="json", include={"method", "regularizer"}),
+        },
     }
     text = json.dumps(determining, sort_keys=True, separators=(",", ":"))
-    return RunDescription(
+    return results.RunDescription(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         sweep=sweep,
         task=task,
         train_cap=source.cut.train,
-        backbone=BackboneDescription(
+        backbone=results.BackboneDescription(
             name=backbone.name, digest=backbone.digest, num_layers=backbone.config.num_layers
         ),
         data=data,
@@ -175,20 +167,15 @@ def describe(
     )
 
 
-def _determining(recipe: Recipe) -> dict[str, JsonValue]:
-    """The settings that differ from their defaults, with method and regularizer in full.
-
-    A new setting of recipes therefore keeps the digests of old runs, if its default keeps the old
-    behaviour.
-    """
-    changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
-    whole = recipe.model_dump(mode="json", include={"method", "regularizer"})
-    return {**changed, **whole}
-
-
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
     # Without an axis, the recipe decides the setting.
-    regularizers = [_regularizer_changes(it) for it in grid.regularizers] or [{}]
+    regularizers = [
+        {
+            **it.recipe,
+            "regularizer": it.model_dump(mode="json", include={"name", "rate"}, exclude_none=True),
+        }
+        for it in grid.regularizers
+    ] or [{}]
     tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
@@ -198,20 +185,13 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 
 
-def _regularizer_changes(entry: RegularizerEntry) -> dict[str, JsonValue]:
-    chosen: dict[str, JsonValue] = {"name": entry.name.value}
-    if entry.rate is not None:
-        chosen["rate"] = entry.rate
-    return {**entry.recipe, "regularizer": chosen}
-
-
-def _sources(grid: Grid, task: TaskEntry) -> Iterator[Source]:
+def _sources(grid: Grid, task: TaskEntry) -> Iterator[results.Source]:
     for cap in task.train_caps or grid.train_caps:
-        yield Source(
+        yield results.Source(
             data=_below(grid.data_root, task.data or task.name),
             kind=task.kind,
             dev=None if task.dev is None else _below(grid.data_root, task.dev),
-            cut=Cut(
+            cut=results.Cut(
                 train=_number(cap), dev=_number(grid.dev_cap), dev_from_train=grid.dev_from_train
             ),
         )

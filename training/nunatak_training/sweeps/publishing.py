@@ -18,9 +18,8 @@ from nunatak_training.train import TrainOutcome, run
 
 
 def best_run(records: Sequence[RunRecord], *, task: str | None = None) -> RunRecord:
-    """Return the finished run with the best score on the dev examples, never on test examples.
+    """The finished run with the best dev score, and then the fewest own parameters.
 
-    Among equal scores, the run with the fewest own parameters wins, and then the first in order.
     Without `task`, the sweep must have one task.
     """
     tasks = sorted({record.run.task for record in records})
@@ -55,10 +54,7 @@ def publish_best(
     note: str = "",
     calibrate: bool = False,
 ) -> TrainOutcome:
-    """Train a run of a sweep again, and publish it as the next version of a task.
-
-    With `calibrate`, the scores of the version are calibrated, also if the sweep's were not.
-    """
+    """Train a run again and publish it; `calibrate` its scores, also if the sweep's were not."""
     check_task_name(task)
     if best.origin is None or not isinstance(best.outcome, Finished):
         raise _refused("the result is from an earlier release; run the sweep again")

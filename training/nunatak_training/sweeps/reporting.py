@@ -13,16 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from nunatak_training.sweeps import tables
 from nunatak_training.sweeps.results import RunRecord
-from nunatak_training.sweeps.tables import (
-    COLUMNS,
-    Cell,
-    cells_markdown,
-    cells_of,
-    deviation,
-    runs_csv,
-    telling_origins,
-)
 
 COLOURS = (
     *("#009e73", "#d55e00", "#0072b2", "#cc79a7", "#e69f00"),
@@ -35,7 +27,7 @@ LOOKS = cycler(color=COLOURS) + cycler(marker=MARKERS)
 LETTER, HANDLE = 0.075, 0.6
 """Inches of a letter and of a line with its gaps, in a legend."""
 LEGEND_SIZE = 8
-TASK = tuple(COLUMNS).index("task")
+TASK = tuple(tables.COLUMNS).index("task")
 COLUMNS_OF_PLOTS = 3
 
 
@@ -43,18 +35,17 @@ def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]
     """Write `runs.csv`, `table.md`, `scores.png` and `curves.png`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     ordered = in_order(records)
-    cells = cells_of(ordered)
+    cells = tables.cells_of(ordered)
     paths = tuple(folder / name for name in ("runs.csv", "table.md", "scores.png", "curves.png"))
     runs, table, scores, curves = paths
-    runs.write_text(runs_csv(ordered), encoding="utf-8")
-    table.write_text(cells_markdown(cells), encoding="utf-8")
+    runs.write_text(tables.runs_csv(ordered), encoding="utf-8")
+    table.write_text(tables.cells_markdown(cells), encoding="utf-8")
     save_scores(cells, scores)
     save_curves(cells, curves)
     return paths
 
 
 def in_order(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The key of records in a report: task, examples, method, regularizer, rate and seed."""
     return sorted(records, key=_order)
 
 
@@ -72,7 +63,7 @@ def _order(record: RunRecord) -> tuple[str, int, str, str, str, float, int]:
     )
 
 
-def save_scores(cells: Sequence[Cell], path: Path) -> None:
+def save_scores(cells: Sequence[tables.Cell], path: Path) -> None:
     """One panel a task: mean score of each setting, with one standard deviation over seeds."""
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
@@ -80,7 +71,7 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
         axes.errorbar(
             [mean(cell.scores) for cell in found],
             range(len(found)),
-            xerr=[deviation(cell.scores) for cell in found],
+            xerr=[tables.deviation(cell.scores) for cell in found],
             fmt="o",
             capsize=3,
         )
@@ -90,7 +81,7 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
     drawing.savefig(path, dpi=120)
 
 
-def save_curves(cells: Sequence[Cell], path: Path) -> None:
+def save_curves(cells: Sequence[tables.Cell], path: Path) -> None:
     """One panel a task: dev score over epochs, the mean of the seeds, a line for each setting."""
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
@@ -106,18 +97,16 @@ def save_curves(cells: Sequence[Cell], path: Path) -> None:
     drawing.savefig(path, dpi=120)
 
 
-def mean_curve(cell: Cell) -> list[tuple[int, float]]:
-    """Mean dev score after each epoch that all seeds scored."""
+def mean_curve(cell: tables.Cell) -> list[tuple[int, float]]:
     curves = [{it.epoch: it.dev_score for it in outcome.epochs} for outcome in cell.outcomes]
     shared = set[int].intersection(*map(set, curves)) if curves else set[int]()
     return [(epoch, mean(curve[epoch] for curve in curves)) for epoch in sorted(shared)]
 
 
 def panels_by_task(
-    cells: Sequence[Cell],
-) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
-    """A figure with a panel for each task, and the cells of each."""
-    by_task: dict[str, list[Cell]] = {}
+    cells: Sequence[tables.Cell],
+) -> tuple[Figure, list[tuple[Axes, tuple[str, list[tables.Cell]]]]]:
+    by_task: dict[str, list[tables.Cell]] = {}
     for cell in cells:
         by_task.setdefault(cell.axes[TASK], []).append(cell)
     num_rows = -(-len(by_task) // COLUMNS_OF_PLOTS)
@@ -132,19 +121,18 @@ def panels_by_task(
     return drawing, list(zip(grid.flat, by_task.items(), strict=False))
 
 
-def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
+def label_of(cell: tables.Cell, cells: Sequence[tables.Cell]) -> str:
     """The axes that vary in the sweep, except the task."""
     varied = [
         value
         for column, value in enumerate(cell.axes)
         if column != TASK and len({other.axes[column] for other in cells}) > 1
     ]
-    origins = [cell.origins[origin] for origin in telling_origins(cells)]
+    origins = [cell.origins[origin] for origin in tables.telling_origins(cells)]
     return ", ".join((*varied, *origins)) or "all seeds"
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
-    """Draw one legend for all panels, below them, in as many columns as fit."""
     found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -163,5 +151,4 @@ def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put ticks at whole numbers only, for axes of epochs, layers or steps."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

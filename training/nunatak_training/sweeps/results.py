@@ -48,7 +48,7 @@ class RunDescription(_Record):
     """The settings that determine a run, and its name for people."""
 
     digest: Digest
-    """Digest over data, backbone and recipe. Runs with the same result have the same digest."""
+    """Over data, backbone and recipe. Runs with the same result have the same digest."""
     sweep: str
     task: str
     train_cap: int | None
@@ -62,7 +62,7 @@ class EpochRecord(_Record):
 
     epoch: int
     step: int | None = None
-    """Optimizer steps until the end of the epoch; None in older results."""
+    """Optimizer steps; None in older results."""
     train_loss: float
     dev_loss: float
     dev_score: float
@@ -75,13 +75,12 @@ class Cut:
     train: int | None = None
     dev: int | None = None
     dev_from_train: bool = False
-    """Whether dev is drawn from the remaining train examples, and the dev set becomes the test
-    set."""
+    """Whether dev is drawn from the other train examples, and the dev set becomes the test set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of a run's examples, and the number of examples that the run reads."""
+    """The source of a run's examples, and the number that it reads."""
 
     data: str
     kind: TaskKind | None = None
@@ -93,7 +92,6 @@ class RunOrigin(_Record):
     """The places that a run reads; another machine or folder may have others."""
 
     backbone: str
-    """The backbone to load: a name, a folder or an id."""
     source: Source
 
 
@@ -103,11 +101,10 @@ class Finished(_Record):
     status: Literal["finished"] = "finished"
     metric: str
     scores: dict[str, float]
-    """Scores on the dev examples after the best epoch; `metric` comes first."""
+    """On the dev examples after the best epoch; `metric` comes first."""
     test_scores: dict[str, float]
-    """Scores on the test examples, if the run had some."""
     num_parameters: int
-    """Number of the task's own parameters, with the head."""
+    """The task's own, with the head."""
     weights_digest: Digest | None = None
     """SHA-256 of these parameters; None in results of earlier releases."""
     best_epoch: int
@@ -115,7 +112,7 @@ class Finished(_Record):
 
     @property
     def score(self) -> float:
-        """The chosen metric on the test examples, or on dev without test examples."""
+        """On the test examples, or on dev without test examples."""
         return (self.test_scores or self.scores)[self.metric]
 
 
@@ -152,11 +149,10 @@ class ResultsFolder:
         return self._path
 
     def records(self) -> tuple[RunRecord, ...]:
-        """Return all results, ordered by digest; empty if there is no folder."""
+        """Ordered by digest; empty if there is no folder."""
         return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
 
     def add(self, record: RunRecord) -> None:
-        """Store a result, in place of an earlier result of the same run."""
         self._path.mkdir(parents=True, exist_ok=True)
         target = self._path / f"{record.run.digest}{SUFFIX}"
         # Written next to the target and renamed: a killed sweep leaves no half line.
@@ -168,17 +164,14 @@ class ResultsFolder:
         scratch.replace(target)
 
     def drop_failures(self) -> None:
-        """Remove the results of failed runs, so that these runs are tried again."""
+        """So that these runs are tried again."""
         for record in self.records():
             if isinstance(record.outcome, Failed):
                 (self._path / f"{record.run.digest}{SUFFIX}").unlink()
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Keep other sweeps out of the folder.
-
-        The lock ends with the process, also with a killed one.
-        """
+        """Keep other sweeps out; the lock ends with the process, also with a killed one."""
         self._path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._path / LOCK_NAME, blocking=False)
         try:

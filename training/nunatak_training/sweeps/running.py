@@ -44,7 +44,7 @@ from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
 _GONE = (EOFError, OSError)
-"""The errors of a pipe whose other end has closed, after a message or within one."""
+"""Errors of a pipe whose other end has closed."""
 Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
 """Does runs in any order, and yields each record as soon as it is complete."""
 
@@ -61,10 +61,7 @@ class RunContext:
         self.trunks = DiskTrunkStore()
 
     def run(self, run: Run) -> RunRecord:
-        """Train and score.
-
-        An error of the run becomes its outcome; an error of the program is raised.
-        """
+        """An error of the run becomes its outcome; an error of the program is raised."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             outcome: Finished | Failed = self._outcome(run)
@@ -86,17 +83,11 @@ class RunContext:
         )
 
     def fit(self, run: Run) -> TrainedTask:
-        """Train; the same run gives the same parameters on the same machine."""
         backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source).data
         recipe = run.description.recipe
         with run_checkpoint({data.name: data}, recipe, backbone, self._checkpoints) as checkpoint:
             return fit_task(
-                data,
-                recipe,
-                backbone,
-                report=Report(),
-                trunks=self.trunks,
-                checkpoint=checkpoint,
+                data, recipe, backbone, report=Report(), trunks=self.trunks, checkpoint=checkpoint
             )
 
     def _outcome(self, run: Run) -> Finished:
@@ -138,7 +129,6 @@ class OneByOne:
     context: RunContext
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
-        """Yield the records in the order of the runs."""
         yield from map(self.context.run, runs)
 
 
@@ -191,7 +181,7 @@ class Worker:
     pipe: Connection
 
     def give(self, run: Run) -> RunRecord | None:
-        """Send a run to the process; return a record of failure if the process has died."""
+        """Return a record of failure if the process has died."""
         try:
             self.pipe.send(run)
         except _GONE:
@@ -199,7 +189,6 @@ class Worker:
         return None
 
     def answer(self, run: Run) -> RunRecord:
-        """Return the record of a run, or a record of failure if the process has died."""
         try:
             return cast("RunRecord", self.pipe.recv())
         except _GONE:
@@ -214,14 +203,12 @@ class Worker:
         return dead_run(run, message)
 
     def stop(self) -> None:
-        """End the process, also in the middle of a run."""
         self.pipe.close()
         self.process.terminate()
         self.process.join()
 
 
 def _work(pipe: Connection, device: str, threads: int) -> None:
-    """Do runs until the pipe closes."""
     torch.set_num_threads(threads)
     context = RunContext(device=device)
     while True:
@@ -255,7 +242,6 @@ class SweepProgress:
         self._bar: tqdm[NoReturn] | None = None
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """Show the bar from its current position."""
         self._bar = tqdm(
             total=num_runs,
             initial=num_done,

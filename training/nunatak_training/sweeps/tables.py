@@ -56,7 +56,6 @@ def regularizer_label(recipe: Recipe) -> str:
 
 
 def num_frozen(run: RunDescription) -> int | None:
-    """The number of frozen lowest layers; None for other methods than `topk`."""
     match run.recipe.method:
         case TopK(num_layers=own):
             return run.backbone.num_layers - own
@@ -91,7 +90,6 @@ class Cell:
     origins: tuple[str, ...]
     """Digests in the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
-    """The runs that finished."""
     outcomes: tuple[Finished, ...]
     failures: tuple[Failed, ...]
 
@@ -101,7 +99,6 @@ class Cell:
 
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    """Group the records that differ only in their seed, in the order of the records."""
     # Runs may also differ in settings without a column, in their examples, or in the weights of a
     # backbone of the same name. Such runs get separate cells.
     found = defaultdict[tuple[str, ...], list[RunRecord]](list)
@@ -142,7 +139,6 @@ def _digests(run: RunDescription) -> tuple[str, ...]:
 
 
 def runs_csv(records: Sequence[RunRecord]) -> str:
-    """Return every run as a row, with its score or its failure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     outcome = ("metric", "dev", "test", "best epoch", "parameters", "seconds", "error")
@@ -170,9 +166,9 @@ def _outcome_columns(record: RunRecord) -> list[object]:
 
 
 def cells_markdown(cells: Sequence[Cell]) -> str:
-    """Return mean and standard deviation over seeds, without axes that do not vary.
+    """Mean and standard deviation over seeds, without axes that do not vary.
 
-    Columns for examples and weights are added only if rows would have equal names without them.
+    Columns for examples and weights tell apart rows of equal names.
     """
     names = tuple(COLUMNS)
     varied = [
@@ -211,5 +207,4 @@ def _score_columns(cell: Cell) -> list[str]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for a single value."""
     return stdev(values) if len(values) > 1 else 0.0

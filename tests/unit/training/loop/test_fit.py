@@ -11,7 +11,8 @@ from doubles.examples import RecordingReport
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Encoding
 from nunatak_training.errors import TrainingDivergedError
-from nunatak_training.loop.fit import EncodedSet, FitResult, fit, predict
+from nunatak_training.loop.checkpoint import LoopState
+from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.recipes import Recipe, default_recipe
 
 VOCABULARY = 6
@@ -80,7 +81,7 @@ def fitted(
     classifier: CountingClassifier,
     recipe: Recipe | None = None,
     report: RecordingReport | None = None,
-) -> FitResult:
+) -> LoopState:
     return fit(
         classifier.parameters,
         classifier,
@@ -97,7 +98,7 @@ def test_loop_learns_what_can_be_learnt() -> None:
     result = fitted(CountingClassifier())
 
     assert result.history[-1].train_loss < result.history[0].train_loss
-    assert result.history[result.best_epoch - 1].dev_score == 1.0
+    assert result.history[result.best.epoch - 1].dev_score == 1.0
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
@@ -139,8 +140,8 @@ def test_result_is_the_epoch_with_the_best_score() -> None:
 
     losses = [epoch.dev_loss for epoch in result.history]
     assert losses[2] < losses[1], "between equal scores the lower loss is to win"
-    assert result.best_epoch == 3
-    assert torch.equal(result.parameters["head.output.weight"], snapshots[2])
+    assert result.best.epoch == 3
+    assert torch.equal(result.best.parameters["head.output.weight"], snapshots[2])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_training_ends_when_so_many_scores_in_a_row_were_no_better(
 
     assert [epoch.epoch for epoch in result.history] == list(range(1, last + 1))
     assert len(report.losses) == 5 * last
-    assert result.best_epoch == best
+    assert result.best.epoch == best
 
 
 def test_every_example_is_seen_once_an_epoch_and_dropout_is_off_on_dev() -> None:
@@ -192,7 +193,7 @@ def test_report_hears_of_every_step_and_epoch() -> None:
 
     assert (report.num_steps, report.num_epochs) == (20, 4)
     assert len(report.losses) == 20
-    assert tuple(report.epochs) == result.history
+    assert list(report.epochs) == result.history
     assert [epoch.step for epoch in result.history] == [5, 10, 15, 20]
     assert report.times_ended == 1
 

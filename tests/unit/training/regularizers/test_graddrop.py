@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_training.regularizers import GradDrop, LayerGradDrop, annealed_rate, constant_rate
+from nunatak_training.regularizers import GradDrop, LayerGradDrop, annealed_rate
 
 NUM_LAYERS = 40
 RATE = 0.2
@@ -45,7 +45,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_mask_is_bernoulli_scaled_by_its_mean() -> None:
     tensors = tuned()
 
-    GradDrop(tensors, constant_rate(RATE), generator()).after_backward()
+    GradDrop(tensors, lambda _: RATE, generator()).after_backward()
 
     values = torch.cat([gradient(tensors[f"layers.{at}.qkv"]).flatten() for at in range(10)])
     assert values.unique().tolist() == pytest.approx([0.0, 1 / (1 - RATE)])
@@ -57,7 +57,7 @@ def test_mask_is_bernoulli_scaled_by_its_mean() -> None:
 def test_entries_are_dropped_independently_of_their_neighbours() -> None:
     tensors = tuned(size=300)
 
-    GradDrop(tensors, constant_rate(0.5), generator()).after_backward()
+    GradDrop(tensors, lambda _: 0.5, generator()).after_backward()
 
     kept = gradient(tensors["layers.0.qkv"]) > 0
     pairs = torch.corrcoef(torch.stack([kept[:, :-1].flatten(), kept[:, 1:].flatten()]).float())
@@ -67,7 +67,7 @@ def test_entries_are_dropped_independently_of_their_neighbours() -> None:
 @pytest.mark.parametrize("kind", [GradDrop, LayerGradDrop])
 def test_every_batch_has_a_fresh_mask(kind: type[GradDrop | LayerGradDrop]) -> None:
     tensors = tuned(size=4)
-    regularizer = kind(tensors, constant_rate(0.5), generator())
+    regularizer = kind(tensors, lambda _: 0.5, generator())
     masks: list[Tensor] = []
     for _ in range(2):
         give_gradients(tensors)
@@ -81,7 +81,7 @@ def test_every_batch_has_a_fresh_mask(kind: type[GradDrop | LayerGradDrop]) -> N
 def test_embeddings_and_head_keep_their_gradients(kind: type[GradDrop | LayerGradDrop]) -> None:
     tensors = tuned(size=4)
 
-    kind(tensors, constant_rate(0.99), generator()).after_backward()
+    kind(tensors, lambda _: 0.99, generator()).after_backward()
 
     for name in ("embeddings.word", "head.output.weight"):
         assert torch.equal(gradient(tensors[name]), torch.ones(4, 4))
@@ -90,7 +90,7 @@ def test_embeddings_and_head_keep_their_gradients(kind: type[GradDrop | LayerGra
 def test_layer_mask_is_one_unscaled_bit_for_all_tensors_of_a_layer() -> None:
     tensors = tuned(size=4)
 
-    LayerGradDrop(tensors, constant_rate(0.5), generator()).after_backward()
+    LayerGradDrop(tensors, lambda _: 0.5, generator()).after_backward()
 
     bits: list[float] = []
     for layer in range(NUM_LAYERS):
@@ -102,7 +102,7 @@ def test_layer_mask_is_one_unscaled_bit_for_all_tensors_of_a_layer() -> None:
 
 def test_layers_are_dropped_at_the_rate() -> None:
     tensors = tuned(size=1)
-    regularizer = LayerGradDrop(tensors, constant_rate(RATE), generator())
+    regularizer = LayerGradDrop(tensors, lambda _: RATE, generator())
     dropped = 0
     for _ in range(100):
         give_gradients(tensors)
@@ -153,6 +153,6 @@ def test_gradient_that_is_no_number_does_not_hide_behind_a_mask() -> None:
     tensors = tuned(size=4)
     gradient(tensors["layers.0.qkv"]).fill_(float("nan"))
 
-    GradDrop(tensors, constant_rate(0.99), generator()).after_backward()
+    GradDrop(tensors, lambda _: 0.99, generator()).after_backward()
 
     assert gradient(tensors["layers.0.qkv"]).isnan().all()
