@@ -58,11 +58,9 @@ class ScoringActor:
             )
 
     def numerics(self) -> str:
-        """Return the type of device and the number format."""
         return self._scorer.numerics
 
     def score(self, inputs: Sequence[Input], numerics: str) -> ScoredInputs:
-        """Return the answers to a chunk."""
         if self._scorer.numerics != numerics:
             raise NunatakError(
                 "ray_failed",
@@ -129,7 +127,6 @@ def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
 
 
 def _result(reference: Any) -> Any:  # noqa: ANN401 - Ray's references have no types
-    """Return the result of a call."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -148,10 +145,7 @@ def ray_scorers(
     options: Parameters,
     num_scorers: int | None = None,
 ) -> Generator[RayScorers]:
-    """Start scorers on a cluster, by default as many as it has cores for; end them afterwards.
-
-    Each takes `compute_threads` of the settings as cores, or one; with a CUDA device also a GPU.
-    """
+    """Start scorers, by default as many as the cluster has cores for; end them afterwards."""
     num_cpus = settings.compute_threads or 1
     needs_gpu = settings.device.startswith("cuda")
     pinned = settings.model_copy(update={"compute_threads": num_cpus})

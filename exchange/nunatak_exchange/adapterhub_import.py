@@ -81,8 +81,6 @@ class _Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
-    """The two stored maps of an adapter."""
-
     down: Linear
     up: Linear
 

@@ -49,20 +49,14 @@ def import_peft(
 ) -> checks.ImportedTask:
     """Read an adapter with its head; it computes what peft computes, to rounding.
 
-    Args:
-        checkpoint: holds `adapter_config.json` and `adapter_model.safetensors` of peft.
-        backbone: the base model of the adapter. peft records no digest of the base model, so only
-            shapes and names can be checked here.
-        choices: replace the folder's `config.json`, since peft stores neither labels nor problem
-            type.
+    peft records no digest of the base model, so only shapes and names can be checked against
+    `backbone`; and neither labels nor problem type, so `choices` replace `config.json`.
     """
     return _PeftImport(checkpoint, backbone, choices).task()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """The base model with the backbone's weights."""
-
     model: "PreTrainedModel"
     random: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the backbone does not have, by name."""
@@ -179,7 +173,6 @@ class _PeftImport(checks.Import):
         return {name: it for name, it in found.items() if name in needed}
 
     def _branch(self, head: HeadSpec) -> _Found:
-        """The adapter as a branch whose answers equal peft's own."""
         checkpoint, backbone, base = self.checkpoint, self.backbone, self._base(head)
         modules = [name for name, _ in cast("Any", base.model).named_modules()]
         peft_config.check_patterns(checkpoint, self.fields, modules)

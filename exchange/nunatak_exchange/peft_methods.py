@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 ADAPTER: Final = "default"
 """peft's name of the one adapter of a model."""
 Site = tuple[int, LinearMap]
-"""A layer, and a map of it."""
 
 
 def native_method(

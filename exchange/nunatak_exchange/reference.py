@@ -206,11 +206,7 @@ def check_answers(
     encodings: Sequence[Encoding],
     expected: Sequence[Tensor],
 ) -> float:
-    """Refuse a model whose answers here differ from the answers in its own library.
-
-    Returns:
-        The difference, at most `TOLERANCE`.
-    """
+    """Refuse a model whose answers here are not those of its own library; return the difference."""
     difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:
         raise checkpoint.refuse(

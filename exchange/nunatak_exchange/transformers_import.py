@@ -46,7 +46,6 @@ class Divergence:
         return TopK(num_layers=self.num_layers - self.layers[0])
 
     def describe(self) -> str:
-        """The differing parts and the resulting method, in a few words."""
         method = self.method()
         match method:
             case HeadOnly():

@@ -115,7 +115,6 @@ class NunatakUser(FastHttpUser):
 
     @task
     def ask(self) -> None:
-        """Send one request, and count its time from its due time."""
         if RUN.draws is None:
             raise StopUser
         tasks, text = RUN.draws.draw()
@@ -181,7 +180,6 @@ class ScenarioShape(LoadTestShape):
         self._is_warm = False
 
     def tick(self) -> tuple[int, float, list[type[User]]] | None:
-        """Return the number of users, who all start at once, and their class."""
         runner = self.runner
         if runner is None:
             return None
@@ -244,14 +242,12 @@ def refuse(environment: Environment, error: NunatakError) -> None:
 
 @events.report_to_master.add_listener
 def send_details(data: dict[str, Any], **_: object) -> None:
-    """A worker sends what it saw since the last report."""
     data[DETAILS] = RUN.details.serialize_stats()
     RUN.details.clear_all()
 
 
 @events.worker_report.add_listener
 def add_details(data: dict[str, Any], **_: object) -> None:
-    """The master adds what a worker saw."""
     for it in data.get(DETAILS, ()):
         entry = StatsEntry.unserialize(it, RUN.details)
         RUN.details.get(entry.name, entry.method).extend(entry)

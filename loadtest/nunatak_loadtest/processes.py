@@ -13,13 +13,7 @@ STOP_TIMEOUT_S = 40
 
 
 class ServerProcess:
-    """Runs `nunatak serve` on a free port of this machine; a context manager.
-
-    Args:
-        registry: folder or URL of the registry to serve.
-        options: further options of `nunatak serve`.
-        log: file for the server's log; if absent, the log goes to standard error.
-    """
+    """Runs `nunatak serve` with `options` on a free port; logs to a file or standard error."""
 
     def __init__(
         self, registry: str | Path, *, options: tuple[str, ...] = (), log: Path | None = None
@@ -63,7 +57,6 @@ class ServerProcess:
         raise NunatakError("server_start_failed", exit_code=self._process.wait(), where=where)
 
     def stop(self) -> None:
-        """Ask the server to drain and end, and wait for it."""
         if self._process is None:
             return
         self._process.terminate()

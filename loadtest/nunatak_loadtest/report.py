@@ -71,7 +71,6 @@ class LoadReport(_Part):
 
     @property
     def ledger(self) -> MemoryReport | None:
-        """The last memory report of the server, if the key may read it."""
         return next((it.ledger for it in reversed(self.memory) if it.ledger is not None), None)
 
 

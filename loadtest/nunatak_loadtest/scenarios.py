@@ -55,7 +55,6 @@ class Scenario(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the measurement, without the warm-up."""
         return sum(seconds for _, seconds in self.steps)
 
     def users_at(self, second: float) -> int | None:

@@ -15,14 +15,6 @@ def build_report(
     details: RequestStats,
     samples: Sequence[MemorySample],
 ) -> LoadReport:
-    """Combine the measurements of a run.
-
-    Args:
-        started: What the run asked.
-        stats: Locust's own statistics of the requests.
-        details: Statistics of the lateness, and of the times that the server reports.
-        samples: The memory of the server over time.
-    """
     late, total = details.get(LATE, "client"), stats.total
     overall, late_ms = _statistics(total), float(late.get_response_time_percentile(0.99))
     times = total.response_times.items()

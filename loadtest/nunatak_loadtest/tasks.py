@@ -11,11 +11,7 @@ from nunatak_loadtest.scenarios import Asks, Scenario
 def tasks_of(
     client: Client, scenario: Scenario, given: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tasks to ask, and the tasks of the server that read no single text.
-
-    Without given tasks these are the server's tasks in the order of their names, as many as there
-    are and as the scenario takes. A scenario of verdicts takes the given policies for tasks.
-    """
+    """Return the tasks to ask (or policies for verdicts), and those that read no single text."""
     if scenario.asks is Asks.VERDICT:
         chosen, left_out = list(given), list[str]()
     elif given:

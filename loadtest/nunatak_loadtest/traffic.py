@@ -67,7 +67,6 @@ def task_weights(zipf: float, num_tasks: int) -> tuple[float, ...]:
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Read the texts of a file of rows, such as one text per line of a `.txt` file."""
     texts = list[str]()
     for row in read_rows(file_of_rows(path, name=str(path))):
         if row.problem is not None or not isinstance(text := row.values.get("text"), str):

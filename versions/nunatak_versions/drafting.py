@@ -113,12 +113,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
 
 
 def draft_quantized(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
-    """The same task on the quantized form of its backbone, without the scores of the original.
-
-    Raises:
-        NunatakError: `backbone_mismatch`, the backbone is not the quantized form of the version's.
-        NunatakError: the parameters do not fit method and head, or are not finite.
-    """
+    """The same task on the quantized form of its backbone, without the scores of the original."""
     if backbone.digest != quantized_digest(manifest.backbone.digest):
         wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
         raise NunatakError(

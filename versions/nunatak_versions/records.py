@@ -22,10 +22,8 @@ def head_record(
 ) -> HeadRecord:
     """Return the record of a head whose logits stand for `labels`, in this order.
 
-    `problem_type` belongs to sequence classification; where absent, each text has one label.
-    `score` belongs to ranking.
-    `default_label` is the label that means that nothing was found.
-    `thresholds` are the scores from which labels of a multi-label task apply; absent: 0.5.
+    A sequence classification without `problem_type` gives one label. `score` belongs to ranking,
+    `thresholds` to several labels (absent: 0.5). `default_label` means that nothing was found.
     """
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         problem_type = ProblemType.SINGLE_LABEL

@@ -85,11 +85,7 @@ class Files(Protocol):
 
 
 def open_files(root: str) -> Files:
-    """Return the files under `root`, a local path or an fsspec URL. Creates nothing.
-
-    Raises:
-        StoreUnavailableError: the protocol is unknown, or its package is not installed.
-    """
+    """Return the files under `root`, a local path or an fsspec URL. Creates nothing."""
     if "://" not in root:
         return LocalFiles(Path(root))
     protocol = root.partition("://")[0]
@@ -120,7 +116,6 @@ class LocalFiles:
             raise StoreReadOnlyError(self._sync_failure)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store `data`: temporary file, fsync, rename, fsync of the folders."""
         self.check_writable()
         path = self._root / key
         with _local_refusals("write"):
@@ -247,11 +242,7 @@ class LocalFiles:
 
 
 def create_durable_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and sync them.
-
-    Raises:
-        OSError: a folder cannot be created or synced.
-    """
+    """Create a folder and its missing parents, and sync them."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)

@@ -46,7 +46,6 @@ class Change(Snapshot):
     """Changes of the index. All changes except holds and replicas increase the generation."""
 
     def take_version(self, task: str) -> int:
-        """Return the task's next number, which is never given out again."""
         version = self.next_versions(task).get(task, 1)
         self.reserve_numbers(task, version + 1)
         return version
@@ -158,10 +157,7 @@ class Change(Snapshot):
         now: datetime,
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
-        """Let a reader hold the versions that exist; return them.
-
-        Only the difference to the reader's last hold is written, and the new end of the hold.
-        """
+        """Let a reader hold the versions that exist, and return them; writes only changes."""
         held = self.existing(versions)
         # All times have one zone and one format, so their texts compare like times.
         self._connection.execute(delete(HoldRow).where(HoldRow.until <= now.isoformat()))
@@ -207,7 +203,6 @@ class Change(Snapshot):
 
 
 def _values(record: AliasEvent | Candidate | CandidateEvent) -> dict[str, str | int | float | None]:
-    """Return the columns of a record, which have the names of its fields."""
     fields = asdict(record)
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
@@ -224,17 +219,13 @@ class Index:
 
     @classmethod
     def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
-        """Connect, and create missing tables; raise `missing`, if given, instead."""
         return cls(Database.open(url, missing=missing))
 
     def close(self) -> None:
         self._database.close()
 
     def generation(self) -> Generation:
-        """Return the generation, which changes with every change, also of another process.
-
-        A repeated call is cheap while nothing has been written.
-        """
+        """Return the generation; a repeated call is cheap while nothing was written."""
         # The mark is read first, so that the next call notices a change in between.
         mark, seen = self._database.change_mark(), self._seen
         if seen is not None and seen[0] == mark:

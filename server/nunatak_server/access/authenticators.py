@@ -134,7 +134,6 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys; without one, every caller may do everything."""
     if path is None:
         return Authenticator()
     keys = read_keys(path)

@@ -1,12 +1,7 @@
 """Callers and API keys.
 
-A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is the stored part of one
-key, and a `Keyring` finds the caller of a key.
-
 A key is 256 random bits, so it cannot be guessed. The stored SHA-256 of a key needs no salt and no
 slow hash, because people do not choose keys. The key cannot be derived from the stored digest.
-
-`change_keys` writes the file of keys. Readers see the old file or the new one, never a part.
 """
 
 import fcntl
@@ -146,10 +141,9 @@ def digest_of(key: bytes) -> str:
 
 
 class Keyring:
-    """Finds the caller of a key. The time does not depend on the number of keys.
+    """Finds the caller of a key, by an HMAC of the digest under a secret of this object.
 
-    The look-up uses an HMAC of the digest under a secret of this object. Callers cannot compute
-    this HMAC, so the time of a look-up reveals nothing about stored digests.
+    Callers cannot compute this HMAC, so the time of a look-up reveals nothing about stored digests.
     """
 
     def __init__(self, keys: Sequence[KeyRecord]) -> None:
@@ -210,10 +204,7 @@ def read_keys(path: Path) -> StampedKeys:
 
 
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
-    """Replace the keys of a file with the result of `change`; a missing file has no keys.
-
-    A lock orders changes of all processes. Readers see the old file or the new one.
-    """
+    """Replace the keys of a file with the result of `change`; a missing file has no keys."""
     try:
         with _locked(path.parent):
             keys = read_keys(path).keys if path.exists() else ()

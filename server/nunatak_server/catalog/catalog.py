@@ -1,9 +1,4 @@
-"""The registry as the event loop sees it.
-
-`Catalog` runs the calls of the registry on threads. `VisibleCatalog` shows one caller the tasks on
-the list of that caller; every other task does not exist for the caller. Only the event loop thread
-may use these classes.
-"""
+"""The registry as the event loop sees it; only the event loop thread may use these classes."""
 
 import asyncio
 import os
@@ -74,9 +69,8 @@ class CallThreads:
 class Catalog:
     """Awaitable calls of a registry; they raise the errors of the registry.
 
-    Each kind of call has threads of its own, so that no kind waits for another. A poll only reads.
-    A note (a beat or a hold) and a change of an operator may wait for the lock of the writers.
-    Callers have their look-ups in turn.
+    Each kind of call has threads of its own, so that no kind waits for another. A note (a beat or a
+    hold) and a change of an operator may wait for the lock of the writers.
     """
 
     def __init__(self, registry: Registry, *, look_up_s: float = LOOK_UP_S) -> None:
@@ -90,17 +84,13 @@ class Catalog:
         self.note = CallThreads("note")
         """Writes and reads the rows of this process: its beats and its holds."""
         self.change = CallThreads("change")
-        """Makes changes for operators."""
         self._look = CallThreads("look", num_threads=NUM_LOOKS)
         self._turns = FairSemaphore(num_slots=NUM_LOOKS)
         self.traffic = partial(self._find, _traffic)
         """What references mean now: versions, with their canaries and shadows."""
         self.policies = partial(self._find, _policy)
-        """The newest versions of policies."""
         self.cards = partial(self._find, _cards)
-        """The newest versions of all question cards, by the digests of their questions."""
         self.names = partial(self._find, _visible_names)
-        """The names of the tasks that are on each list."""
 
     async def look_up(
         self,
@@ -109,7 +99,6 @@ class Catalog:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Read for a caller, in the caller's turn."""
         try:
             async with asyncio.timeout(self._look_up_s), self._turns.slot(caller):
                 return await self._look(read, *args, **kwargs)
@@ -125,7 +114,6 @@ class Catalog:
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def wait_for_replicas(self, seconds: float) -> None:
-        """Return once every live replica has confirmed the present generation."""
         ends_at = time.monotonic() + seconds
         revision = (await self.poll(self.registry.generation)).number
         while behind := await self.poll(self.registry.replicas.behind, revision):
@@ -134,7 +122,6 @@ class Catalog:
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """End the threads after their calls; the registry stays open."""
         for threads in (self.poll, self.note, self.change, self._look):
             threads.close()
 
@@ -218,7 +205,6 @@ class VisibleCatalog:
         return listed
 
     async def history(self, reference: TaskReference) -> History:
-        """Return the history of a task, or of the one alias that the reference names."""
         found = await self._look(reference.task, _history, reference)
         note_task(reference.task)
         return found
@@ -232,7 +218,6 @@ class VisibleCatalog:
         return [it for it in listed if self._caller.tasks.allows(it.name)]
 
     async def policies(self) -> list[PublishedPolicy]:
-        """Return the policies whose tasks are all the caller's."""
         newest = await self._catalog.look_up(self._caller.name, self._registry.policies.newest)
         return [it for it in newest if may_ask(it, self._caller.tasks)]
 

@@ -1,7 +1,4 @@
-"""`KnownFacts`: what a process remembers of its registry until the registry changes.
-
-Only the event loop thread may use the classes here.
-"""
+"""What a process remembers of its registry until the registry changes; for the event loop alone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -25,10 +22,7 @@ ALL_CARDS: Final = ""
 """The one key of the cards, which are known together."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
-"""Looks up facts for a caller, or with None for this process itself.
-
-It raises `StoreUnavailableError` if the store cannot be read.
-"""
+"""Looks up facts for a caller, or with None for this process itself."""
 
 
 class _Facts(Generic[Key, Fact]):
@@ -72,7 +66,6 @@ class _Facts(Generic[Key, Fact]):
         return found
 
     async def find(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
-        """Return these facts, and perhaps others; those not remembered are looked up together."""
         known = ((key, self.known(key)) for key in keys)
         remembered = ((key, self._refused.get(key) if it is None else it) for key, it in known)
         found = {key: it for key, it in remembered if it is not None}
@@ -95,7 +88,6 @@ class _Facts(Generic[Key, Fact]):
         return {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
 
     def replace(self, facts: dict[Key, Fact]) -> None:
-        """Remember these facts and no others; what was asked before is not remembered."""
         self._epoch += 1
         self._known.clear()
         self._refused.clear()
@@ -170,7 +162,6 @@ class KnownFacts:
         self.known, self.traffic = self._traffic.known, self._traffic.find
         """What references mean: as far as it is remembered, and looked up."""
         self.names = self._names.get
-        """The names of the tasks that are on a list."""
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
@@ -183,7 +174,6 @@ class KnownFacts:
         return found
 
     async def cards(self, caller: str) -> Mapping[str, PublishedCard]:
-        """Return the question cards of the registry by the digests of their questions."""
         return await self._cards.get(ALL_CARDS, caller)
 
     async def renew(self) -> None:

@@ -1,13 +1,4 @@
-"""The forward pass of one batch, and the outcome of each of its rows.
-
-- `BatchCompute` runs one mixed batch on the device. `BackboneInUse` is the fact with which
-  operations batches and loads compute.
-- `compute_rows` runs a batch. If the batch fails, it runs each task version alone, so that only the
-  rows of the faulty version fail.
-- `outcome_of` turns the logits of a row into its answer or error.
-- `BatchReport` says what a batch held and how long it took. `BatchObserver` receives it.
-- `Contention` warns if batches wait for cores that other programs use.
-"""
+"""The forward pass of one batch, and the outcome of each of its rows."""
 
 import logging
 import math
@@ -80,10 +71,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class BackboneInUse:
-    """A backbone with its fast kernels, or without them once one of them has failed.
-
-    Batches and loads compute on it, on several threads.
-    """
+    """A backbone with its fast kernels, or without them once one of them has failed."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
@@ -117,11 +105,7 @@ class BackboneInUse:
 
 
 class BatchCompute:
-    """The forward pass of one backbone; only the engine thread may call it.
-
-    With `trunk`, trunk states of earlier batches are read from that cache. `in_use` is the fact
-    which operations serve, if loads share it.
-    """
+    """The forward pass of one backbone, for the engine thread; loads may share `in_use`."""
 
     def __init__(
         self,
@@ -141,11 +125,8 @@ class BatchCompute:
     ) -> list[list[float]]:
         """Return the logits of each row, in order; token after token for heads that read tokens.
 
-        `between_layers` needs `stops_between_layers`, and may call this again.
-
-        Raises:
-            EngineFailedError: the device is lost, so no later batch can succeed in this process.
-            OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
+        `between_layers` needs `stops_between_layers`, and may call this again. Raises
+        `EngineFailedError` if no later batch can succeed, `OutOfMemoryError` if a smaller one may.
         """
         try:
             return self._in_use.run(

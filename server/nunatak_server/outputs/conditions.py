@@ -47,7 +47,6 @@ class ConditionState:
     score: float | None = None
     """The largest score of the condition's labels; None if no answer has one."""
     spans: tuple[FoundSpan, ...] = ()
-    """The parts of the text for which the condition holds."""
     misfit: str | None = None
     """Why the task cannot decide about all labels of the condition."""
     num_unread: int = 0
@@ -69,11 +68,7 @@ def states_of(
     read: Sequence[Encodings],
     logits: Sequence[Sequence[float]],
 ) -> tuple[States, ...]:
-    """Return the states of conditions about a task, for each text, from all of its windows.
-
-    `read` holds the encodings of each input. `logits` holds one row for each encoding of all
-    inputs, in order: token after token if the head reads tokens.
-    """
+    """Return the states of conditions for each text; arguments as of `outputs_of`."""
     rows = iter(logits)
     return tuple(
         _states(head, conditions, item, encodings, list(islice(rows, len(encodings))))
@@ -108,7 +103,6 @@ def _states(
 
 
 def _labels(head: HeadRecord, logits: Sequence[float]) -> tuple[str, ...]:
-    """Return the labels that a task predicts for a window; a regression predicts none."""
     match predicted_of(logits, head):
         case str() as label:
             return (label,)
@@ -141,7 +135,6 @@ class _Token:
 
 
 def _tokens(text: str, encoding: Encoding, logits: Sequence[float]) -> list[_Token]:
-    """Return the tokens of a window that stand for characters, without the space around them."""
     window = window_of(encoding, logits)
     alignment = window.alignment
     places = (_trimmed(text, *it) for it in alignment.offsets)
@@ -194,12 +187,11 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:
-    """Yield spans that cover whole words, and join spans that overlap then.
+    """Yield spans that cover whole words, joined where they overlap, in linear time.
 
     A word ends at white space, at punctuation that joins nothing, and at each letter of a script
     without spaces. Combining marks and invisible characters belong to the character before them.
-    Joined spans have the label of the span that begins first, and then of the longest. The time is
-    linear in the length of the text.
+    Joined spans have the label of the span that begins first, and then of the longest.
     """
     last: FoundSpan | None = None
     for span in sorted(spans, key=lambda it: (it.start, -it.end, it.label)):
@@ -219,7 +211,6 @@ def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:
 
 
 def _word_end(text: str, end: int) -> int:
-    """Return the end of the word in which a part of a text ends."""
     size = len(text)
     while True:
         while end < size and _clings(text[end]):
@@ -233,7 +224,6 @@ def _word_end(text: str, end: int) -> int:
 
 
 def _word_start(text: str, start: int, *, least: int) -> int:
-    """Return the start of the word in which a part of a text starts, `least` or more."""
     while True:
         while start > least and _clings(text[start]) and not text[start - 1].isspace():
             start -= 1
@@ -250,7 +240,6 @@ def _may_join(character: str) -> bool:
 
 
 def _is_joined(one: str, other: str) -> bool:
-    """Return whether a word goes on from one character to the next that is no joiner."""
     is_word = all(_is_word(it) or it in JOINERS for it in (one, other))
     return is_word and not is_unspaced(one) and not is_unspaced(other)
 

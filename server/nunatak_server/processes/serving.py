@@ -1,8 +1,4 @@
-"""Serving: one process, one event loop and one engine thread, until a signal or a fatal error.
-
-`serve` is the entry point. `DrainingServer` is the uvicorn server, which refuses new requests at
-shutdown and gives requests in flight a grace time. `tune_interpreter` prepares the process.
-"""
+"""Serving: one process, one event loop and one engine thread, until a signal or a fatal error."""
 
 import asyncio
 import contextlib
@@ -57,7 +53,7 @@ takes the lock a few hundred times, and waits each time while the event loop wor
 
 
 def tune_interpreter(*, max_requests: int) -> None:
-    """Tune the interpreter for a process that serves: rare collections, short turns of threads."""
+    """Collect rarely, and give threads short turns."""
     collect_rarely(max_requests=max_requests)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -65,10 +61,9 @@ def tune_interpreter(*, max_requests: int) -> None:
 def collect_rarely(*, max_requests: int) -> None:
     """Freeze the loaded objects, and make garbage collection rare.
 
-    All threads wait during a collection, the engine as well. By default a full queue causes full
-    collections every few seconds, of 0.2 s each. An answered request leaves no cycles, so the
-    threshold is above the objects of a queue of `max_requests`. Up to `MAX_OBJECTS` objects in
-    cycles may wait for a collection.
+    All threads wait during a collection, the engine as well: by default 0.2 s every few seconds if
+    the queue is full. An answered request leaves no cycles, so the threshold is above the objects
+    of a queue.
     """
     gc.collect()
     # torch and the backbone have hundreds of thousands of objects, which all stay alive.
@@ -87,10 +82,7 @@ MIN_FILES: Final = 512
 
 
 def connection_limits() -> tuple[int, int]:
-    """Return the most open connections and the most that wait at a port, for the files allowed.
-
-    The limit of open files of this process is raised first, as far as it may be and is of use.
-    """
+    """Return the most open connections, and the most that wait, for the files allowed."""
     useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # An infinite limit is negative.
@@ -127,22 +119,12 @@ def serve(
     """Serve until SIGTERM or SIGINT, then answer requests in flight within the grace time.
 
     The backbone loads before the port opens. SIGTERM ends the process; after SIGINT this returns.
-
-    Args:
-        settings: the settings of the server.
-        announce: gets the address once the server accepts requests; the default prints a line.
-        origins: where each setting comes from, for the log.
-        create_registry: whether to make a new registry if there is none.
+    `announce` gets the address once the server accepts requests; the default prints a line.
 
     Raises:
-        NunatakError: `registry_missing`, there is no registry, and `create_registry` is False.
-        NunatakError: `invalid_settings`, the server would be open to other machines, may open too
-            few files, or batches are too small.
+        NunatakError: settings, registry or backbone are at fault.
         KeyFileError: the file of API keys cannot be read.
-        NunatakError: the backbone cannot be loaded.
-        NunatakError: the registry cannot be opened.
-        EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
-            any more; start the process again.
+        EngineFailedError: the device is lost, or registry or keys cannot be followed; start again.
     """
     log_everything(settings.log_format)
     prepare(settings)

@@ -82,10 +82,7 @@ class Template:
         self._status = 0
 
     def run(self) -> int:
-        """Serve until a signal, or until a replica fails before all have answered once.
-
-        A replica that is killed is started again as soon as one has answered callers.
-        """
+        """Serve until a signal, or until a replica fails before all have answered once."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         end_with(self._place.supervisor)
         check_single()
@@ -203,7 +200,6 @@ def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSet
 
 
 def check_single() -> None:
-    """Refuse to fork with several threads."""
     names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
     if len(names) > 1:
         raise NunatakError(

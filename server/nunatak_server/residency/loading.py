@@ -1,9 +1,4 @@
-"""Loading one version from the store to the device, and pinning versions at the start.
-
-`VersionLoader` runs on the load threads. `pin_at_start` loads the versions that the setting `pins`
-names before the server is ready. `LoadThrottle` keeps a load from slowing batches on the same
-cores.
-"""
+"""Loading one version from the store to the device, and pinning versions at the start."""
 
 import logging
 import threading
@@ -38,11 +33,8 @@ MAX_REST_S = 0.02
 class LoadThrottle:
     """Makes load threads rest between pieces of work while batches run on the same cores.
 
-    A batch on a CPU uses all cores. If a load takes one core, the whole batch waits for that core.
-    A load therefore works in pieces, and calls the throttle after each piece.
-
-    A lower thread priority is no alternative: a thread that holds the interpreter lock and gets no
-    core would block the server for as long as other programs use the machine.
+    A batch on a CPU waits for its slowest core. A lower thread priority is no alternative: a thread
+    that holds the interpreter lock and gets no core would block the server.
     """
 
     def __init__(
@@ -52,14 +44,12 @@ class LoadThrottle:
         rest: Callable[[float], object] = time.sleep,
         worked: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Take functions that run on the load threads."""
         self._is_wanted = is_wanted
         self._rest = rest
         self._worked = worked
         self._threads = threading.local()
 
     def begin(self) -> None:
-        """Begin a load: earlier work of the thread needs no rest."""
         self._threads.worked = self._worked()
 
     def __call__(self) -> None:
@@ -73,9 +63,8 @@ class LoadThrottle:
 class VersionLoader:
     """Loads versions onto their backbones; several threads may call it at once.
 
-    Where batches run on the CPU, a load thread computes on one core and pauses for batches. The
-    probe of a version runs only at its first load. Each thread caches the trunk states of probes,
-    because versions of one task often share their probe texts.
+    Where batches run on the CPU, a load thread computes on one core and pauses for batches. Each
+    thread caches the trunk states of probes, because versions of one task often share probe texts.
     """
 
     def __init__(
@@ -89,7 +78,6 @@ class VersionLoader:
         self._side_stream = SideStream(backbones.default.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
-        """Read, check and convert a version; run its probe unless an earlier load has."""
         backbone = self._backbones.of(manifest)
         trunk = self._begin()
         data = self._host_tier.read(manifest)
@@ -110,7 +98,6 @@ class VersionLoader:
         return task
 
     def _begin(self) -> TrunkCache:
-        """Prepare the calling thread, and return its cache of trunk states."""
         self._throttle.begin()
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
@@ -126,11 +113,7 @@ async def pin_at_start(
     look_up: Callable[[TaskReference], Awaitable[Traffic]],
     pin: Callable[[TaskManifest], Awaitable[object]],
 ) -> None:
-    """Pin the version that each reference means now.
-
-    A version that cannot be loaded is logged and skipped: one bad version must not keep the server
-    from serving the others.
-    """
+    """Pin the versions that references mean now. A bad version is logged, and stops no other."""
     for reference in references:
         try:
             await pin((await look_up(reference)).manifest)

@@ -123,13 +123,11 @@ class Loads:
         """Requests that wait for a load. Other threads may read only this attribute."""
 
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
-        """Record evicted versions, and return their memory to the operating system soon."""
         if keys:
             self._observer.observe_evictions([key.task for key in keys])
             self._return_soon()
 
     def use_room_of(self, keys: Sequence[VersionKey]) -> None:
-        """Record evicted versions, and start the loads that now have space."""
         self.count_evicted(keys)
         self.start_waiting()
 
@@ -159,7 +157,6 @@ class Loads:
             self._leave(job)
 
     def start_waiting(self) -> None:
-        """Start the loads that now have space; call this whenever space becomes free."""
         refused_bytes = math.inf
         # Older loads become passable first, so a load waits at most for one load's patience.
         for job in list(self._queue):
@@ -172,7 +169,6 @@ class Loads:
                 return
 
     async def aclose(self) -> None:
-        """Drop the loads that have not started, wait for running loads, then end the threads."""
         while self._queue:
             self._conclude(self._queue.popleft(), NunatakError("draining"))
         if self._return is not None:
@@ -257,10 +253,9 @@ class Loads:
             self._conclude(job, None)
 
     async def _load(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version; if there is no memory for it, evict and try once more.
+        """Load a version; if there is no memory for it, evict all that may go and try once more.
 
-        All versions without leases and pins go, because the memory of a page of slots returns only
-        with the last version in the page.
+        The memory of a page of slots returns only with the last version in the page.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -323,7 +318,6 @@ class Lease:
         self._end: Callable[[TaskManifest], None] | None = end
 
     def release(self) -> None:
-        """End the use; a second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end(self.task.manifest)
@@ -367,20 +361,17 @@ class Residency:
         return Lease(task, end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
-        """Load a version that a request will lease soon; raises like `lease`."""
         # The version may have been loaded meanwhile. A second load would lose its leases.
         if self._resident_set.lease(key_of(manifest)) is None:
             await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
-        """Return whether versions would fit without an eviction."""
         stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
         return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version, even if its last load has just failed; raises like `lease`."""
         task = await self._lease_anew(manifest)
         self._end_lease(manifest)
         return task
@@ -398,16 +389,12 @@ class Residency:
         return versions
 
     def evict(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        """Evict one version of a task, or all; return the evicted versions.
-
-        All or nothing: if one of the versions is leased or pinned, none is evicted.
-        """
+        """Evict one version of a task, or all, unless one is in use; return the evicted ones."""
         dropped = self._resident_set.evict(task, version)
         self._loads.use_room_of(dropped)
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
-        """Return whether a version is in memory, and so has passed its probe."""
         return self._resident_set.get(key_of(manifest)) is not None
 
     def is_pinned(self, task: LoadedTask) -> bool:
@@ -415,14 +402,12 @@ class Residency:
 
     @property
     def num_waiting_for_loads(self) -> int:
-        """Number of requests that wait for a load; any thread may read it."""
         return self._loads.num_waiting
 
     async def drop_unnamed(self, look_up: Callable[[TaskReference], Awaitable[Traffic]]) -> None:
         """Evict versions that the registry no longer has, pinned or not, once their leases end.
 
-        A restored registry may lack a version, or have other content under its number. `look_up`
-        asks the registry itself.
+        A restored registry may have other content under a number. `look_up` asks it.
         """
         for task in self._resident_set.resident():
             if await _is_unnamed(task.manifest, look_up):

@@ -132,7 +132,6 @@ class ResidentSet:
         return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:
-        """Count a request for a version, in memory or not."""
         self._history.record(key)
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
@@ -143,7 +142,6 @@ class ResidentSet:
         return entry.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """End a lease; return the versions that are evicted with it."""
         entry = self._entries[key]
         entry.num_leases -= 1
         return (*self._drop_unwanted(key), *self._shrink())
@@ -191,10 +189,7 @@ class ResidentSet:
         del self._claims[key]
 
     def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
-        """Add a loaded version in place of its claim; return the versions that are evicted for it.
-
-        The version has one lease, so it stays until the requests that wait for it have leases.
-        """
+        """Add a loaded version with one lease for the waiting; return those evicted for it."""
         key = key_of(task.manifest)
         del self._claims[key]
         self._entries[key] = _Entry(task=task, load_s=load_s, num_leases=1)
@@ -214,7 +209,6 @@ class ResidentSet:
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
-        """Evict one version of a task, or all, and return them; all or nothing."""
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
@@ -251,7 +245,6 @@ class ResidentSet:
         return tuple(dropped)
 
     def _worth(self, key: VersionKey) -> float:
-        """Return the worth of a version: recent uses x seconds to load / bytes."""
         entry = self._entries[key]
         load_s = max(MIN_LOAD_S, entry.load_s)
         return self._history.count(key) * load_s / max(1, entry.task.num_bytes)

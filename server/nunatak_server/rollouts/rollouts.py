@@ -134,7 +134,6 @@ class CandidateValidation:
         self._loading: dict[VersionKey, asyncio.Task[None]] = {}
 
     def is_validated(self, manifest: TaskManifest) -> bool:
-        """Return whether a candidate may answer; if not, start to load it."""
         key = key_of(manifest)
         if key in self._validated:
             return True
@@ -224,8 +223,7 @@ class Shadows:
     def start(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
         """Return the rows of the shadow; the caller submits them with the rows in `answered`.
 
-        The result is empty, and the run counts as dropped, while the shadow is not in memory, has
-        failed in the last `PAUSE_S` seconds, or `MAX_RUNNING` runs are in progress.
+        None, and the run counts as dropped, if it cannot run now or failed `PAUSE_S` ago.
         """
         key = key_of(run.shadow)
         is_paused = self._clock() < self._paused_until.get(key, 0.0)
@@ -351,10 +349,7 @@ def _outputs(
 
 
 class Rollouts:
-    """Chooses the answering version; owns the shadows, their reports and the metrics.
-
-    Only the event loop thread may use it.
-    """
+    """Chooses the answering version; owns the shadows. For the event loop thread alone."""
 
     def __init__(
         self,
@@ -371,7 +366,6 @@ class Rollouts:
             is_resident=residency.is_resident, preload=residency.preload, clock=clock
         )
         self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
-        """Chooses the versions for one request; a canary answers once it is validated here."""
         self.shadows = Shadows(
             residency=residency,
             validation=self._validation,

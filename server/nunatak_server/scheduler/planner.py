@@ -85,14 +85,8 @@ def plan_batch(
     """Return the next batch; `queues` stays as it is.
 
     A row that does not fit ends its flow, so the rows of a flow keep their order. Smaller rows of
-    other flows may still take the free places.
-
-    Args:
-        queues: the waiting rows.
-        limits: bounds of the batch.
-        order: as the batch before has left it.
-        rules: weights, and which trunk states are cached.
-        waiting_elsewhere: flows with waiting rows outside `queues`.
+    other flows may still take the free places. `order` is as the batch before has left it;
+    `waiting_elsewhere` are flows with rows outside `queues`.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
     turns = FairQueue(queues, virtual_times=order.virtual_times, weights=rules.weights)
@@ -172,16 +166,9 @@ def plan_preemption(
     - Its flow, and its caller if that is another one, are not ahead by the work of the batch.
     - All that preempts the batch is at most `MAX_PREEMPTION` times the work of the batch.
 
-    The rows of one text of one request go together or not at all.
-
-    Args:
-        arrived: rows of `queues` that arrived since the last call or the begin of the batch.
-        running: the batch that runs.
-        preempted_by: the charge of the rows that have preempted the batch.
-        queues: the waiting rows, with the rows that arrived and without the running batch.
-        limits: bounds of one batch.
-        order: as the running batch, and the batches that preempted it, have left it.
-        rules: weights, and which trunk states are cached.
+    The rows of one text of one request go together or not at all. `arrived` are the rows of
+    `queues` since the last call or the begin of the batch; `preempted_by` is the charge of earlier
+    ones.
     """
     heavy_flows = _heavy_flows(running.batch, queues)
     if not heavy_flows.issuperset(map(flow_of, running.batch)):
@@ -223,10 +210,7 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[RowT], queues: Queues[RowT], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return the heavy flows of a batch: as many of their other rows wait as the batch holds.
-
-    `are_queued` tells whether the rows of the batch are still in `queues`.
-    """
+    """Return flows with as many waiting rows, less those `are_queued` in the batch, as it holds."""
     taken = Counter(map(flow_of, batch))
     waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
     return frozenset(
@@ -235,7 +219,6 @@ def _heavy_flows(
 
 
 def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
-    """Return the rows of each text together, in the order of the first row of each text."""
     texts = defaultdict[Hashable, list[RowT]](list)
     for row in rows:
         texts[row.group].append(row)
@@ -278,7 +261,6 @@ class Draft(Generic[RowT]):
 
     @property
     def has_no_place(self) -> bool:
-        """Whether no further row fits, not even a row without tokens."""
         return len(self.rows) >= self.limits.max_rows
 
     def take(self, row: RowT, *, max_work: float) -> Cost | None:
@@ -343,10 +325,6 @@ def _fill(
 def add_shadows(
     plan: BatchPlan[RowT], shadows: Iterable[RowT], *, limits: BatchLimits, rules: TurnRules[RowT]
 ) -> BatchPlan[RowT]:
-    """Fill the free places of a batch with shadow rows, in their order.
-
-    `limits` and `rules` must be the ones of the plan.
-    """
     if not plan.batch or plan.backlog:
         return plan
     draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)

@@ -56,10 +56,7 @@ RowOutcome = RowAnswer | NunatakError
 
 
 def backbone_answer(outcome: RowOutcome) -> RowAnswer:
-    """Return the answer of a row of the backbone itself, or raise its failure.
-
-    The error names the backbone, because no task version can be rolled back.
-    """
+    """Return a row's answer, or raise a failure that names the backbone: no task can roll back."""
     match outcome:
         case RowAnswer():
             return outcome
@@ -152,10 +149,7 @@ def row_spec(
     caller: str,
     priority: Priority,
 ) -> RowSpec:
-    """Return the row of a version that splits from the trunk at `split_depth`.
-
-    A branch with all layers reads no trunk. The branch of a head has no layers.
-    """
+    """Return the row of a version that splits at `split_depth`; at 0 it reads no trunk."""
     return RowSpec(
         encoding=encoding,
         group=group,

@@ -38,7 +38,6 @@ CONTINUED: Final = "  | "
 
 
 def fields(**values: object) -> Mapping[str, object]:
-    """Return the `extra` of a logging call, for the values of an event."""
     return {FIELDS: values}
 
 
@@ -102,7 +101,6 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
         threading.Thread(target=self._write_late, name="nunatak-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep an event, and write all lines if it must not wait."""
         try:
             self._events.append(_settled(record))
         except Exception:  # noqa: BLE001 - a log call must not fail its caller
@@ -157,7 +155,6 @@ NewHandler = Callable[[], logging.Handler]
 
 
 def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> dict[str, Any]:
-    """Return the argument of `logging.config.dictConfig`: all events go to the standard error."""
     own = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
@@ -175,11 +172,7 @@ def write_log() -> None:
 
 
 def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> None:
-    """Let this process write its log in a format; `handler` writes the lines.
-
-    The log also has the events of libraries and the warnings of Python. With JSON, the log has
-    everything that Python code writes to the standard streams too, and uncaught exceptions.
-    """
+    """Let this process, its libraries and warnings write their log; with JSON all streams, too."""
     logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
     if log_format is LogFormat.JSON:
@@ -269,11 +262,7 @@ def _log_unraisable(failed: "sys.UnraisableHookArgs") -> None:
 
 
 def leave_out_places() -> None:
-    """Stop `logging` from finding code, thread and process, which no line here shows.
-
-    The how-to of the standard library advises this under "Optimization". The settings apply to the
-    whole process.
-    """
+    """Stop `logging` from finding code, thread and process, which no line here shows."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
 

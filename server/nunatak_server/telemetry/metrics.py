@@ -107,7 +107,6 @@ class Metrics:
         self._http_seconds(route).observe(seconds)
 
     def observe_request(self, task: str | None, outcome: str) -> None:
-        """Count one answer of one task; None stands for a task that may not exist."""
         self._count["requests"](self._task_label(task), outcome).inc()
 
     def observe_caller(
@@ -179,7 +178,6 @@ class LabelValues:
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
-        """Return the name itself; `other` for new names beyond the bound."""
         if name not in self._known:
             if len(self._known) >= MAX_LABEL_VALUES:
                 return OTHER
