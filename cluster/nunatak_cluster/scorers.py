@@ -41,10 +41,7 @@ class ScoringActor:
     """
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        versions: Mapping[str, TaskManifest],
-        options: Parameters,
+        self, settings: ServerSettings, versions: Mapping[str, TaskManifest], options: Parameters
     ) -> None:
         self._settings = settings
         self._versions = versions

@@ -17,13 +17,7 @@ from nunatak_exchange import checks, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
-from nunatak_model import (
-    Backbone,
-    BranchSpec,
-    build_branch,
-    dedicated_parameters,
-    parameter_shapes,
-)
+from nunatak_model import Backbone, BranchSpec, build_branch, dedicated_parameters, parameter_shapes
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 

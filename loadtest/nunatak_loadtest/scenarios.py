@@ -141,12 +141,7 @@ SCENARIOS = (
         words=100,
         sigma=0.2,
     ),
-    _minute(
-        name="zipf",
-        title="A few tasks get most requests (Zipf 1.0)",
-        zipf=1,
-        rate_per_s=40,
-    ),
+    _minute(name="zipf", title="A few tasks get most requests (Zipf 1.0)", zipf=1, rate_per_s=40),
     _minute(
         name="verdicts",
         title="Verdicts of a policy about every text, independent arrivals",

@@ -10,10 +10,7 @@ from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
 
 
 def build_report(
-    started: Started,
-    stats: RequestStats,
-    details: RequestStats,
-    samples: Sequence[MemorySample],
+    started: Started, stats: RequestStats, details: RequestStats, samples: Sequence[MemorySample]
 ) -> LoadReport:
     late, total = details.get(LATE, "client"), stats.total
     overall, late_ms = _statistics(total), float(late.get_response_time_percentile(0.99))

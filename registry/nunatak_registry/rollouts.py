@@ -32,9 +32,7 @@ class RolloutStore(Store):
             base = TaskReference(task=task, version=change.require_alias(task, alias))
             wanted = TaskReference(task=task, version=candidate.version)
             check_candidate(
-                candidate,
-                base=change.find(base).parse(),
-                manifest=change.find(wanted).parse(),
+                candidate, base=change.find(base).parse(), manifest=change.find(wanted).parse()
             )
             current = change.candidate(task, alias, role)
             now = current and current.version

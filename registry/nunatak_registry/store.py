@@ -12,18 +12,8 @@ from typing import Self
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.names import (
-    TaskReference,
-    check_alias_name,
-    check_reader_name,
-)
-from nunatak_registry.aliases import (
-    AliasEvent,
-    AliasEventKind,
-    Traffic,
-    actor,
-    check_expected,
-)
+from nunatak_contract.names import TaskReference, check_alias_name, check_reader_name
+from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor, check_expected
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
@@ -241,12 +231,7 @@ class Registry(Upkeep):
             return event
 
     def rollback(
-        self,
-        task: str,
-        alias: str,
-        *,
-        expected_version: int | None = None,
-        by: str | None = None,
+        self, task: str, alias: str, *, expected_version: int | None = None, by: str | None = None
     ) -> AliasEvent:
         """Move an alias back to the version before its last promotion, and return the move.
 

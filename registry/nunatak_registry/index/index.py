@@ -150,12 +150,7 @@ class Change(Snapshot):
             raise_generation(self._connection)
 
     def replace_holds(
-        self,
-        reader: str,
-        versions: Collection[tuple[str, int]],
-        *,
-        now: datetime,
-        until: datetime,
+        self, reader: str, versions: Collection[tuple[str, int]], *, now: datetime, until: datetime
     ) -> frozenset[tuple[str, int]]:
         """Let a reader hold the versions that exist, and return them; writes only changes."""
         held = self.existing(versions)

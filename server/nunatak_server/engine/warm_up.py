@@ -19,14 +19,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_model.layer import OwnLayer
-from nunatak_server.scheduler.rows import (
-    ANONYMOUS,
-    PendingRow,
-    Priority,
-    RowBackbone,
-    pending_row,
-    row_spec,
-)
+from nunatak_server.scheduler import rows
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_METHODS: tuple[Method, ...] = (
@@ -75,22 +68,22 @@ def warm_up_tasks(backbone: Backbone) -> list[Branch]:
 
 
 def warm_up_batches(
-    backbone: Backbone, tasks: Sequence[Branch], *, known: RowBackbone
-) -> Iterator[list[PendingRow]]:
+    backbone: Backbone, tasks: Sequence[Branch], *, known: rows.RowBackbone
+) -> Iterator[list[rows.PendingRow]]:
     batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
     batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
     for num_tokens, branches in batches:
         max_length = min(num_tokens, backbone.config.max_tokens)
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-        spec = row_spec(
+        spec = rows.row_spec(
             encoding,
             known.num_layers,
             backbone=known,
             group=-1,
-            caller=ANONYMOUS,
-            priority=Priority.NORMAL,
+            caller=rows.ANONYMOUS,
+            priority=rows.Priority.NORMAL,
         )
         yield [
-            pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
+            rows.pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
             for it in branches
         ]

@@ -29,13 +29,7 @@ from nunatak_server.processes.supervisor import ReplicaPlace
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
-from nunatak_server.telemetry.logs import (
-    fields,
-    leave_out_places,
-    log_everything,
-    print_address,
-    write_log,
-)
+from nunatak_server.telemetry import logs
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
@@ -126,7 +120,7 @@ def serve(
         KeyFileError: the file of API keys cannot be read.
         EngineFailedError: the device is lost, or registry or keys cannot be followed; start again.
     """
-    log_everything(settings.log_format)
+    logs.log_everything(settings.log_format)
     prepare(settings)
     with Registry.open(settings.registry, create=create_registry) as registry:
         backbones = load_on_own_thread(settings)
@@ -134,7 +128,7 @@ def serve(
             settings,
             backbones,
             registry,
-            announce=announce or partial(print_address, log_format=settings.log_format),
+            announce=announce or partial(logs.print_address, log_format=settings.log_format),
             origins=origins or {},
         )
 
@@ -148,7 +142,7 @@ def serve_template(
 ) -> int:
     """Load the backbone, and serve from several processes until a signal; return the status."""
     # A handler without a thread, because a process with threads cannot fork.
-    log_everything(settings.log_format, logging.StreamHandler)
+    logs.log_everything(settings.log_format, logging.StreamHandler)
     prepare(settings)
     torch.set_num_threads(1)
     backbones = load_serving_backbones(settings)
@@ -163,7 +157,7 @@ def serve_template(
     def serve_replica(
         own: ServerSettings, sockets: list[socket.socket], announce: Callable[[str], None]
     ) -> None:
-        log_everything(own.log_format)
+        logs.log_everything(own.log_format)
         with Registry.open(own.registry, create=create_registry) as registry:
             serve_backbone(
                 own, backbones, registry, announce=announce, origins=origins, sockets=sockets
@@ -179,7 +173,7 @@ def prepare(settings: ServerSettings) -> None:
     connection_limits()
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
-    leave_out_places()
+    logs.leave_out_places()
 
 
 def serve_backbone(
@@ -272,7 +266,7 @@ class DrainingServer(uvicorn.Server):
             try:
                 yield
             finally:
-                write_log()
+                logs.write_log()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight for the grace time, then end the open connections."""
@@ -329,7 +323,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
 
 def _log_configuration(configuration: Configuration) -> None:
     shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
-    logger.info("configuration", extra=fields(**shown))
+    logger.info("configuration", extra=logs.fields(**shown))
     unread = unread_variables(os.environ)
     if unread:
         logger.warning("these variables are not settings of the server: %s", ", ".join(unread))

@@ -29,20 +29,10 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
+from nunatak_server import errors
 from nunatak_server.engine.compute import device_failure
-from nunatak_server.errors import (
-    EngineFailedError,
-    OutOfMemoryError,
-    TaskDoesNotFitError,
-    TaskUnhealthyError,
-)
 from nunatak_server.residency.memory import INTERVAL_S
-from nunatak_server.residency.resident_set import (
-    ResidentSet,
-    VersionKey,
-    key_of,
-    versions_of,
-)
+from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of, versions_of
 from nunatak_versions import LoadedTask
 
 FAILURE_MEMORY_S = 1.0
@@ -72,7 +62,7 @@ class Loader:
     size_of: Callable[[TaskManifest], int]
     """Returns the bytes that a version takes in memory, before it is read."""
     num_threads: int
-    on_fatal: Callable[[EngineFailedError], None]
+    on_fatal: Callable[[errors.EngineFailedError], None]
     """Called on the event loop thread by each load that finds the device lost."""
     give_back: Callable[[], None] | None = None
     """Returns freed memory to the operating system; runs on a load thread."""
@@ -181,7 +171,7 @@ class Loads:
         key = key_of(job.manifest)
         try:
             self._resident_set.check_fits(key, job.num_bytes)
-        except TaskDoesNotFitError as error:
+        except errors.TaskDoesNotFitError as error:
             # Other versions were pinned while this load waited.
             self._queue.remove(job)
             self._conclude(job, error)
@@ -231,7 +221,7 @@ class Loads:
             failure = _as_known(error, key)
             # A known error needs only its message. An unexpected error needs its traceback.
             unforeseen = error if error is not failure else None
-            loss = failure if isinstance(failure, EngineFailedError) else None
+            loss = failure if isinstance(failure, errors.EngineFailedError) else None
             level = logging.CRITICAL if loss else logging.WARNING
             reference = job.manifest.reference
             logger.log(level, "cannot load %s: %s", reference, failure, exc_info=unforeseen)
@@ -261,7 +251,7 @@ class Loads:
         try:
             return await loop.run_in_executor(self._pool, self._loader.load, manifest)
         except Exception as error:
-            is_full = isinstance(device_failure(error), OutOfMemoryError)
+            is_full = isinstance(device_failure(error), errors.OutOfMemoryError)
             evicted = self._resident_set.evict_free() if is_full else ()
             if not evicted:
                 raise
@@ -306,7 +296,7 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
         # The frames of a failed load keep its bytes in memory.
         return error.with_traceback(None)
     reason = f"cannot be loaded ({type(error).__name__})"
-    unhealthy = TaskUnhealthyError(key.task, key.version, reason)
+    unhealthy = errors.TaskUnhealthyError(key.task, key.version, reason)
     return device_failure(error) or unhealthy
 
 

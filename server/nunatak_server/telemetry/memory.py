@@ -174,11 +174,7 @@ class StateCollector(Collector):
                 "1 while the registry protects the versions in memory from deletion",
                 state.holds_versions,
             ),
-            (
-                "waiting_requests",
-                "Requests that wait for a batch or for a load",
-                state.num_waiting,
-            ),
+            ("waiting_requests", "Requests that wait for a batch or for a load", state.num_waiting),
             ("running_requests", "Requests with a row in a batch that runs", state.num_running),
             (
                 "admitted_tokens",
