@@ -16,8 +16,6 @@ from nunatak_contract.errors import NunatakError
 
 PREFIX: Final = "nunatak-"
 """Of the names of our applications; other applications of the cluster stay alone."""
-
-
 RUNNING: Final = "RUNNING"
 """The status of an application whose replicas are all ready."""
 

@@ -90,7 +90,9 @@ class RayScorers:
                 waiting.append((item, None))
             else:
                 if len(owners) == IN_FLIGHT * len(loads):
-                    _free_one(owners, loads)
+                    done, _ = ray.wait(list(owners), num_returns=1)
+                    for reference in done:
+                        loads[owners.pop(reference)] -= 1
                 chosen = min(range(len(loads)), key=loads.__getitem__)
                 reference = self._actors[chosen].score.remote(inputs, self.numerics)
                 loads[chosen] += 1
@@ -115,12 +117,6 @@ def _first(
     if reference in owners:
         loads[owners.pop(reference)] -= 1
     return item, scored
-
-
-def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
-    done, _ = ray.wait(list(owners), num_returns=1)
-    for reference in done:
-        loads[owners.pop(reference)] -= 1
 
 
 def _result(reference: Any) -> Any:  # noqa: ANN401 - Ray's references have no types

@@ -94,7 +94,6 @@ class AddedBackbone(BaseModel):
 
     name: str
     source: str
-    """The folder's name, or the hub id with its commit."""
     digest: str
     model_type: str
     num_layers: int
@@ -225,7 +224,6 @@ def _copy(checkpoint: Checkpoint, made: Path, name: str) -> None:
 
 
 def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - untyped there
-    """The tokenizer as transformers reads it, from copies of the files that decide it."""
     with needs_extra("training"):
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 

@@ -177,7 +177,6 @@ class Checkpoint:
             raise self.corrupt(name, f"is no JSON: {error}") from error
 
     def fields(self, name: str) -> dict[str, JsonValue]:
-        """The content of a file that must hold a JSON object."""
         found = self.json(name)
         if not isinstance(found, dict):
             raise self.corrupt(name, "is no JSON object")
@@ -256,7 +255,6 @@ class Checkpoint:
         return floats
 
     def adapter_tensors(self, stem: str, *, advice: str) -> dict[str, Tensor]:
-        """Read `stem`.safetensors as float32; `advice` helps if there is only a pickle."""
         name = f"{stem}.safetensors"
         if not self.has(name):
             self._unless_pickled(name, advice)

@@ -175,7 +175,6 @@ class HuggingFaceHub:
 class Fetched:
     folder: Path
     origin: str
-    """The name of the folder, or the repository with its commit."""
 
 
 def is_folder(place: str) -> bool:

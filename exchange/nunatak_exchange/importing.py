@@ -18,8 +18,7 @@ from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
-from nunatak_versions.drafting import Provenance, VersionDraft, draft_task
-from nunatak_versions.records import head_record
+from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head_record
 
 FILES = ("*.json", "*.safetensors", VOCABULARY)
 

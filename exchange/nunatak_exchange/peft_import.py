@@ -135,7 +135,6 @@ class _PeftImport(checks.Import):
         return layout.read_pooling(self.checkpoint, config, named)
 
     def _with_padding(self, head: HeadSpec) -> HeadSpec:
-        """The head of a decoder with the padding token that the folder names, if it names one."""
         if head.pooling is not Pooling.LAST or not self.checkpoint.has(CONFIG):
             return head
         named = self.checkpoint.config.get("pad_token_id")
@@ -159,7 +158,6 @@ class _PeftImport(checks.Import):
         return _Base(model=loaded.model, random=random)
 
     def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
-        """The tensors of the head that the base's checkpoint has, under transformers' names."""
         backbone, names = self.backbone, self.names.head_names
         sources, found = architecture_of(backbone.config).HEAD_SOURCES, dict[str, Tensor]()
         for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
@@ -248,7 +246,6 @@ class _PeftImport(checks.Import):
         return _Found(spec=spec, parameters=parameters, found=found)
 
     def _merged(self, theirs: Mapping[str, Tensor], head: HeadSpec) -> _Found:
-        """The merged weights from the lowest changed layer up, with their cost."""
         config = self.backbone.config
         spec = BranchSpec(method=find_divergence(theirs, self.backbone).method(), head=head)
         parameters = {name: theirs[name].clone() for name in parameter_shapes(spec, config)}

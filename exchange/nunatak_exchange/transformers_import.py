@@ -28,11 +28,9 @@ class Divergence:
 
     embeddings: bool
     layers: tuple[int, ...]
-    """The differing layers, ascending."""
     num_layers: int
 
     def method(self) -> TopK | HeadOnly | Full:
-        """The method that owns the differing parts and all layers above them."""
         if self.embeddings:
             return Full()
         if not self.layers:
@@ -173,7 +171,6 @@ def import_transformers(
 
 
 def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, HeadKind]:
-    """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
         raise checkpoint.refuse(
             f"architectures in config.json names {', '.join(named) or 'no class'}",

@@ -19,6 +19,7 @@ from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.reference import OWN_CODE
 from nunatak_model import Backbone, BackboneConfig, HeadSpec, architectures
+from nunatak_model.architectures import decoder, nomic
 from nunatak_model.architectures.deberta import DebertaConfig
 from nunatak_model.config import QKV
 from nunatak_model.heads import head_shapes, usual_head
@@ -42,13 +43,13 @@ STACKS: Final[Mapping[str, Sequence[LinearMap]]] = {
 }
 """The stored maps of a layer, each with the maps in it."""
 GATED: Final[Mapping[str, tuple[str, ...]]] = {
-    **architectures.decoder.LAYER,
+    **decoder.LAYER,
     "attention_norm": ("post_attention_layernorm",),
     "output_norm": ("post_mlp_layernorm",),
 }
 MODULES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    architectures.nomic.NOMIC: GATED,
-    architectures.nomic.GTE: {**GATED, "feedforward_in": ("mlp.up_proj", "mlp.gate_proj")},
+    nomic.NOMIC: GATED,
+    nomic.GTE: {**GATED, "feedforward_in": ("mlp.up_proj", "mlp.gate_proj")},
 }
 """Parts of a layer, in classes whose names differ from the names in checkpoints."""
 OF_HEAD: Final = frozenset(

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from nunatak_contract.errors import NunatakError
@@ -73,10 +72,5 @@ class ServerProcess:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -39,7 +39,6 @@ class Scenario(BaseModel):
     width: Annotated[int, Field(ge=1)] = 1
     """Tasks of a request of a fan-out, or all tasks if there are fewer."""
     most_tasks: Annotated[int, Field(ge=1)] | None = None
-    """Tasks of the server that take part at most."""
     zipf: Annotated[float, Field(ge=0, le=5)] = 0.0
     """The task of rank r gets requests in proportion to `r ** -zipf`; 0: all alike."""
     rate_per_s: Positive | None = None

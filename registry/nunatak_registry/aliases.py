@@ -28,17 +28,12 @@ from nunatak_contract.manifest import TaskManifest
 MAX_ACTOR_LENGTH = 200
 
 
-def current_user() -> str:
-    """Return the user of the operating system; by number if the system has no name."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return f"user {os.getuid()}"
-
-
 def actor(given: str | None) -> str:
     """Return who changes an alias: the given name, checked, or the user of the operating system."""
-    name = current_user() if given is None else given
+    try:
+        name = getpass.getuser() if given is None else given
+    except (OSError, KeyError):
+        name = f"user {os.getuid()}"
     if not (1 <= len(name) <= MAX_ACTOR_LENGTH and name.isprintable()):
         raise InvalidNameError("actor", name, f"1 to {MAX_ACTOR_LENGTH} printable characters")
     return name

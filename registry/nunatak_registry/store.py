@@ -7,7 +7,6 @@ outlive the row by a grace period. A killed process leaves at most a blob withou
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from nunatak_contract.errors import NunatakError
@@ -67,7 +66,12 @@ class Registry(Upkeep):
         place = parse_location(location)
         missing = None if create else NunatakError("registry_missing", location=place.shown)
         if place.folder is not None and create:
-            _create_folder(place.folder)
+            try:
+                create_durable_folder(place.folder)
+            except OSError as error:
+                raise StoreUnavailableError(
+                    f"cannot create the registry folder: {error.strerror}; choose another location"
+                ) from error
         blobs = BlobStore.open(place.blob_root)
         return cls(index=Index.open(place.index_url, missing=missing), blobs=blobs, clock=clock)
 
@@ -78,12 +82,7 @@ class Registry(Upkeep):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def publish(self, draft: TaskDraft, blobs: Mapping[str, bytes]) -> TaskManifest:
@@ -327,12 +326,3 @@ class Registry(Upkeep):
     def generation(self) -> Generation:
         """Return the generation, by one small query that also sees changes of other processes."""
         return self._index.generation()
-
-
-def _create_folder(folder: Path) -> None:
-    try:
-        create_durable_folder(folder)
-    except OSError as error:
-        raise StoreUnavailableError(
-            f"cannot create the registry folder: {error.strerror}; choose another location"
-        ) from error

@@ -144,7 +144,6 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def add_documents(self, row: type[DocumentRow], records: Sequence[DocumentRecord]) -> None:
-        """Record versions of policies or question cards; without any, nothing changes."""
         if records:
             self._connection.execute(insert(row), list(map(asdict, records)))
             raise_generation(self._connection)
@@ -190,7 +189,6 @@ class Change(Snapshot):
         )
 
     def _point(self, event: AliasEvent) -> None:
-        """Let an alias, perhaps a new one, point where an event leads."""
         key = {"task": event.task, "alias": event.alias}
         moved = update(AliasRow).filter_by(**key).values(version=event.to_version)
         if not self._connection.execute(moved).rowcount:

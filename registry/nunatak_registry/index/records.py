@@ -60,8 +60,6 @@ def _parse_anew(record: VersionRecord) -> TaskManifest:
 
 # A text that was checked and parsed once gives the same manifest again.
 _parse = lru_cache(NUM_PARSED)(_parse_anew)
-
-
 Document = TypeVar("Document", Policy, QuestionCard)
 
 

@@ -330,12 +330,10 @@ class Snapshot:
         return [str(row) for row in rows if row != "ok"] + broken
 
     def next_versions(self, task: str | None = None) -> dict[str, int]:
-        """Return the number that each task gives out next, also of tasks without a version."""
         query = select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
         return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
     def documents(self, row: type[DocumentRow], name: str | None = None) -> list[DocumentRecord]:
-        """Return every version of one policy or card, or of all, ordered by name and number."""
         columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
         query = select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
         return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]

@@ -111,9 +111,6 @@ class KeyRecord(BaseModel):
             weight=self.weight,
         )
 
-    def has_expired(self, now: datetime) -> bool:
-        return self.expires_at is not None and now >= self.expires_at
-
 
 class KeyFile(BaseModel):
     """The content of a file of keys."""
@@ -155,7 +152,7 @@ class Keyring:
         if found is None:
             return None
         key, caller = found
-        return None if key.has_expired(now) else caller
+        return None if key.expires_at is not None and now >= key.expires_at else caller
 
     def _blinded(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
@@ -194,9 +191,13 @@ def stamp_of(path: Path) -> Stamp:
 
 def read_keys(path: Path) -> StampedKeys:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        # To open a pipe would block until another process writes.
+        with open(path, "rb", opener=lambda it, flags: os.open(it, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
-            _check(path, status)
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyFileError(path, "is not a regular file")
+            if status.st_mode & WRITABLE_BY_OTHERS:
+                raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be read") from None
@@ -211,18 +212,6 @@ def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
             _write(path, KeyFile(keys=change(keys)))
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be written") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file without waiting: to open a pipe would block until another process writes."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _check(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(path, "is not a regular file")
-    if status.st_mode & WRITABLE_BY_OTHERS:
-        raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
 
 
 def _parse(path: Path, data: bytes) -> Keys:

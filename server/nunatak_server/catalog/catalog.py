@@ -58,7 +58,6 @@ class CallThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Return the result of a call, which runs on a thread after the earlier calls."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, partial(call, *args, **kwargs))
 
@@ -80,7 +79,6 @@ class Catalog:
         self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         """The name of this process in the registry; no two processes have the same."""
         self.poll = CallThreads("poll")
-        """Reads for this process itself."""
         self.note = CallThreads("note")
         """Writes and reads the rows of this process: its beats and its holds."""
         self.change = CallThreads("change")
@@ -181,10 +179,7 @@ def _history(registry: Registry, reference: TaskReference) -> History:
 
 
 class VisibleCatalog:
-    """The registry with only the tasks of one caller.
-
-    A name from a request may be anything, so the log gets only names that a look-up has found.
-    """
+    """The registry with the tasks of one caller; the log gets only names that were found."""
 
     def __init__(self, catalog: Catalog, caller: Caller) -> None:
         self._catalog = catalog
@@ -227,9 +222,6 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
 
 
 def check_visible(task: str, tasks: TaskList) -> None:
-    """Return if a task is on the list.
-
-    A task that is not on the list is never looked up, so no time reveals whether the task exists.
-    """
+    """Raise for an unlisted task without a look-up, so no time reveals whether it exists."""
     if not tasks.allows(task):
         raise TaskNotFoundError(task)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from cachetools import LRUCache
@@ -19,7 +20,6 @@ MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
 ALL_CARDS: Final = ""
-"""The one key of the cards, which are known together."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
 """Looks up facts for a caller, or with None for this process itself."""
@@ -80,12 +80,13 @@ class _Facts(Generic[Key, Fact]):
                     found |= asked.result()
         return found
 
-    async def again(self) -> dict[Key, Fact]:
-        """Look up every fact again that was asked for since the last change."""
-        if not self._known:
-            return {}
-        found = await self._look_up(tuple(self._known), None)
-        return {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
+    async def again(self) -> Callable[[], None]:
+        """Look up every fact again that was asked for since the last change, for `replace`."""
+        found: Found[Key, Fact] = {}
+        if self._known:
+            found = await self._look_up(tuple(self._known), None)
+        facts = {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
+        return partial(self.replace, facts)
 
     def replace(self, facts: dict[Key, Fact]) -> None:
         self._epoch += 1
@@ -159,8 +160,8 @@ class KnownFacts:
         self._policies = _Facts(policies, max_known=max_known)
         self._cards = _Facts(cards, max_known=max_known)
         self._names = _Facts(names, max_known=max_known)
+        self._all = (self._traffic, self._policies, self._cards, self._names)
         self.known, self.traffic = self._traffic.known, self._traffic.find
-        """What references mean: as far as it is remembered, and looked up."""
         self.names = self._names.get
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
@@ -180,20 +181,17 @@ class KnownFacts:
         """Look up again what is in use, because the registry has changed, and forget the rest."""
         async with self._renewing:
             lapses = self._num_lapses
-            traffic = await self._traffic.again()
-            policies, names = await self._policies.again(), await self._names.again()
-            cards = await self._cards.again()
+            renewals = [await facts.again() for facts in self._all]
             # A fact from before a lapse may be older than a change that this process has missed.
-            is_valid = lapses == self._num_lapses
-            self._traffic.replace(traffic if is_valid else {})
-            self._policies.replace(policies if is_valid else {})
-            self._cards.replace(cards if is_valid else {})
-            self._names.replace(names if is_valid else {})
+            if lapses != self._num_lapses:
+                renewals = [partial(facts.replace, {}) for facts in self._all]
+            for renew in renewals:
+                renew()
 
     def invalidate(self) -> None:
         """Forget everything, because what was read before may not be answered any more."""
         self._num_lapses += 1
-        for facts in (self._traffic, self._policies, self._cards, self._names):
+        for facts in self._all:
             facts.replace({})
 
     def _note_meaning(self, reference: TaskReference, traffic: Traffic, epoch: int) -> None:

@@ -131,7 +131,6 @@ class Membership:
             self.tell()
 
     def tell(self) -> None:
-        """Beat soon, because this process has changed."""
         self._has_news.set()
 
     async def run(self) -> None:
@@ -205,11 +204,7 @@ class HoldRenewal:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """Take functions of the registry that may raise `NunatakError`.
-
-        `hold` holds these versions and no others, for some seconds, and returns the held ones.
-        `on_first` is called when a first version comes into memory.
-        """
+        """`hold` replaces the holds for some seconds; `on_first` is for a first version."""
         self._resident = resident
         self._hold = hold
         self._held = held
@@ -231,7 +226,6 @@ class HoldRenewal:
         return self.is_refused and self._clock() >= self._over_at
 
     def look(self) -> None:
-        """Check the holds at once, because the registry has changed."""
         self._retry_at = 0.0
         self._look.set()
 

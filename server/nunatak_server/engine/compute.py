@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
@@ -56,15 +56,11 @@ def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | N
         case MemoryError() | torch.OutOfMemoryError():
             return OutOfMemoryError()
         case RuntimeError():
-            return _library_failure(str(error))
+            if found := LIBRARY_FAILURE.match(str(error)):
+                return EngineFailedError(found[1])
+            return OutOfMemoryError() if NO_MEMORY.search(str(error)) else None
         case _:
             return None
-
-
-def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | None:
-    if found := LIBRARY_FAILURE.match(message):
-        return EngineFailedError(found[1])
-    return OutOfMemoryError() if NO_MEMORY.search(message) else None
 
 
 AnswerT = TypeVar("AnswerT")
@@ -149,26 +145,14 @@ class BatchCompute:
         with on_device(backbone.device), torch.inference_mode():
             outputs = forward(backbone, rows, trunk=self._trunk, between_layers=between_layers)
             # One transfer for the batch, because a copy for each row would wait for the device.
-            flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
-        return _split(flat, [output.numel() for output in outputs])
+            logits = torch.cat([output.flatten() for output in outputs]).float()
+            flat = iter(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+        return [list(islice(flat, output.numel())) for output in outputs]
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
-
-
-def logits_to_floats(logits: Tensor) -> list[float]:
-    return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
-
-
-def _split(flat: list[float], sizes: Sequence[int]) -> list[list[float]]:
-    rows: list[list[float]] = []
-    begin = 0
-    for size in sizes:
-        rows.append(flat[begin : begin + size])
-        begin += size
-    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,11 +261,18 @@ def compute_rows(
             logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
             # The progress of the batch is not known any more, so nothing may preempt it.
             between_layers = None
-    if len({row.is_shadow for row in rows}) > 1:
-        return _compute_apart(compute, rows)
+    groups, has_both = list(versions.values()), len({row.is_shadow for row in rows}) > 1
+    if has_both:
+        kinds = (False, True)
+        groups = [[at for at, it in enumerate(rows) if it.is_shadow is kind] for kind in kinds]
     computed: dict[int, RowLogits] = {}
-    for indices in versions.values():
-        outputs = _compute_version(compute, [rows[index] for index in indices], between_layers)
+    for indices in groups:
+        part = [rows[index] for index in indices]
+        outputs = (
+            compute_rows(compute, part)
+            if has_both
+            else _compute_version(compute, part, between_layers)
+        )
         computed.update(zip(indices, outputs, strict=True))
     return [computed[index] for index in range(len(rows))]
 
@@ -302,19 +293,9 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
     )
 
 
-def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-    computed: dict[int, RowLogits] = {}
-    for is_shadow in (False, True):
-        indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
-        outputs = compute_rows(compute, [rows[index] for index in indices])
-        computed.update(zip(indices, outputs, strict=True))
-    return [computed[index] for index in range(len(rows))]
-
-
 def _compute_version(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
 ) -> Sequence[RowLogits]:
-    """Run the rows of one task version; turn its failure into errors of its own rows."""
     try:
         return _forward(compute, rows, between_layers)
     except EngineFailedError:

@@ -68,10 +68,7 @@ class Inbox(Generic[Item]):
             return True
 
     def take(self, *, block: bool) -> list[Item] | None:
-        """Take all items, oldest first; return None once the inbox is closed and empty.
-
-        With `block`, wait until there is an item or the inbox is closed.
-        """
+        """Take all items, oldest first, with `block` at least one; None once closed and empty."""
         with self._changed:
             if block:
                 self._changed.wait_for(lambda: self._items or self._is_closed)
@@ -103,8 +100,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Preempted:
-    """The work that has preempted a running batch."""
-
     charged: float = 0.0
     seconds: float = 0.0
 

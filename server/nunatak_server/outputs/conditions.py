@@ -58,7 +58,6 @@ class ConditionState:
 UNKNOWN: Final = ConditionState(holds=None, is_complete=False)
 
 States = Mapping[Condition, ConditionState]
-"""What a task finds in one text."""
 
 
 def states_of(
@@ -240,12 +239,10 @@ def _may_join(character: str) -> bool:
 
 
 def _is_joined(one: str, other: str) -> bool:
-    is_word = all(_is_word(it) or it in JOINERS for it in (one, other))
-    return is_word and not is_unspaced(one) and not is_unspaced(other)
-
-
-def _is_word(character: str) -> bool:
-    return unicodedata.category(character)[0] in "LMN" or _clings(character)
+    return all(
+        (unicodedata.category(it)[0] in "LMN" or _may_join(it)) and not is_unspaced(it)
+        for it in (one, other)
+    )
 
 
 def _clings(character: str) -> bool:

@@ -86,7 +86,8 @@ def find_entities(
         [
             entity
             for entity in _entities(_tokens(window), labels, join, options.aggregation_strategy)
-            if _label_of(entity) not in ignored
+            if (entity["entity_group"] if "entity_group" in entity else entity["entity"])
+            not in ignored
         ]
         for window in windows
     ]
@@ -207,10 +208,6 @@ def _group(pieces: Sequence[TokenEntity], join: Join) -> EntityGroup:
         start=pieces[0]["start"],
         end=pieces[-1]["end"],
     )
-
-
-def _label_of(entity: Entity) -> str:
-    return entity["entity_group"] if "entity_group" in entity else entity["entity"]
 
 
 def _tokens_before(windows: Sequence[Window]) -> list[int]:

@@ -45,8 +45,6 @@ MAX_LOGITS_ON_LOOP: Final = 500
 """Most logits whose outputs are made on the event loop, in about a millisecond."""
 SPANS_PER_LOGIT: Final = 4
 """Number of spans that take the time of one logit."""
-
-
 DEFAULT_OPTIONS: Final = Parameters()
 
 
@@ -73,7 +71,6 @@ def reading_of(manifest: TaskManifest, options: Parameters) -> Reading:
 
 
 def on_long_of(manifest: TaskManifest, options: Parameters) -> OnLong:
-    """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long

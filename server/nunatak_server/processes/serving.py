@@ -39,15 +39,12 @@ MIN_OBJECTS, MAX_OBJECTS = 100_000, 5_000_000
 not let cycles fill the memory."""
 GENERATIONS: Final = (4, 4)
 """Collections of one generation for each collection of the next."""
-
-
 SWITCH_INTERVAL_S: Final = 0.0005
 """Longest wait of a thread for the interpreter's lock, if another thread computes. A forward pass
 takes the lock a few hundred times, and waits each time while the event loop works."""
 
 
 def tune_interpreter(*, max_requests: int) -> None:
-    """Collect rarely, and give threads short turns."""
     collect_rarely(max_requests=max_requests)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -196,7 +193,11 @@ def serve_backbone(
         announce=partial(begin, max_requests=settings.max_queued_requests, announce=announce),
         tracing=find_tracing(),
     )
-    _log_configuration(Configuration(settings=settings, origins=origins))
+    configuration = Configuration(settings=settings, origins=origins)
+    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
+    logger.info("configuration", extra=logs.fields(**shown))
+    if unread := unread_variables(os.environ):
+        logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
     try:
         server.run(sockets)
     except KeyboardInterrupt:
@@ -321,15 +322,6 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-def _log_configuration(configuration: Configuration) -> None:
-    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
-    logger.info("configuration", extra=logs.fields(**shown))
-    unread = unread_variables(os.environ)
-    if unread:
-        logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
-
-
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
-    """Tune the interpreter for a server, then announce that the server accepts requests."""
     tune_interpreter(max_requests=max_requests)
     announce(address)

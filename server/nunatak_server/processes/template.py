@@ -169,7 +169,7 @@ class Template:
             copied.close()
         os.close(self._place.reports_to)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        shared, *own = map(_socket, self._place.listeners)
+        shared, *own = (socket.socket(fileno=it) for it in self._place.listeners)
         settings = settings_of(self._settings, index, port=own[index].getsockname()[1])
         try:
             self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY))
@@ -208,10 +208,6 @@ def check_single() -> None:
             "so its memory cannot be shared. Copy a backbone of a hub to this machine first, with "
             "`nunatak backbone add`",
         )
-
-
-def _socket(number: int) -> socket.socket:
-    return socket.socket(fileno=number)
 
 
 def end_with(parent: int) -> None:

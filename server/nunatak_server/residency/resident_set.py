@@ -1,8 +1,5 @@
 """`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-In reading order: `VersionKey` (a version and its content), `UseHistory` (recent uses of each
-version), and `ResidentSet` itself.
-
 Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
 the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start
 when leased, pinned and claimed bytes leave it space. Evictions for the load happen only after it
@@ -29,7 +26,6 @@ class VersionKey(NamedTuple):
     task: str
     version: int
     content: str
-    """The content digest."""
 
 
 def key_of(manifest: TaskManifest) -> VersionKey:
@@ -100,9 +96,9 @@ class _Entry:
 class ResidentSet:
     """The versions in memory, with their leases, pins and the claims of loads."""
 
-    def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
+    def __init__(self, *, budget_bytes: int) -> None:
         self._budget = budget_bytes
-        self._history = history or UseHistory()
+        self._history = UseHistory()
         self._entries: dict[VersionKey, _Entry] = {}
         self._claims: dict[VersionKey, int] = {}
         self._resident_bytes = 0

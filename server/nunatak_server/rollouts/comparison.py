@@ -148,8 +148,7 @@ class ShadowComparison:
     drift_sum: float = 0.0
     max_drift: float | None = None
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
-    """Number of inputs by the largest drift of their scores: one count for each bound, one
-    above."""
+    """Inputs by the largest drift of their scores: a count for each bound, and one above."""
 
     @property
     def agreement(self) -> float | None:
@@ -232,13 +231,8 @@ class RolloutMetrics:
         self._split.labels(self._tasks.of(task), arm, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
-        outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
-        label = self._tasks.of(task)
-        self._shadow.labels(label, outcome).inc()
-        self._drift.labels(label).observe(comparison.max_drift)
+        self.observe_inputs(task, AGREED if comparison.agreement == 1.0 else DIFFERED, 1)
+        self._drift.labels(self._tasks.of(task)).observe(comparison.max_drift)
 
-    def observe_errors(self, task: str, num_inputs: int) -> None:
-        self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
-
-    def observe_dropped(self, task: str, num_inputs: int) -> None:
-        self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)
+    def observe_inputs(self, task: str, outcome: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), outcome).inc(num_inputs)

@@ -154,7 +154,6 @@ class FairQueue(Generic[RowT]):
     def __init__(
         self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
-        """Order the rows of `queues`, which stay there."""
         self._caller_times = defaultdict[str, float](float, virtual_times.callers)
         self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
         self._weights = weights

@@ -225,15 +225,6 @@ def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
     return list(texts.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """The cost that a row adds to a batch."""
-
-    tokens: int
-    work: float
-    asked_tokens: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Draft(Generic[RowT]):
     """A batch while the planner fills it."""
@@ -263,8 +254,8 @@ class Draft(Generic[RowT]):
     def has_no_place(self) -> bool:
         return len(self.rows) >= self.limits.max_rows
 
-    def take(self, row: RowT, *, max_work: float) -> Cost | None:
-        """Add the row if it fits, and return its cost. The first row may exceed the work bound.
+    def take(self, row: RowT, *, max_work: float) -> float | None:
+        """Add the row if it fits, and return its work. The first row may exceed the work bound.
 
         The first row decides the backbone of the batch.
         """
@@ -273,32 +264,26 @@ class Draft(Generic[RowT]):
         if self.rows and row.backbone != self.rows[0].backbone:
             return None
         is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
-        cost = self._cost(row, is_held=is_held)
-        has_room = not self.rows or self.work + cost.work <= self._work_of(max_work)
-        if self.num_tokens + cost.tokens > self.limits.max_tokens or not has_room:
-            return None
-        self.rows.append(row)
-        self.seen.add(id(row))
-        self.num_held_rows += is_held
-        self.num_tokens += cost.tokens
-        self.work += cost.work
-        self.asked_tokens += cost.asked_tokens
-        if row.trunk_tokens and not is_held:
-            paid = self.trunk_shares.get(row.encoding, 0.0)
-            self.trunk_shares[row.encoding] = max(paid, row.trunk_share)
-        return cost
-
-    def _work_of(self, tokens: float) -> float:
-        return tokens * self.rows[0].token_cost if self.rows else inf
-
-    def _cost(self, row: RowT, *, is_held: bool) -> Cost:
         paid = self.trunk_shares.get(row.encoding)
         asked_work = work_added(row, paid_share=paid or 0.0)
         work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
         trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
-        tokens = row.branch_tokens + trunk_tokens
-        asked_tokens = max(MIN_COST, asked_work)
-        return Cost(tokens=tokens, work=work, asked_tokens=asked_tokens)
+        num_tokens = self.num_tokens + row.branch_tokens + trunk_tokens
+        has_room = not self.rows or self.work + work <= self._work_of(max_work)
+        if num_tokens > self.limits.max_tokens or not has_room:
+            return None
+        self.rows.append(row)
+        self.seen.add(id(row))
+        self.num_held_rows += is_held
+        self.num_tokens = num_tokens
+        self.work += work
+        self.asked_tokens += max(MIN_COST, asked_work)
+        if row.trunk_tokens and not is_held:
+            self.trunk_shares[row.encoding] = max(paid or 0.0, row.trunk_share)
+        return work
+
+    def _work_of(self, tokens: float) -> float:
+        return tokens * self.rows[0].token_cost if self.rows else inf
 
 
 def _fill(
@@ -306,11 +291,11 @@ def _fill(
 ) -> None:
     row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
-        cost = draft.take(row, max_work=draft.limits.max_work)
-        if cost is None:
+        work = draft.take(row, max_work=draft.limits.max_work)
+        if work is None:
             turns.end_flow(row)
         else:
-            turns.charge(row, cost.work)
+            turns.charge(row, work)
             for sibling in queues.of_text(row.group):
                 if draft.has_no_place:
                     break
@@ -318,7 +303,7 @@ def _fill(
                 if id(sibling) not in draft.seen:
                     shared = draft.take(sibling, max_work=inf)
                     if shared is not None:
-                        turns.charge(sibling, shared.work)
+                        turns.charge(sibling, shared)
         row = None if draft.is_full else turns.next_row(draft.seen)
 
 

@@ -48,7 +48,6 @@ class RowAnswer:
     started_at: float = 0.0
     """The start of the row's batch, by the engine's clock."""
     batch: int = 0
-    """The number of the row's batch."""
 
 
 RowOutcome = RowAnswer | NunatakError
@@ -77,17 +76,13 @@ class RowSpec:
     trunk_tokens: int
     """Tokens of the row's trunk row, paid once per batch and encoding."""
     branch_tokens: int
-    """Tokens of the row's own branch row."""
     trunk_share: float
     """Share of the layers that the trunk row passes; the branch row passes the others."""
     backbone: str
-    """The digest of the backbone that runs the row."""
     token_cost: float
     """Cost of a token through all layers, as a share of the largest backbone's."""
     caller: str = ANONYMOUS
-    """The caller of the request, whose turn the row uses."""
     priority: Priority = Priority.NORMAL
-    """The rank of the row among the rows of its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,7 +132,6 @@ class RowBackbone:
     digest: str
     num_layers: int
     token_cost: float
-    """Cost of a token through all layers, as a share of the largest backbone's."""
 
 
 def row_spec(

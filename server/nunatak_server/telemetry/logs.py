@@ -32,7 +32,8 @@ ExceptionInfo = (
 
 FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
-OWN_LOGGERS: Final = ("nunatak_server", "uvicorn")
+SERVER: Final = logging.getLogger("nunatak_server")
+OWN_LOGGERS: Final = (SERVER.name, "uvicorn")
 CONTINUED: Final = "  | "
 """Prefix of each line of a traceback, so that no line looks like an event."""
 
@@ -167,7 +168,7 @@ def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
 
 
 def write_log() -> None:
-    for handler in logging.getLogger("nunatak_server").handlers:
+    for handler in SERVER.handlers:
         handler.flush()
 
 
@@ -224,13 +225,11 @@ def print_address(address: str, *, log_format: LogFormat) -> None:
 
 
 def log_failure(code: str, message: str) -> None:
-    logging.getLogger("nunatak_server").error(
-        "the server ends: %s", message, extra=fields(code=code)
-    )
+    SERVER.error("the server ends: %s", message, extra=fields(code=code))
 
 
 def log_uncaught(error: BaseException) -> None:
-    logging.getLogger("nunatak_server").critical("uncaught exception: %s", error, exc_info=error)
+    SERVER.critical("uncaught exception: %s", error, exc_info=error)
 
 
 def _give_up_own_handlers() -> None:
@@ -244,21 +243,12 @@ def _give_up_own_handlers() -> None:
 
 def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     name = "a thread" if failed.thread is None else failed.thread.name
-    error = failed.exc_value
-    logging.getLogger("nunatak_server").critical(
-        "uncaught exception in %s",
-        name,
-        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
-    )
+    SERVER.critical("uncaught exception in %s", name, exc_info=failed.exc_value)
 
 
 def _log_unraisable(failed: "sys.UnraisableHookArgs") -> None:
-    error = failed.exc_value
-    logging.getLogger("nunatak_server").error(
-        "%s",
-        failed.err_msg or "exception in code that cannot raise it",
-        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
-    )
+    message = failed.err_msg or "exception in code that cannot raise it"
+    SERVER.error("%s", message, exc_info=failed.exc_value)
 
 
 def leave_out_places() -> None:

@@ -33,8 +33,6 @@ OTHER: Final = "other"
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS: Final = (16, 64, 256, 1024, 2048, 4096, 8192, 16_384, 65_536)
-
-
 TASK: Final = ("task",)
 # By task only sums: a scrape of histograms for a thousand tasks would take most of a second.
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
