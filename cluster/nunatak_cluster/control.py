@@ -16,8 +16,6 @@ from nunatak_contract.errors import NunatakError
 
 PREFIX: Final = "nunatak-"
 """Of the names of our applications; other applications of the cluster stay alone."""
-
-
 RUNNING: Final = "RUNNING"
 """The status of an application whose replicas are all ready."""
 
@@ -38,11 +36,9 @@ class ApplicationState:
     status: str
     message: str
     replicas: Mapping[str, int]
-    """The number of replicas in each state."""
 
 
 def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
-    """Return the place of each backbone. One backbone alone has no prefix."""
     # Of a folder or a hub id the last part names the path and, to Ray, the application.
     last = [it.rstrip("/").rpartition("/")[2].lower() for it in backbones]
     words = ["".join(it if it.isalnum() and it.isascii() else "-" for it in word) for word in last]
@@ -62,8 +58,7 @@ def up(
 ) -> None:
     """Start applications, or replace those that run, and return when they are ready.
 
-    Replicas are replaced a few at a time, and each answers its last requests before it ends. The
-    proxy of a Serve that runs already keeps its address.
+    Replicas are replaced a few at a time. The proxy of a Serve that runs already keeps its address.
     """
     serve.start(http_options=HTTPOptions(host=host, port=port))
     _check_address(host, port)
@@ -110,10 +105,7 @@ def status() -> list[ApplicationState]:
 
 
 def down() -> list[str]:
-    """Stop our applications, after their last answers, and return their names.
-
-    If the cluster serves nothing else, Ray Serve ends as well.
-    """
+    """Stop our applications and return their names; an otherwise idle Ray Serve ends as well."""
     names = [it.name for it in status()]
     for name in names:
         serve.delete(name)

@@ -34,7 +34,6 @@ class OnRay:
     device: str = "cpu"
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
-        """Yield the records in the order of completion."""
         work: Any = ray.remote(_do).options(
             num_cpus=self.threads,
             num_gpus=1 if self.device.startswith("cuda") else 0,

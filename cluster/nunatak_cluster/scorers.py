@@ -41,10 +41,7 @@ class ScoringActor:
     """
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        versions: Mapping[str, TaskManifest],
-        options: Parameters,
+        self, settings: ServerSettings, versions: Mapping[str, TaskManifest], options: Parameters
     ) -> None:
         self._settings = settings
         self._versions = versions
@@ -58,11 +55,9 @@ class ScoringActor:
             )
 
     def numerics(self) -> str:
-        """Return the type of device and the number format."""
         return self._scorer.numerics
 
     def score(self, inputs: Sequence[Input], numerics: str) -> ScoredInputs:
-        """Return the answers to a chunk."""
         if self._scorer.numerics != numerics:
             raise NunatakError(
                 "ray_failed",
@@ -95,7 +90,9 @@ class RayScorers:
                 waiting.append((item, None))
             else:
                 if len(owners) == IN_FLIGHT * len(loads):
-                    _free_one(owners, loads)
+                    done, _ = ray.wait(list(owners), num_returns=1)
+                    for reference in done:
+                        loads[owners.pop(reference)] -= 1
                 chosen = min(range(len(loads)), key=loads.__getitem__)
                 reference = self._actors[chosen].score.remote(inputs, self.numerics)
                 loads[chosen] += 1
@@ -122,14 +119,7 @@ def _first(
     return item, scored
 
 
-def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
-    done, _ = ray.wait(list(owners), num_returns=1)
-    for reference in done:
-        loads[owners.pop(reference)] -= 1
-
-
 def _result(reference: Any) -> Any:  # noqa: ANN401 - Ray's references have no types
-    """Return the result of a call."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -148,10 +138,7 @@ def ray_scorers(
     options: Parameters,
     num_scorers: int | None = None,
 ) -> Generator[RayScorers]:
-    """Start scorers on a cluster, by default as many as it has cores for; end them afterwards.
-
-    Each takes `compute_threads` of the settings as cores, or one; with a CUDA device also a GPU.
-    """
+    """Start scorers, by default as many as the cluster has cores for; end them afterwards."""
     num_cpus = settings.compute_threads or 1
     needs_gpu = settings.device.startswith("cuda")
     pinned = settings.model_copy(update={"compute_threads": num_cpus})

@@ -50,7 +50,6 @@ class BackboneSettings(BaseModel):
     queued_seconds: Annotated[float, Field(gt=0)] = 0.5
     """Seconds of work in the queue of a replica, above which there are more replicas."""
     num_cpus: Annotated[float, Field(gt=0)] = 1.0
-    """Cores that Ray reserves for a replica."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of a replica, or a fraction of one. Ray does not divide the memory of the GPU; set
     `task_memory_bytes`."""

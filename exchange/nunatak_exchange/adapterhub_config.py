@@ -113,7 +113,6 @@ class HeadFile(BaseModel):
 
 
 def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConfig:
-    """Read the bottleneck configuration that we can reproduce exactly."""
     architecture = file.config.get("architecture")
     if architecture is not None:
         raise unsupported(
@@ -153,7 +152,6 @@ def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width:
 
 
 def unsupported(checkpoint: Checkpoint, found: str) -> NunatakError:
-    """A refusal that lists the supported settings."""
     return checkpoint.refuse(
         found,
         "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",

@@ -32,7 +32,8 @@ from nunatak_exchange import adapterhub_config as files
 from nunatak_exchange import checks
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import Checkpoint
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
+from nunatak_exchange.peft_methods import new_parameters
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
 from nunatak_model.architectures import bert
 from nunatak_model.heads import head_shapes
 from nunatak_model.weights import Linear
@@ -66,8 +67,6 @@ def import_adapterhub(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """A head as `HeadSpec`, with the labels that the folder names."""
-
     spec: HeadSpec
     parameters: Mapping[str, Tensor]
     problem_type: ProblemType | None
@@ -81,8 +80,6 @@ class _Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
-    """The two stored maps of an adapter."""
-
     down: Linear
     up: Linear
 
@@ -90,18 +87,13 @@ class StoredAdapter:
 def normalised_bottleneck(
     settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
 ) -> tuple[Bottleneck, dict[str, Tensor]]:
-    """Write adapters as one method with its float32 parameters."""
     method = settings.model_copy(
         update={
             "size": max(len(adapter.down.weight) for adapter in adapters.values()),
             "first_layer": min(layer for layer, _ in adapters),
         }
     )
-    maths = maths_of(method)
-    maths.check(config)
-    parameters = {
-        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
-    }
+    parameters = new_parameters(method, config, torch.zeros)
     for (layer, place), adapter in adapters.items():
         for part, linear in (("down", adapter.down), ("up", adapter.up)):
             prefix, (out, into) = f"layers.{layer}.{place}.{part}", linear.weight.shape
@@ -135,7 +127,13 @@ class _AdapterHubImport(checks.Import):
         method, parameters = HeadOnly(), dict[str, Tensor]()
         if adapters:
             method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
-        head = self._head()
+        head_file = checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
+        tensors = checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
+        head = (
+            self._class_head(head_file, tensors)
+            if head_file.config is None
+            else self._flexible_head(head_file.config, head_file.name or "", tensors)
+        )
         return checks.ImportedTask(
             spec=BranchSpec(method=method, head=head.spec),
             labels=self.labels(head.spec, head.id2label or checkpoint.meaning.id2label),
@@ -182,13 +180,6 @@ class _AdapterHubImport(checks.Import):
                 if is_adapted[place]:
                     shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
         return shapes
-
-    def _head(self) -> _Head:
-        file = self.checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
-        tensors = self.checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
-        if file.config is None:
-            return self._class_head(file, tensors)
-        return self._flexible_head(file.config, file.name or "", tensors)
 
     def _flexible_head(
         self, head: files.FlexibleHead, name: str, tensors: Mapping[str, Tensor]

@@ -94,7 +94,6 @@ class AddedBackbone(BaseModel):
 
     name: str
     source: str
-    """The folder's name, or the hub id with its commit."""
     digest: str
     model_type: str
     num_layers: int
@@ -109,17 +108,9 @@ def add_backbone(
 ) -> AddedBackbone:
     """Read a checkpoint by transformers, check it, and write it to the folder of added backbones.
 
-    Args:
-        place: a folder, or a repository on the hub.
-        name: the name for `--backbone`; None takes the last part of the place.
-        hub: gives the files of a repository.
-        revision: branch, tag or commit on the hub; None takes the newest.
-
-    Raises:
-        NunatakError: `invalid_option`, the name is not allowed; `folder_in_use`, there is a
-            backbone of that name; `invalid_folder`, a file is missing or damaged;
-            `unsupported_import`, the architecture or a setting is not available here, or the
-            vectors differ from transformers' own; `hub_unavailable`.
+    `place` is a folder, or a repository on the hub. The errors are `invalid_option` (a name that is
+    not allowed), `folder_in_use`, `invalid_folder`, `hub_unavailable`, and `unsupported_import`: no
+    architecture or setting here, or the vectors differ from transformers' own.
     """
     wanted = _checked_name(name or place.rstrip("/").rpartition("/")[2])
     target = added_backbones() / wanted
@@ -233,7 +224,6 @@ def _copy(checkpoint: Checkpoint, made: Path, name: str) -> None:
 
 
 def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - untyped there
-    """The tokenizer as transformers reads it, from copies of the files that decide it."""
     with needs_extra("training"):
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
@@ -273,7 +263,6 @@ def _check_tokenizer_files(checkpoint: Checkpoint) -> None:
 
 
 def _check_patterns(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
-    """Refuse a tokenizer with a pattern that tries too many ways to match a short text."""
     patterns = "".join(patterns_in(json.loads(tokenizer.definition)))
     letters = sorted({it for it in patterns if it.isalnum()} | {*"a0! "})[:MAX_LETTERS]
     for times in (50, 500):
@@ -340,7 +329,6 @@ def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors of the checkpoint, in their stored format."""
     old = checkpoint.weight_files(single=OLD_WEIGHTS, index=OLD_INDEX)
     if checkpoint.weight_files() or not old:
         return checkpoint.stored_tensors()
@@ -351,10 +339,7 @@ def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _read_old(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
-    """The tensors of a file that `torch.save` wrote.
-
-    torch's restricted reader builds tensors alone, and runs no code of the file.
-    """
+    """Read what `torch.save` wrote by torch's restricted reader, which runs no code of it."""
     data = checkpoint.read_once(name, limit=MAX_WEIGHT_BYTES)
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(data)
@@ -398,7 +383,6 @@ def _tensors(
 
 
 def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
-    """Refuse a tokenizer that gives other token ids or types than transformers' own."""
     texts = (*reference.PROBE_INPUTS, reference.LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
     ours = backbone.tokenizer.encode(texts, max_length=10**9)
     for text, found in zip(texts, ours, strict=True):

@@ -93,13 +93,11 @@ class Checkpoint:
         return NunatakError("corrupt_file", folder=self.folder.name, file=file, problem=problem)
 
     def refuse(self, found: str, advice: str) -> NunatakError:
-        """An error: the folder asks for something that is not available here."""
         return NunatakError(
             "unsupported_import", folder=self.folder.name, found=found, advice=advice
         )
 
     def foreign(self, backbone: Backbone, difference: str) -> NunatakError:
-        """An error: the folder belongs to another backbone."""
         return NunatakError(
             "foreign_backbone",
             folder=self.folder.name,
@@ -130,7 +128,6 @@ class Checkpoint:
             raise as_error(error) from error
 
     def refused_by(self, library: str, action: str) -> AbstractContextManager[None]:
-        """Turn any error of a library into a refusal of this folder."""
 
         def refusal(error: BaseException) -> NunatakError:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -180,7 +177,6 @@ class Checkpoint:
             raise self.corrupt(name, f"is no JSON: {error}") from error
 
     def fields(self, name: str) -> dict[str, JsonValue]:
-        """The content of a file that must hold a JSON object."""
         found = self.json(name)
         if not isinstance(found, dict):
             raise self.corrupt(name, "is no JSON object")
@@ -232,7 +228,6 @@ class Checkpoint:
         return []
 
     def stored_tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the safetensors checkpoint, in its stored format."""
         tensors = dict[str, Tensor]()
         for name in self.weight_files() or [self._unless_pickled(WEIGHTS, PICKLE_ADVICE)]:
             data = self.read_once(name, limit=MAX_WEIGHT_BYTES)
@@ -260,7 +255,6 @@ class Checkpoint:
         return floats
 
     def adapter_tensors(self, stem: str, *, advice: str) -> dict[str, Tensor]:
-        """Read `stem`.safetensors as float32; `advice` helps if there is only a pickle."""
         name = f"{stem}.safetensors"
         if not self.has(name):
             self._unless_pickled(name, advice)

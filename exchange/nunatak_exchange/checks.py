@@ -1,7 +1,4 @@
-"""The import of one folder: choices of the caller, result, and checks against the backbone.
-
-The checks compare the shape of the model, its tokenizer and its reading settings with the backbone.
-"""
+"""The import of one folder: choices of the caller, result, and checks against the backbone."""
 
 import json
 from collections.abc import Mapping
@@ -66,10 +63,7 @@ AS_THE_FOLDER_SAYS: Final = ImportChoices()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedTask:
-    """The content of a foreign folder as a method, a head and parameters.
-
-    Everything `draft_task` needs, except name, probe inputs and provenance.
-    """
+    """The content of a foreign folder: what `draft_task` needs but name, probe and provenance."""
 
     spec: BranchSpec
     labels: tuple[str, ...]
@@ -106,7 +100,6 @@ class Import:
 
     @cached_property
     def config(self) -> BackboneConfig:
-        """The shape of the encoder in `config.json`."""
         raw = self.checkpoint.config
         if str(raw.get("model_type")) not in FAMILIES:
             raise self.checkpoint.refuse(
@@ -120,7 +113,6 @@ class Import:
             raise self.checkpoint.corrupt(CONFIG, problem) from error
 
     def check_shape(self) -> None:
-        """Refuse a `config.json` of an encoder with another shape than the backbone."""
         theirs, ours = self.config, self.backbone.config
         if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
             raise self.checkpoint.refuse(
@@ -173,10 +165,7 @@ class Import:
         self.check_reading()
 
     def check_reading(self) -> None:
-        """Refuse settings that make transformers read texts differently from the backbone here.
-
-        For files that the folder lacks, the backbone's files count.
-        """
+        """Refuse other settings of reading texts; for missing files, the backbone's count."""
         checkpoint, backbone = self.checkpoint, self.backbone
         config = checkpoint.config if checkpoint.has(CONFIG) else {}
         config = {"model_type": backbone.config.model_type, **config}
@@ -195,11 +184,7 @@ class Import:
             )
 
     def check_base(self, named: str | None) -> None:
-        """Refuse an adapter that does not name the backbone, or the checkpoint it was added from.
-
-        Adapters hold no weights of their base model, so only the last parts of the names are
-        compared.
-        """
+        """Refuse an adapter of another base. It holds no weights of it, so names must do."""
         backbone = self.backbone
         ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
         if named and _last_part(named) in ours:
@@ -213,7 +198,6 @@ class Import:
 
     @cached_property
     def named_problem_type(self) -> ProblemType | None:
-        """The problem type that the caller names, else `config.json`."""
         named = self.checkpoint.meaning.problem_type
         if self.choices.problem_type is not None or named is None:
             return self.choices.problem_type
@@ -225,10 +209,7 @@ class Import:
         )
 
     def problem_type(self, head: HeadSpec) -> ProblemType | None:
-        """Return the problem type, by the rule of transformers' text classification pipeline.
-
-        One logit is a regression only if one is named; else it is a label's logit, for sigmoid.
-        """
+        """One logit is a label's, unless a regression is named (transformers' rule)."""
         said = self.named_problem_type
         if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
             return None
@@ -241,11 +222,7 @@ class Import:
         return said or usual_problem_type(head)
 
     def labels(self, head: HeadSpec, stored: Mapping[str, JsonValue] | None) -> tuple[str, ...]:
-        """Return the labels of the logits: the caller's labels, else the folder's.
-
-        A head whose kind fixes the meaning of its outputs, such as question answering, has no
-        labels.
-        """
+        """The caller's labels, else the folder's; none where the kind of head gives the meaning."""
         given = self.choices.labels
         if head.kind.fixed_outputs is not None:
             if given is not None:

@@ -34,8 +34,6 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossEncoder:
-    """The cross-encoder settings of a folder."""
-
     max_length: int | None
     """The longest input in tokens: the modules', else the tokenizer's; None if not set."""
     score: RankingScore = RankingScore.SIGMOID

@@ -40,8 +40,6 @@ PIPELINE_TAGS: Mapping[HeadKind, str] = {
 
 
 class HubUnavailableError(NunatakError):
-    """The hub refused a request, or could not be reached."""
-
     def __init__(self, repository: str, action: str, reason: str) -> None:
         self.action = action
         self.reason = reason
@@ -149,10 +147,7 @@ class HuggingFaceHub:
     """The address of the hub. None: the public hub, or HF_ENDPOINT."""
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
-        """Add a commit with the files of a folder; return the address of the repository.
-
-        A missing repository is created. Only then `private` has an effect.
-        """
+        """Add a commit; return the repository's address. `private` counts for a new repository."""
         from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
@@ -209,18 +204,12 @@ def _copy_cached(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Files to read, and their origin."""
-
     folder: Path
     origin: str
-    """The name of the folder, or the repository with its commit."""
 
 
 def is_folder(place: str) -> bool:
-    """Whether a place is a folder: an existing folder, or a path such as `./x`, `/x` or `~/x`.
-
-    Anything else is a repository on the hub.
-    """
+    """Whether a place is a folder: one that exists, or a path such as `./x`, `/x` or `~/x`."""
     return place.startswith((".", "/", "~")) or Path(place).is_dir()
 
 

@@ -8,15 +8,9 @@ from pydantic import ValidationError
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
+from nunatak_exchange import checks
 from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint
-from nunatak_exchange.checks import (
-    AS_THE_FOLDER_SAYS,
-    Import,
-    ImportChoices,
-    ImportedTask,
-    check_exact,
-)
 from nunatak_exchange.hub import MANIFEST
 from nunatak_exchange.peft_config import CONFIG_FILE
 from nunatak_exchange.peft_import import import_peft
@@ -24,8 +18,7 @@ from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
-from nunatak_versions.drafting import Provenance, VersionDraft, draft_task
-from nunatak_versions.records import head_record
+from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head_record
 
 FILES = ("*.json", "*.safetensors", VOCABULARY)
 
@@ -54,8 +47,8 @@ def import_folder(
     backbone: Backbone,
     *,
     kind: ImportFormat = ImportFormat.AUTO,
-    choices: ImportChoices = AS_THE_FOLDER_SAYS,
-) -> ImportedTask:
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
     """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
@@ -65,7 +58,7 @@ def import_folder(
             `pickled_weights`, a part of the folder is missing, unsound or left over.
         NunatakError: `unsupported_import`, no method or head here computes the same.
     """
-    check_exact(backbone)
+    checks.check_exact(backbone)
     match kind_of(checkpoint) if kind is ImportFormat.AUTO else kind:
         case ImportFormat.TRANSFORMERS:
             return import_transformers(checkpoint, backbone, choices)
@@ -74,19 +67,19 @@ def import_folder(
         case ImportFormat.ADAPTERHUB:
             imported = import_adapterhub(checkpoint, backbone, choices)
     if not choices.allows_other_base:
-        Import(checkpoint, backbone, choices).check_base(imported.base)
+        checks.Import(checkpoint, backbone, choices).check_base(imported.base)
     return imported
 
 
 def draft_imported(
     task: str,
-    imported: ImportedTask,
+    imported: checks.ImportedTask,
     backbone: Backbone,
     *,
     origin: str,
     created_at: datetime,
     note: str = "",
-    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
 ) -> VersionDraft:
     """Describe an imported task as a version to publish, without data and scores.
 
@@ -129,7 +122,7 @@ def draft_imported(
     )
 
 
-def _check_inputs(kind: HeadKind, origin: str, choices: ImportChoices) -> None:
+def _check_inputs(kind: HeadKind, origin: str, choices: checks.ImportChoices) -> None:
     problem = None
     if kind.reads_tokens and choices.on_long not in {None, OnLong.WINDOWS}:
         problem = f"long texts as windows, got on_long {choices.on_long}"

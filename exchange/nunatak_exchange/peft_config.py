@@ -68,7 +68,6 @@ ELSEWHERE: Final = frozenset({"base_model_name_or_path", "revision", "runtime_co
 TIME_LIMIT_SECONDS = 10.0
 """Time limit of the process. A normal pattern takes milliseconds, mostly to start the process."""
 _PLAIN = re.compile(r"[\w.-]*")
-"""Matches plain names, in which a dot stands for any character."""
 _FORMS = ("{}", r"(.*\.)?({})$", r"(^|.*\.){}($|\..*)", r"(?:^|.*?\.){}\.(\d+)\.")
 """The patterns that peft makes of a pattern of the file."""
 _PROGRAM = """
@@ -83,7 +82,6 @@ _PATTERN_FIELDS = re.compile(r"module|pattern|target|layers")
 
 
 def read_fields(checkpoint: Checkpoint) -> dict[str, JsonValue]:
-    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed."""
     fields = checkpoint.fields(CONFIG_FILE)
     kind = fields.get("peft_type")
     if not isinstance(kind, str):

@@ -19,11 +19,7 @@ from nunatak_exchange.checkpoint import CONFIG, new_folder, write_json
 from nunatak_exchange.checks import check_exact
 from nunatak_exchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
 from nunatak_exchange.peft_methods import to_peft
-from nunatak_exchange.transformers_export import (
-    check_head,
-    export_refusal,
-    meaning_fields,
-)
+from nunatak_exchange.transformers_export import check_head, export_refusal, meaning_fields
 from nunatak_model import Backbone, tensors_to_bytes
 from nunatak_versions.loading import LoadedTask
 

@@ -49,20 +49,14 @@ def import_peft(
 ) -> checks.ImportedTask:
     """Read an adapter with its head; it computes what peft computes, to rounding.
 
-    Args:
-        checkpoint: holds `adapter_config.json` and `adapter_model.safetensors` of peft.
-        backbone: the base model of the adapter. peft records no digest of the base model, so only
-            shapes and names can be checked here.
-        choices: replace the folder's `config.json`, since peft stores neither labels nor problem
-            type.
+    peft records no digest of the base model, so only shapes and names can be checked against
+    `backbone`; and neither labels nor problem type, so `choices` replace `config.json`.
     """
     return _PeftImport(checkpoint, backbone, choices).task()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """The base model with the backbone's weights."""
-
     model: "PreTrainedModel"
     random: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the backbone does not have, by name."""
@@ -141,7 +135,6 @@ class _PeftImport(checks.Import):
         return layout.read_pooling(self.checkpoint, config, named)
 
     def _with_padding(self, head: HeadSpec) -> HeadSpec:
-        """The head of a decoder with the padding token that the folder names, if it names one."""
         if head.pooling is not Pooling.LAST or not self.checkpoint.has(CONFIG):
             return head
         named = self.checkpoint.config.get("pad_token_id")
@@ -165,7 +158,6 @@ class _PeftImport(checks.Import):
         return _Base(model=loaded.model, random=random)
 
     def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
-        """The tensors of the head that the base's checkpoint has, under transformers' names."""
         backbone, names = self.backbone, self.names.head_names
         sources, found = architecture_of(backbone.config).HEAD_SOURCES, dict[str, Tensor]()
         for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
@@ -179,7 +171,6 @@ class _PeftImport(checks.Import):
         return {name: it for name, it in found.items() if name in needed}
 
     def _branch(self, head: HeadSpec) -> _Found:
-        """The adapter as a branch whose answers equal peft's own."""
         checkpoint, backbone, base = self.checkpoint, self.backbone, self._base(head)
         modules = [name for name, _ in cast("Any", base.model).named_modules()]
         peft_config.check_patterns(checkpoint, self.fields, modules)
@@ -255,7 +246,6 @@ class _PeftImport(checks.Import):
         return _Found(spec=spec, parameters=parameters, found=found)
 
     def _merged(self, theirs: Mapping[str, Tensor], head: HeadSpec) -> _Found:
-        """The merged weights from the lowest changed layer up, with their cost."""
         config = self.backbone.config
         spec = BranchSpec(method=find_divergence(theirs, self.backbone).method(), head=head)
         parameters = {name: theirs[name].clone() for name in parameter_shapes(spec, config)}

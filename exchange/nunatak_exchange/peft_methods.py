@@ -13,7 +13,7 @@ Axes: rank, in, out = of one update.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 ADAPTER: Final = "default"
-"""peft's name of the one adapter of a model."""
 Site = tuple[int, LinearMap]
-"""A layer, and a map of it."""
 
 
 def native_method(
@@ -144,6 +142,14 @@ def normalised(
     return _normalised_ia3(scales, config) if scales else (HeadOnly(), {})
 
 
+def new_parameters(
+    method: Method, config: BackboneConfig, fill: Callable[[tuple[int, ...]], Tensor]
+) -> dict[str, Tensor]:
+    maths = maths_of(method)
+    maths.check(config)
+    return {name: fill(shape) for name, shape in maths.parameter_shapes(config).items()}
+
+
 def normalised_lora(
     updates: Mapping[Site, LoraUpdate], config: BackboneConfig
 ) -> tuple[Lora, dict[str, Tensor]]:
@@ -163,11 +169,7 @@ def normalised_lora(
         targets=_targets(updates),
         first_layer=min(layer for layer, _ in updates),
     )
-    maths = maths_of(method)
-    maths.check(config)
-    parameters = {
-        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
-    }
+    parameters = new_parameters(method, config, torch.zeros)
     for (layer, target), update in updates.items():
         prefix, own_rank = f"layers.{layer}.lora.{target}", update.down.shape[0]
         parameters[f"{prefix}.down"][:own_rank] = update.down
@@ -185,9 +187,7 @@ def _normalised_ia3(
         scaled_inputs=_targets(inputs),
         first_layer=min(layer for layer, _ in scales),
     )
-    maths = maths_of(method)
-    maths.check(config)
-    parameters = {name: torch.ones(it) for name, it in maths.parameter_shapes(config).items()}
+    parameters = new_parameters(method, config, torch.ones)
     for side, own in (("output", outputs), ("input", inputs)):
         for (layer, target), it in own.items():
             parameters[f"layers.{layer}.ia3.{target}.{side}"] = it.scale

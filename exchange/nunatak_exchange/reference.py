@@ -122,7 +122,6 @@ def load_model(
     config: "PreTrainedConfig",
     tensors: Mapping[str, Tensor],
 ) -> Loaded:
-    """Make a model with these tensors, in float32, by transformers' own rules for old names."""
     # The model must not hold the given tensors themselves: they may belong to a backbone.
     copies = {name: it.to("cpu", torch.float32, copy=True) for name, it in tensors.items()}
     with checkpoint.refused_by("transformers", "make a model of it"), quiet():
@@ -175,7 +174,6 @@ def _answer(model: nn.Module, encoding: Encoding, *, reads_types: bool) -> Tenso
 
 
 def vector_branch(backbone: Backbone) -> Branch:
-    """A branch whose answer is the vector of every token after the last layer."""
     pooled = embedding_branch(backbone)
     head = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=backbone.config.hidden_width)
     return replace(
@@ -206,11 +204,7 @@ def check_answers(
     encodings: Sequence[Encoding],
     expected: Sequence[Tensor],
 ) -> float:
-    """Refuse a model whose answers here differ from the answers in its own library.
-
-    Returns:
-        The difference, at most `TOLERANCE`.
-    """
+    """Refuse a model whose answers here are not those of its own library; return the difference."""
     difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:
         raise checkpoint.refuse(

@@ -38,14 +38,9 @@ KEEP_IT = "with --format hub, which keeps every method and head"
 
 
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
-    """Write the folder that `load_backbone`, and `AutoModel` of transformers, load.
+    """Write weights in float32 as a folder for `load_backbone` and `AutoModel` of transformers.
 
     The tokenizer, the pooling and the initial dense layer of heads come from `base`.
-
-    Args:
-        parameters: all weights of the encoder under our names; written in float32.
-        base: the backbone with the same shape.
-        folder: a new or empty folder to write to.
     """
     check_exportable(base)
     own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
@@ -114,7 +109,6 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
 
 
 def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
-    """An error: the format cannot express a part of the task."""
     return NunatakError(
         "unsupported_export", reference=task.manifest.reference, part=part, advice=advice
     )

@@ -17,13 +17,7 @@ from nunatak_exchange import checks, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
-from nunatak_model import (
-    Backbone,
-    BranchSpec,
-    build_branch,
-    dedicated_parameters,
-    parameter_shapes,
-)
+from nunatak_model import Backbone, BranchSpec, build_branch, dedicated_parameters, parameter_shapes
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 
@@ -34,11 +28,9 @@ class Divergence:
 
     embeddings: bool
     layers: tuple[int, ...]
-    """The differing layers, ascending."""
     num_layers: int
 
     def method(self) -> TopK | HeadOnly | Full:
-        """The method that owns the differing parts and all layers above them."""
         if self.embeddings:
             return Full()
         if not self.layers:
@@ -46,7 +38,6 @@ class Divergence:
         return TopK(num_layers=self.num_layers - self.layers[0])
 
     def describe(self) -> str:
-        """The differing parts and the resulting method, in a few words."""
         method = self.method()
         match method:
             case HeadOnly():
@@ -180,7 +171,6 @@ def import_transformers(
 
 
 def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, HeadKind]:
-    """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
         raise checkpoint.refuse(
             f"architectures in config.json names {', '.join(named) or 'no class'}",

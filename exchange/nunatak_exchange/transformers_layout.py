@@ -18,16 +18,8 @@ from torch import Tensor
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.reference import OWN_CODE
-from nunatak_model import Backbone, BackboneConfig, HeadSpec
-from nunatak_model.architectures import (
-    ARCHITECTURES,
-    architecture_of,
-    decoder,
-    encoder_shapes,
-    layer_shapes,
-    nomic,
-    source_rows,
-)
+from nunatak_model import Backbone, BackboneConfig, HeadSpec, architectures
+from nunatak_model.architectures import decoder, nomic
 from nunatak_model.architectures.deberta import DebertaConfig
 from nunatak_model.config import QKV
 from nunatak_model.heads import head_shapes, usual_head
@@ -124,10 +116,7 @@ def _nomic(class_prefix: str, encoder: str) -> Family:
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "bert": Family(
-        class_prefix="Bert",
-        encoder="bert",
-        dense="bert.pooler.dense",
-        sequence_output="classifier",
+        class_prefix="Bert", encoder="bert", dense="bert.pooler.dense", sequence_output="classifier"
     ),
     "roberta": _roberta("Roberta"),
     "xlm-roberta": _roberta("XLMRoberta"),
@@ -240,7 +229,7 @@ def module_names(target: str, model_type: str) -> tuple[str, ...]:
         return tuple(f"layers.{layer}.{it}.{kind}" for it in MODULES[model_type][part])
     if model_type in MODULES and target.startswith("embeddings.norm."):
         return (target.replace("norm", "LayerNorm"),)
-    return ARCHITECTURES[model_type].source_names(target)
+    return architectures.ARCHITECTURES[model_type].source_names(target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,13 +256,13 @@ def _shares(
 
 def bare_to_stored(tensors: Mapping[str, Tensor], config: BackboneConfig) -> dict[str, Tensor]:
     """Rename the tensors of an encoder to the names of checkpoints, without prefix."""
-    source_names = architecture_of(config).source_names
+    source_names = architectures.architecture_of(config).source_names
     return {
         source: part
-        for name in encoder_shapes(config)
+        for name in architectures.encoder_shapes(config)
         for source, part in zip(
             source_names(name),
-            torch.split(tensors[name], source_rows(name, len(tensors[name]), config)),
+            torch.split(tensors[name], architectures.source_rows(name, len(tensors[name]), config)),
             strict=True,
         )
     }
@@ -339,7 +328,7 @@ class ClassLayout:
         """
         places, config = defaultdict[str, list[HeldMap]](list), self.config
         for layer in range(config.num_layers):
-            shapes = layer_shapes(layer, config)
+            shapes = architectures.layer_shapes(layer, config)
             for stack, targets in STACKS.items():
                 name = f"layers.{layer}.{stack}.weight"
                 sources = module_names(name, config.model_type)
@@ -366,7 +355,7 @@ class ClassLayout:
     def from_model(self, parameters: Mapping[str, Tensor], head: HeadSpec) -> dict[str, Tensor]:
         """Rename the parameters of a model of transformers to our names."""
         tensors, names = dict[str, Tensor](), self.head_names
-        for name in encoder_shapes(self.config):
+        for name in architectures.encoder_shapes(self.config):
             sources = module_names(name, self.config.model_type)
             tensors[name] = torch.cat([parameters[f"{self.encoder}.{it}"] for it in sources])
         return {**tensors, **{it: parameters[names[it]] for it in head_shapes(head, self.config)}}

@@ -22,7 +22,8 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -42,11 +43,9 @@ from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_loadtest.memory import MemorySample, ledger_of, listening_pid, process_bytes
-from nunatak_loadtest.report import LATE, Started
+from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
 from nunatak_loadtest.scenarios import SCENARIOS, Asks, Scenario, scenario_named
-from nunatak_loadtest.summary import build_report
-from nunatak_loadtest.tasks import tasks_of
-from nunatak_loadtest.traffic import Requests, gaps, read_texts
+from nunatak_loadtest.traffic import Requests, gaps, read_texts, tasks_of
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 SERVER_PARTS = (QUEUE_HEADER, TOKENIZE_HEADER, COMPUTE_HEADER)
@@ -115,7 +114,6 @@ class NunatakUser(FastHttpUser):
 
     @task
     def ask(self) -> None:
-        """Send one request, and count its time from its due time."""
         if RUN.draws is None:
             raise StopUser
         tasks, text = RUN.draws.draw()
@@ -181,7 +179,6 @@ class ScenarioShape(LoadTestShape):
         self._is_warm = False
 
     def tick(self) -> tuple[int, float, list[type[User]]] | None:
-        """Return the number of users, who all start at once, and their class."""
         runner = self.runner
         if runner is None:
             return None
@@ -244,14 +241,12 @@ def refuse(environment: Environment, error: NunatakError) -> None:
 
 @events.report_to_master.add_listener
 def send_details(data: dict[str, Any], **_: object) -> None:
-    """A worker sends what it saw since the last report."""
     data[DETAILS] = RUN.details.serialize_stats()
     RUN.details.clear_all()
 
 
 @events.worker_report.add_listener
 def add_details(data: dict[str, Any], **_: object) -> None:
-    """The master adds what a worker saw."""
     for it in data.get(DETAILS, ()):
         entry = StatsEntry.unserialize(it, RUN.details)
         RUN.details.get(entry.name, entry.method).extend(entry)
@@ -345,3 +340,56 @@ def _sample_memory(**_: object) -> None:
 
 def _note(method: str, name: str, milliseconds: float) -> None:
     RUN.details.log_request(method, name, round(milliseconds), 0)
+
+
+def build_report(
+    started: Started, stats: RequestStats, details: RequestStats, samples: Sequence[MemorySample]
+) -> LoadReport:
+    late, total = details.get(LATE, "client"), stats.total
+    overall, late_ms = _statistics(total), float(late.get_response_time_percentile(0.99))
+    times = total.response_times.items()
+    in_time = sum(count for ms, count in times if ms <= started.scenario.p99_ms)
+    # Locust does not say how long the failed requests took, so each counts as one in time.
+    codes = Counter[str]()
+    for failure in stats.errors.values():
+        codes[str(failure.error).removeprefix("CatchResponseError('").removesuffix("')")] += (
+            failure.occurrences
+        )
+    return LoadReport(
+        started=started,
+        overall=overall,
+        by_name={it.name: _statistics(it) for it in stats.entries.values() if it.num_requests},
+        failure_codes=dict(codes.most_common()),
+        attained_share=max(0, in_time - total.num_failures) / max(total.num_requests, 1),
+        late_p99_ms=late_ms,
+        server_ms={
+            it.name: it.avg_response_time
+            for it in details.entries.values()
+            if it.method == "server" and it.num_requests
+        },
+        cache_hit_share=_cache_hit_share(samples),
+        memory=tuple(samples),
+        doubts=tuple(doubts_of(overall, late_ms)),
+    )
+
+
+def _statistics(entry: StatsEntry) -> Timed:
+    p50, p95, p99 = (entry.get_response_time_percentile(it) for it in (0.5, 0.95, 0.99))
+    return Timed(
+        requests=entry.num_requests,
+        failures=entry.num_failures,
+        answers_per_s=entry.total_rps - entry.total_fail_per_sec,
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        max_ms=entry.max_response_time,
+    )
+
+
+def _cache_hit_share(samples: Sequence[MemorySample]) -> float | None:
+    caches = [it.ledger.trunk_cache for it in samples if it.ledger is not None]
+    if len(caches) < 2:
+        return None
+    hits = caches[-1].hits - caches[0].hits
+    asked = hits + caches[-1].misses - caches[0].misses
+    return hits / asked if asked else 0.0

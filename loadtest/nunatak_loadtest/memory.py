@@ -30,7 +30,6 @@ class MemorySample(BaseModel):
 
 
 def ledger_of(client: Client) -> MemoryReport | None:
-    """Return the server's own memory report; None if the key may not read it."""
     try:
         return client.memory()
     except PermissionDeniedError:
@@ -62,7 +61,6 @@ def listening_pid(server: str) -> int | None:
 
 
 def process_bytes(pid: int | None) -> dict[str, int | None]:
-    """Return the memory of a process as fields of a sample; none for a process that is gone."""
     if pid is None:
         return {}
     try:

@@ -10,8 +10,7 @@ from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.report import LoadReport
 from nunatak_loadtest.scenarios import Scenario, scenario_named
-from nunatak_loadtest.tasks import tasks_of
-from nunatak_loadtest.traffic import read_texts
+from nunatak_loadtest.traffic import read_texts, tasks_of
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 STOP_TIMEOUT_S = 60
@@ -33,17 +32,9 @@ def run_locust(  # noqa: PLR0913 - the options of the command
 ) -> LoadReport:
     """Run a scenario and return its report; `out` also gets Locust's page and CSV files.
 
-    Args:
-        name: The scenario.
-        server: Address of the server.
-        tasks: Task references, or policies in a scenario of verdicts; none: all tasks.
-        users: Users who wait for answers, in place of the scenario's arrivals.
-        rate_per_s: Requests per second of an open loop.
-        seconds: Duration of the measurement.
-        text_file: Texts to send, one a line.
-        seed: Of all draws; absent: a new one.
-        processes: Processes that send requests.
-        out: Folder for `run-NAME.json`, `.html` and CSV files, which must not hold any of them yet.
+    `tasks` are references, or policies in a scenario of verdicts; none: all tasks. `users` wait for
+    answers, in place of the scenario's arrivals; `rate_per_s` is of an open loop. `out` must not
+    hold `run-NAME.json` or its neighbours yet.
     """
     scenario = scenario_named(name).changed(users=users, rate_per_s=rate_per_s, seconds=seconds)
     if text_file is not None:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from nunatak_contract.errors import NunatakError
@@ -13,13 +12,7 @@ STOP_TIMEOUT_S = 40
 
 
 class ServerProcess:
-    """Runs `nunatak serve` on a free port of this machine; a context manager.
-
-    Args:
-        registry: folder or URL of the registry to serve.
-        options: further options of `nunatak serve`.
-        log: file for the server's log; if absent, the log goes to standard error.
-    """
+    """Runs `nunatak serve` with `options` on a free port; logs to a file or standard error."""
 
     def __init__(
         self, registry: str | Path, *, options: tuple[str, ...] = (), log: Path | None = None
@@ -63,7 +56,6 @@ class ServerProcess:
         raise NunatakError("server_start_failed", exit_code=self._process.wait(), where=where)
 
     def stop(self) -> None:
-        """Ask the server to drain and end, and wait for it."""
         if self._process is None:
             return
         self._process.terminate()
@@ -80,10 +72,5 @@ class ServerProcess:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

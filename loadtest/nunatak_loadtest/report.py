@@ -1,6 +1,6 @@
 """The report of a run as a value, and as tables for a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Group
@@ -18,7 +18,6 @@ LATE_LIMIT_MS = 5
 FEWEST_ANSWERS = 100
 """With fewer answers, the slowest of a hundred is not known."""
 MOST_TASKS = 24
-"""Most rows of the tables of tasks."""
 
 
 class _Part(BaseModel):
@@ -71,7 +70,6 @@ class LoadReport(_Part):
 
     @property
     def ledger(self) -> MemoryReport | None:
-        """The last memory report of the server, if the key may read it."""
         return next((it.ledger for it in reversed(self.memory) if it.ledger is not None), None)
 
 
@@ -96,21 +94,16 @@ def doubts_of(overall: Timed, late_ms: float) -> Iterator[str]:
 def render(report: LoadReport) -> Group:
     """Whether the run counts; then its requests, its objective and the memory."""
     info, scenario = report.started.info, report.started.scenario
+    doubts = [Text(f"- {doubt}", style="red") for doubt in report.doubts]
     return Group(
-        *_doubts(report),
+        *([Text("THIS RUN DOES NOT COUNT", style="bold red")] if doubts else []),
+        *doubts,
         Text(f"{scenario.title or scenario.name}; {scenario.seconds:g} s"),
         Text(f"{info.name} {info.version} on {info.device} ({info.dtype})"),
         _request_table(report),
         Text("\n".join(_remarks(report))),
         *_memory_tables(report),
     )
-
-
-def _doubts(report: LoadReport) -> Iterator[Text]:
-    if report.doubts:
-        yield Text("THIS RUN DOES NOT COUNT", style="bold red")
-    for doubt in report.doubts:
-        yield Text(f"- {doubt}", style="red")
 
 
 def _request_table(report: LoadReport) -> Table:
@@ -176,14 +169,10 @@ def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
     table.add_row("saved", f"{memory.saved_share:.1%}")
     table.add_section()
     for name in ("pss_bytes", "rss_bytes"):
-        seen = _peak(report.memory, name)
+        found = (getattr(it, name) for it in report.memory)
+        seen = max((it for it in found if it is not None), default=None)
         source = "peak" if seen is not None else "as it reports"
         figure = seen if seen is not None else getattr(memory.process, name)
         heading = f"server process, {source} {name.removesuffix('_bytes').upper()}"
         table.add_row(heading, "-" if figure is None else decimal(figure))
     yield table
-
-
-def _peak(samples: Sequence[MemorySample], name: str) -> int | None:
-    found = (getattr(it, name) for it in samples)
-    return max((it for it in found if it is not None), default=None)

@@ -39,7 +39,6 @@ class Scenario(BaseModel):
     width: Annotated[int, Field(ge=1)] = 1
     """Tasks of a request of a fan-out, or all tasks if there are fewer."""
     most_tasks: Annotated[int, Field(ge=1)] | None = None
-    """Tasks of the server that take part at most."""
     zipf: Annotated[float, Field(ge=0, le=5)] = 0.0
     """The task of rank r gets requests in proportion to `r ** -zipf`; 0: all alike."""
     rate_per_s: Positive | None = None
@@ -55,7 +54,6 @@ class Scenario(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the measurement, without the warm-up."""
         return sum(seconds for _, seconds in self.steps)
 
     def users_at(self, second: float) -> int | None:
@@ -142,12 +140,7 @@ SCENARIOS = (
         words=100,
         sigma=0.2,
     ),
-    _minute(
-        name="zipf",
-        title="A few tasks get most requests (Zipf 1.0)",
-        zipf=1,
-        rate_per_s=40,
-    ),
+    _minute(name="zipf", title="A few tasks get most requests (Zipf 1.0)", zipf=1, rate_per_s=40),
     _minute(
         name="verdicts",
         title="Verdicts of a policy about every text, independent arrivals",

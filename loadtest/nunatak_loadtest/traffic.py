@@ -1,4 +1,4 @@
-"""The traffic of a scenario: due times, tasks and texts, drawn from a seed."""
+"""The traffic of a scenario: tasks of the server, and draws of due times, tasks and texts."""
 
 import math
 import random
@@ -7,8 +7,10 @@ from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 
+from nunatak_client import Client
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.scenarios import Scenario
+from nunatak_loadtest.scenarios import Asks, Scenario
 from nunatak_rows import file_of_rows, read_rows
 from nunatak_rows.inputs import bad_row
 
@@ -67,7 +69,6 @@ def task_weights(zipf: float, num_tasks: int) -> tuple[float, ...]:
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Read the texts of a file of rows, such as one text per line of a `.txt` file."""
     texts = list[str]()
     for row in read_rows(file_of_rows(path, name=str(path))):
         if row.problem is not None or not isinstance(text := row.values.get("text"), str):
@@ -76,3 +77,51 @@ def read_texts(path: Path) -> tuple[str, ...]:
     if not texts:
         raise NunatakError("invalid_settings", problem=f"{path} holds no text")
     return tuple(texts)
+
+
+def tasks_of(
+    client: Client, scenario: Scenario, given: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tasks to ask (or policies for verdicts), and those that read no single text."""
+    if scenario.asks is Asks.VERDICT:
+        chosen, left_out = list(given), list[str]()
+    elif given:
+        chosen, left_out = _checked(client, given), []
+    else:
+        needs = {it.name: needed(it.head, it.reads) for it in client.tasks()}
+        chosen = sorted(name for name, other in needs.items() if other is None)
+        left_out = sorted(name for name, other in needs.items() if other is not None)
+    if not chosen or len(set(chosen)) != len(chosen):
+        wanted = "policies that are given" if scenario.asks is Asks.VERDICT else "tasks"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"scenario {scenario.name!r} asks {wanted}, at least one and each once, but "
+            f"there are: {', '.join(chosen) or 'none'}",
+        )
+    return tuple(chosen[: scenario.most_tasks]), tuple(left_out)
+
+
+def _checked(client: Client, given: Sequence[str]) -> list[str]:
+    for name in given:
+        task = client.task(name)
+        other = needed(task.head, task.reads)
+        if other is not None:
+            raise NunatakError(
+                "invalid_settings",
+                problem=f"task {name!r} reads {other}, but a load test sends single texts; leave "
+                "the task out",
+            )
+    return list(given)
+
+
+def needed(head: str, reads: Reads | None) -> str | None:
+    """Return what a task reads in place of a single text; None if a single text is enough."""
+    match head, reads:
+        case HeadKind.QUESTION_ANSWERING, _:
+            return "a question with its context"
+        case HeadKind.RANKING, _:
+            return "a query with its documents"
+        case _, Reads.PAIR:
+            return "two texts"
+        case _:
+            return None

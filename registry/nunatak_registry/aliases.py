@@ -28,21 +28,12 @@ from nunatak_contract.manifest import TaskManifest
 MAX_ACTOR_LENGTH = 200
 
 
-def current_user() -> str:
-    """Return the user of the operating system; by number if the system has no name."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return f"user {os.getuid()}"
-
-
 def actor(given: str | None) -> str:
-    """Return who changes an alias: the given name, or the user of the operating system.
-
-    Raises:
-        InvalidNameError: the name is empty, too long or not printable.
-    """
-    name = current_user() if given is None else given
+    """Return who changes an alias: the given name, checked, or the user of the operating system."""
+    try:
+        name = getpass.getuser() if given is None else given
+    except (OSError, KeyError):
+        name = f"user {os.getuid()}"
     if not (1 <= len(name) <= MAX_ACTOR_LENGTH and name.isprintable()):
         raise InvalidNameError("actor", name, f"1 to {MAX_ACTOR_LENGTH} printable characters")
     return name
@@ -72,9 +63,7 @@ class AliasEvent:
 def rollback_target(history: Sequence[AliasEvent], available: Collection[int]) -> int | None:
     """Return the target version of a rollback, or None if there is no earlier version.
 
-    Deleted versions are skipped, and so is the version that the alias already points to: a rollback
-    always changes the served version. Deleted numbers are never reused, so the history stays
-    unambiguous.
+    Deleted versions and the present one are skipped, so a rollback changes the served version.
     """
     *earlier, current = _promotions(history) or [0]
     candidates = (
@@ -159,12 +148,7 @@ class Traffic:
 
 
 def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskManifest) -> None:
-    """Refuse a candidate that cannot run next to the version `base` of its alias.
-
-    Raises:
-        NunatakError: `invalid_candidate`, the candidate is `base` itself, has another kind of
-            output, reads fewer forms of input, or has no share; or a shadow has another backbone.
-    """
+    """Raise `invalid_candidate` if the candidate cannot run next to the version `base`."""
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"
     elif candidate.version == base.version:
@@ -211,11 +195,7 @@ def check_expected(
     alias: str,
     role: CandidateRole | None = None,
 ) -> None:
-    """Raise unless `current` is the expected version (0: none is expected; None: any or none).
-
-    Raises:
-        NunatakError: `alias_conflict`, or with a role `candidate_conflict`.
-    """
+    """Raise a conflict unless `current` is expected (0: none is; None: any or none)."""
     if expected is None or expected == (current or 0):
         return
     none = "no version" if role is None else "none"

@@ -21,7 +21,6 @@ class ListedTask:
     aliases: dict[str, int]
     manifest: TaskManifest
     candidates: tuple[Candidate, ...] = ()
-    """The candidates of its aliases."""
 
     @property
     def latest(self) -> int:

@@ -44,11 +44,7 @@ def default_location() -> str:
 
 
 def parse_location(location: str | Path) -> Location:
-    """Read a folder path or a database URL. No file and no network is used.
-
-    Raises:
-        StoreUnavailableError: the URL cannot be read, or names no root for blobs.
-    """
+    """Read a folder path or a database URL, without a look at files or network."""
     if isinstance(location, str) and "://" in location:
         return _parse_url(location)
     folder = Path(location).expanduser().absolute()

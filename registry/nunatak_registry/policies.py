@@ -25,11 +25,7 @@ class PolicyStore(DocumentStore[Policy]):
 
 
 def check_policy(policy: Policy, head_of: HeadOf) -> None:
-    """Return if the present task versions can decide every condition of a policy.
-
-    Raises:
-        NunatakError: `invalid_policy`, with everything that the tasks cannot decide.
-    """
+    """Raise `invalid_policy` unless the present task versions can decide every condition."""
     heads, problems = dict[str, HeadRecord](), list[str]()
     for text in policy.references:
         try:

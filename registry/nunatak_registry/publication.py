@@ -16,12 +16,7 @@ from nunatak_registry.index.snapshot import Snapshot
 
 
 def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
-    """Refuse bytes that are not exactly the draft's blobs.
-
-    Raises:
-        InvalidManifestError: roles, sizes or digests differ.
-        InvalidArtifactError: a blob is no safetensors file within our limits.
-    """
+    """Refuse bytes that are not exactly the draft's blobs, or no safetensors within limits."""
     roles = sorted(blob.role for blob in draft.blobs)
     if roles != sorted(blobs):
         raise InvalidManifestError(
@@ -49,9 +44,6 @@ def check_place(snapshot: Snapshot, blobs: BlobStore, digests: Collection[str]) 
 
     The volume of the blobs is perhaps not mounted, and the written blobs would disappear below it.
     A registry without versions may write anywhere, and known blobs may be written again.
-
-    Raises:
-        StoreUnavailableError: the place has none of the blobs.
     """
     known = snapshot.some_blobs()
     if not known or (
@@ -67,11 +59,7 @@ def check_place(snapshot: Snapshot, blobs: BlobStore, digests: Collection[str]) 
 
 
 def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
-    """Return the manifest of a draft with its number. All fields are checked again.
-
-    Raises:
-        InvalidManifestError: the draft was built without checks.
-    """
+    """Return the manifest of a draft with its number. All fields are checked again."""
     fields = draft.model_dump(include=set(TaskDraft.model_fields), warnings=False)
     try:
         return TaskManifest.model_validate({**fields, "version": version})

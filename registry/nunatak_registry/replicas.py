@@ -50,10 +50,9 @@ class ReplicaStore(Store):
     """The replicas of one registry. On SQLite, its clock measures lifetimes."""
 
     def beat(self, beat: Beat) -> int:
-        """Write the row of a process, remove rows whose lifetime has ended, and count the others.
+        """Write the row of a process, remove rows that have ended, and count the others.
 
-        The row confirms the applied generation only while the generation is the present one. A
-        number alone proves nothing, because a restored index repeats earlier numbers.
+        The row confirms only the present generation: a restored index repeats earlier numbers.
         """
         lifetime_s = LIFETIME_S if beat.lease_s is None else beat.lease_s * LIFETIME_PER_LEASE
         with self._index.noting() as change:
@@ -108,11 +107,7 @@ class ReplicaStore(Store):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> ReplicaListing:
-        """Wait until every live replica has confirmed the present revision; return the replicas.
-
-        Raises:
-            NunatakError: `replicas_behind`, some replicas have not confirmed within `seconds`.
-        """
+        """Wait until every live replica has confirmed it, else raise `replicas_behind`."""
         revision, ends_at = self._index.generation().number, clock() + seconds
         while behind := self.behind(revision):
             if clock() >= ends_at:

@@ -15,33 +15,24 @@ from nunatak_registry.index.index import Store
 
 
 class RolloutStore(Store):
-    """The candidates of one registry.
-
-    Every method may raise `TaskNotFoundError`, or `alias_not_found` if the task has no such alias.
-    """
+    """The candidates of one registry."""
 
     def set(
         self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None
     ) -> CandidateEvent:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
-        Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
-        now (0: there must be none; None: any or none). An equal candidate stays as it is.
-        `by` is the author of the change; None: the user of the operating system.
-
-        Raises:
-            VersionNotFoundError: the task has no such version.
-            NunatakError: `invalid_candidate`, the version cannot run next to the alias's version.
-            NunatakError: `candidate_conflict`, the alias has another candidate than expected.
+        Compare-and-swap: `candidate_conflict` unless `expected_version` is the candidate of that
+        role now (0: none; None: any or none). An equal candidate stays as it is. Raises
+        `invalid_candidate` if the version cannot run there. `by` is the author of the change;
+        None: the user of the operating system.
         """
         task, alias, role = candidate.task, candidate.alias, candidate.role
         with self._writing() as change:
             base = TaskReference(task=task, version=change.require_alias(task, alias))
             wanted = TaskReference(task=task, version=candidate.version)
             check_candidate(
-                candidate,
-                base=change.find(base).parse(),
-                manifest=change.find(wanted).parse(),
+                candidate, base=change.find(base).parse(), manifest=change.find(wanted).parse()
             )
             current = change.candidate(task, alias, role)
             now = current and current.version
@@ -63,12 +54,7 @@ class RolloutStore(Store):
         expected_version: int | None = None,
         by: str | None = None,
     ) -> CandidateEvent:
-        """End a candidate, so that the alias's own version gets all requests; `by` as for `set`.
-
-        Raises:
-            NunatakError: `candidate_not_found`, there is no candidate of this role.
-            NunatakError: `candidate_conflict`, the candidate is not the expected version.
-        """
+        """End a candidate; the alias's own version gets all requests. Arguments as for `set`."""
         with self._writing() as change:
             change.require_alias(task, alias)
             current = change.candidate(task, alias, role)

@@ -7,23 +7,12 @@ outlive the row by a grace period. A killed process leaves at most a blob withou
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.names import (
-    TaskReference,
-    check_alias_name,
-    check_reader_name,
-)
-from nunatak_registry.aliases import (
-    AliasEvent,
-    AliasEventKind,
-    Traffic,
-    actor,
-    check_expected,
-)
+from nunatak_contract.names import TaskReference, check_alias_name, check_reader_name
+from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor, check_expected
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
@@ -70,17 +59,19 @@ class Registry(Upkeep):
 
     @classmethod
     def open(cls, location: str | Path, *, create: bool = True, clock: Clock = utc_now) -> Self:
-        """Open the registry at a folder or a database URL; if there is none, create one.
+        """Open the registry at a folder or a database URL; if there is none, create one or refuse.
 
         A URL also names the root of the blobs: `postgresql+psycopg://user@host/db?blobs=s3://b/p`.
-
-        Raises:
-            NunatakError: `registry_missing`, there is none, and `create` is False.
         """
         place = parse_location(location)
         missing = None if create else NunatakError("registry_missing", location=place.shown)
         if place.folder is not None and create:
-            _create_folder(place.folder)
+            try:
+                create_durable_folder(place.folder)
+            except OSError as error:
+                raise StoreUnavailableError(
+                    f"cannot create the registry folder: {error.strerror}; choose another location"
+                ) from error
         blobs = BlobStore.open(place.blob_root)
         return cls(index=Index.open(place.index_url, missing=missing), blobs=blobs, clock=clock)
 
@@ -91,12 +82,7 @@ class Registry(Upkeep):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def publish(self, draft: TaskDraft, blobs: Mapping[str, bytes]) -> TaskManifest:
@@ -104,10 +90,7 @@ class Registry(Upkeep):
 
         Atomic: visible whole on return, or not at all. Content that exists already is not stored
         twice: the existing version is returned, and the bytes of its blobs are written again.
-
-        Raises:
-            InvalidManifestError: the bytes are not the blobs that the draft describes.
-            InvalidArtifactError: a blob is no safetensors file within our limits.
+        Raises `InvalidManifestError` or `InvalidArtifactError` if the bytes do not fit the draft.
         """
         # Numbered once for the checks alone, because a draft that fails must leave no blob behind.
         content_digest = number_draft(draft, version=1).content_digest()
@@ -154,14 +137,10 @@ class Registry(Upkeep):
         *,
         pause: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Return the bytes of one blob of a version. Size and digest are checked.
+        """Return the bytes of one blob of a version, or raise `CorruptBlobError`.
 
         `pause` is called after each megabyte that is checked, for a caller that must not keep a
         core busy for long.
-
-        Raises:
-            InvalidManifestError: the manifest has no blob of that role.
-            CorruptBlobError: the stored bytes are missing or damaged.
         """
         blob = manifest.blob(role)
         if blob is None:
@@ -225,13 +204,10 @@ class Registry(Upkeep):
     ) -> AliasEvent:
         """Let an alias point to a version, and return the move; canary and shadow end.
 
-        Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: the alias
-        must not exist yet; None: the alias may point to any version). An alias that already points
-        to `version` does not move: no event is added, the generation stays, and the alias's last
-        event is returned. `by` is the author of the move; None: the user of the operating system.
-
-        Raises:
-            NunatakError: `alias_conflict`, the alias points to another version than expected.
+        Compare-and-swap: `alias_conflict` unless the alias points to `expected_version` (0: the
+        alias must not exist yet; None: any version). An alias that already points to `version` does
+        not move: no event is added, the generation stays, and the last event is returned. `by` is
+        the author of the move; None: the user of the operating system.
         """
         check_alias_name(alias)
         with self._writing() as change:
@@ -254,21 +230,12 @@ class Registry(Upkeep):
             return event
 
     def rollback(
-        self,
-        task: str,
-        alias: str,
-        *,
-        expected_version: int | None = None,
-        by: str | None = None,
+        self, task: str, alias: str, *, expected_version: int | None = None, by: str | None = None
     ) -> AliasEvent:
         """Move an alias back to the version before its last promotion, and return the move.
 
         Repeated rollbacks go further back. Versions deleted since are skipped. Canary and shadow
-        end, and `expected_version` and `by` have the same meaning, as in `promote`.
-
-        Raises:
-            NunatakError: `alias_conflict`, the alias points elsewhere than expected.
-            NunatakError: `no_previous_version`, there is no earlier version.
+        end; the parameters are those of `promote`. Raises `no_previous_version` if there is none.
         """
         with self._writing() as change:
             current, target = change.rollback(task, alias, expected_version)
@@ -298,13 +265,10 @@ class Registry(Upkeep):
             return snapshot.history(task, alias)
 
     def delete(self, task: str, version: int) -> None:
-        """Delete a version; its number is not given out again.
+        """Delete a version, unless in use (`version_in_use`); its number is not given out again.
 
         The blobs stay until `gc` finds them unused for a grace period. A reader in any process that
         resolved the version before can therefore still read the blobs.
-
-        Raises:
-            NunatakError: `version_in_use`, an alias, a candidate or a reader uses the version.
         """
         with self._writing() as change:
             change.require_version(task, version)
@@ -360,17 +324,5 @@ class Registry(Upkeep):
             return snapshot.held(reader, self._clock())
 
     def generation(self) -> Generation:
-        """Return the generation, which changes with every change and with a restore.
-
-        One small query, which also sees changes of other processes.
-        """
+        """Return the generation, by one small query that also sees changes of other processes."""
         return self._index.generation()
-
-
-def _create_folder(folder: Path) -> None:
-    try:
-        create_durable_folder(folder)
-    except OSError as error:
-        raise StoreUnavailableError(
-            f"cannot create the registry folder: {error.strerror}; choose another location"
-        ) from error

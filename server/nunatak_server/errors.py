@@ -97,3 +97,7 @@ class TaskDoesNotFitError(TaskError):
             budget_bytes=budget_bytes,
             pinned_bytes=pinned_bytes,
         )
+
+
+def invalid_request(problem: str) -> NunatakError:
+    return NunatakError("invalid_request", problem=problem)

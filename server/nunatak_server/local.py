@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 
 from nunatak_client import TaskResult
@@ -18,7 +17,6 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.http.replies import prediction_fields
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import (
     Handling,
@@ -26,6 +24,7 @@ from nunatak_server.predict.types import (
     Predictions,
     TaskFailure,
     TaskPrediction,
+    prediction_fields,
 )
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -45,12 +44,7 @@ class LocalPredictor:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:

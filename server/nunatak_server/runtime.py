@@ -43,7 +43,7 @@ from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
+from nunatak_server.residency.loading import Loader, LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
@@ -51,7 +51,7 @@ from nunatak_server.residency.memory import (
     size_in_memory,
     task_memory_budget,
 )
-from nunatak_server.residency.residency import Loader, Residency
+from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission

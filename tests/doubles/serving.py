@@ -30,7 +30,8 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.processes.serving import DrainingServer
-from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
+from nunatak_server.residency.loading import PATIENCE_S, Loader
+from nunatak_server.residency.residency import Residency
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_versions import LoadedTask

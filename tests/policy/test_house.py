@@ -8,25 +8,25 @@ import pytest
 MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
-    "nunatak_versions": (444, 5),
-    "nunatak_exchange": (4149, 18),
+    "nunatak_versions": (428, 4),
+    "nunatak_exchange": (4024, 18),
     "nunatak_cli": (7167, 43),
     "nunatak": (423, 3),
     "nunatak_client": (2229, 9),
-    "nunatak_cluster": (602, 7),
+    "nunatak_cluster": (579, 7),
     "nunatak_contract": (3642, 18),
     "nunatak_rows": (790, 7),
-    "nunatak_loadtest": (1197, 10),
-    "nunatak_model": (9824, 55),
+    "nunatak_loadtest": (1119, 8),
+    "nunatak_model": (9287, 53),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4176, 24),
-    "nunatak_server": (19800, 104),
-    "nunatak_training": (9148, 48),
+    "nunatak_registry": (3970, 24),
+    "nunatak_server": (19249, 104),
+    "nunatak_training": (8609, 48),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_603, 352
-MIN_CODE_SHARE = 0.498
+MAX_LINES, MAX_FILES = 61_528, 347
+MIN_CODE_SHARE = 0.511
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
 

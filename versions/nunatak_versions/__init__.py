@@ -6,10 +6,10 @@ from nunatak_versions.drafting import (
     VersionDraft,
     draft_quantized,
     draft_task,
+    head_record,
 )
-from nunatak_versions.loading import LoadedTask, load_task
+from nunatak_versions.loading import LoadedTask, branch_spec, load_task
 from nunatak_versions.probing import probe_tolerance
-from nunatak_versions.records import branch_spec, head_record
 
 __all__ = [
     "PARAMETERS_ROLE",

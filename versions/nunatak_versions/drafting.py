@@ -8,7 +8,7 @@ from hashlib import sha256
 from pydantic import BaseModel
 from torch import Tensor
 
-from nunatak_contract.enums import OnLong, Reads, TensorDtype
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType, RankingScore, Reads, TensorDtype
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     CalibrationRecord,
@@ -28,6 +28,7 @@ from nunatak_contract.manifest import (
 from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
+    HeadSpec,
     TextInput,
     build_branch,
     quantized_digest,
@@ -35,9 +36,8 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_versions.loading import check_effect
+from nunatak_versions.loading import SHARED, branch_spec, check_effect
 from nunatak_versions.probing import record_probe
-from nunatak_versions.records import branch_spec
 
 PARAMETERS_ROLE = "parameters"
 
@@ -61,6 +61,32 @@ class VersionDraft:
 
     manifest: TaskDraft
     blobs: Mapping[str, bytes]
+
+
+def head_record(
+    spec: HeadSpec,
+    labels: tuple[str, ...],
+    problem_type: ProblemType | None = None,
+    score: RankingScore = RankingScore.SIGMOID,
+    *,
+    default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
+) -> HeadRecord:
+    """Return the record of a head whose logits stand for `labels`, in this order.
+
+    A sequence classification without `problem_type` gives one label. `score` belongs to ranking,
+    `thresholds` to several labels (absent: 0.5). `default_label` means that nothing was found.
+    """
+    if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        problem_type = ProblemType.SINGLE_LABEL
+    return HeadRecord(
+        problem_type=problem_type,
+        labels=labels,
+        default_label=default_label,
+        thresholds=dict(thresholds or {}),
+        score=score,
+        **{name: getattr(spec, name) for name in SHARED},
+    )
 
 
 def draft_task(  # noqa: PLR0913 - a version has this many parts
@@ -113,12 +139,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
 
 
 def draft_quantized(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
-    """The same task on the quantized form of its backbone, without the scores of the original.
-
-    Raises:
-        NunatakError: `backbone_mismatch`, the backbone is not the quantized form of the version's.
-        NunatakError: the parameters do not fit method and head, or are not finite.
-    """
+    """The same task on the quantized form of its backbone, without the scores of the original."""
     if backbone.digest != quantized_digest(manifest.backbone.digest):
         wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
         raise NunatakError(

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
     Branch,
+    BranchSpec,
+    HeadSpec,
     TrunkStates,
     build_branch,
     convert_branch,
@@ -25,7 +29,14 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_versions.probing import run_probe
-from nunatak_versions.records import branch_spec
+
+SHARED = ("kind", "pooling", "dense", "block", "bias", "padding_id")
+"""Fields that `HeadSpec` of the model and `HeadRecord` of the contract have in common."""
+
+
+def branch_spec(head: HeadRecord, method: Method) -> BranchSpec:
+    shared = {name: getattr(head, name) for name in SHARED}
+    return BranchSpec(method=method, head=HeadSpec(num_labels=head.num_outputs, **shared))
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:

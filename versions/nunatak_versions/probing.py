@@ -60,11 +60,7 @@ def run_probe(
 
 
 def probe_tolerance(recorded: float, expected: Sequence[float], backbone: Backbone) -> float:
-    """Return the largest allowed difference of a logit when serving on `backbone`.
-
-    The publisher's record decides for small logits. Rounding grows with the largest recorded logit:
-    little in float32, much in half-precision formats and integers.
-    """
+    """Return the allowed difference of a logit; rounding grows with the largest one of the row."""
     scale = max(1.0, *(abs(logit) for logit in expected))
     relative = RELATIVE_TOLERANCE[backbone.dtype]
     if backbone.is_quantized:

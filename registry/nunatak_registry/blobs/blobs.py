@@ -26,10 +26,7 @@ def digest_of(data: bytes) -> str:
 
 
 def fits(data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) -> bool:
-    """Return whether `digest` is the SHA-256 of `data`.
-
-    `pause` is called after each megabyte that is checked.
-    """
+    """Return whether `digest` is the SHA-256 of `data`; `pause` is called after each megabyte."""
     found, view = hashlib.sha256(), memoryview(data)
     for start in range(0, len(view), _PIECE_BYTES):
         found.update(view[start : start + _PIECE_BYTES])
@@ -65,7 +62,6 @@ class StoredFile:
 
     @property
     def is_among_blobs(self) -> bool:
-        """Whether the file lies in the place of a blob or of a folder of blobs."""
         return self.key.partition("/")[0] == _FOLDER
 
     @property
@@ -85,13 +81,12 @@ class BlobStore:
 
     @classmethod
     def open(cls, root: str) -> Self:
-        """Return the store under `root`, a local path or an fsspec URL. Creates nothing."""
         return cls(open_files(root))
 
     def put(self, data: bytes) -> str:
-        """Store `data` and return its digest; durable on return, whole or not at all.
+        """Store `data`, durable on return, and return its digest.
 
-        Existing bytes are written again. This repairs a damaged copy, and makes a retry after a
+        Existing bytes are written again: this repairs a damaged copy, and makes a retry after a
         failed fsync effective. Readers are not disturbed.
         """
         digest = digest_of(data)
@@ -99,13 +94,7 @@ class BlobStore:
         return digest
 
     def get(self, digest: str, size: int, *, pause: Callable[[], None] = lambda: None) -> bytes:
-        """Return the blob. The returned bytes themselves are checked.
-
-        `pause` is called after each megabyte that is checked.
-
-        Raises:
-            CorruptBlobError: missing, not a plain file, of another size, or of another digest.
-        """
+        """Return bytes of this size and digest, or raise `CorruptBlobError`."""
         if size > MAX_BLOB_BYTES:
             raise CorruptBlobError(digest, f"may have {MAX_BLOB_BYTES} bytes at most, not {size}")
         data = self._files.read(blob_key(digest), size + 1)
@@ -123,30 +112,24 @@ class BlobStore:
         return self._files.exists(blob_key(digest))
 
     def has_folder(self) -> bool:
-        """Return whether the place has a folder of blobs, or needs none."""
         return self._files.has_folder(_FOLDER)
 
     def check_writable(self) -> None:
-        """Raise `StoreReadOnlyError` if an fsync has failed since the store was opened."""
         self._files.check_writable()
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield everything below the root except the quarantine, in no order."""
         for key in self._files.list_keys():
             if not key.startswith(f"{_QUARANTINE}/"):
                 yield StoredFile.at(key)
 
     def is_sound(self, digest: str) -> bool:
-        """Return whether the bytes stored under a digest have that digest."""
         data = self._files.read(blob_key(digest), MAX_BLOB_BYTES + 1)
         return data is not None and digest_of(data) == digest
 
     def modified(self, file: StoredFile) -> datetime | None:
-        """Return the time of a file's last write, in UTC; None if the file is gone."""
         return self._files.modified(file.key)
 
     def remove(self, file: StoredFile) -> None:
-        """Remove a file, if it is there."""
         self._files.delete(file.key)
 
     def quarantine(self, key: str) -> str | None:

@@ -85,11 +85,7 @@ class Files(Protocol):
 
 
 def open_files(root: str) -> Files:
-    """Return the files under `root`, a local path or an fsspec URL. Creates nothing.
-
-    Raises:
-        StoreUnavailableError: the protocol is unknown, or its package is not installed.
-    """
+    """Return the files under `root`, a local path or an fsspec URL. Creates nothing."""
     if "://" not in root:
         return LocalFiles(Path(root))
     protocol = root.partition("://")[0]
@@ -120,18 +116,17 @@ class LocalFiles:
             raise StoreReadOnlyError(self._sync_failure)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store `data`: temporary file, fsync, rename, fsync of the folders."""
         self.check_writable()
         path = self._root / key
-        with _local_refusals("write"):
-            self._create_folder(path.parent)
+        with _local_refusals("write"), self._failed_sync_is_final():
+            create_durable_folder(path.parent)
             with self._folder(key) as folder:
-                self._write_whole(folder, path.name, data)
+                _write_whole(folder, path.name, data)
                 # Another process may have created the folders and not synced them yet, so they are
                 # synced in any case.
-                self._sync(folder)
+                _sync(folder)
             for above in (path.parent.parent, self._root):
-                self._sync_path(above)
+                _sync_folder(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
         with _local_refusals("read"):
@@ -171,12 +166,12 @@ class LocalFiles:
         self.check_writable()
         if self._status(key) is None:
             return False
-        with _local_refusals("move"):
-            self._create_folder((self._root / target).parent)
+        with _local_refusals("move"), self._failed_sync_is_final():
+            create_durable_folder((self._root / target).parent)
             with self._folder(key) as source, self._folder(target) as destination:
                 os.rename(_name(key), _name(target), src_dir_fd=source, dst_dir_fd=destination)
-                self._sync(destination)
-                self._sync(source)
+                _sync(destination)
+                _sync(source)
         return True
 
     def modified(self, key: str) -> datetime | None:
@@ -209,33 +204,6 @@ class LocalFiles:
         finally:
             os.close(descriptor)
 
-    def _write_whole(self, folder: int, name: str, data: bytes) -> None:
-        temporary = f".{uuid.uuid4().hex}.tmp"
-        try:
-            with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(file.fileno(), 0o444)
-                self._sync(file.fileno())
-            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            # The cause of the failed write may break this removal too. gc removes the file later.
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
-
-    def _create_folder(self, folder: Path) -> None:
-        with self._failed_sync_is_final():
-            create_durable_folder(folder)
-
-    def _sync_path(self, folder: Path) -> None:
-        with self._failed_sync_is_final():
-            _sync_folder(folder)
-
-    def _sync(self, descriptor: int) -> None:
-        with self._failed_sync_is_final():
-            _sync(descriptor)
-
     @contextmanager
     def _failed_sync_is_final(self) -> Generator[None]:
         try:
@@ -246,12 +214,24 @@ class LocalFiles:
             raise StoreReadOnlyError(self._sync_failure) from error
 
 
-def create_durable_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and sync them.
+def _write_whole(folder: int, name: str, data: bytes) -> None:
+    temporary = f".{uuid.uuid4().hex}.tmp"
+    try:
+        with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o444)
+            _sync(file.fileno())
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        # The cause of the failed write may break this removal too. gc removes the file later.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
-    Raises:
-        OSError: a folder cannot be created or synced.
-    """
+
+def create_durable_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and sync them."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)

@@ -48,7 +48,6 @@ class TensorEntry(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of the shape in this format."""
         return math.prod(self.shape) * NUM_BYTES[self.dtype]
 
 
@@ -60,13 +59,7 @@ _TENSORS = TypeAdapter(
 
 
 def read_header(data: bytes) -> dict[str, TensorEntry]:
-    """Return the tensors of a safetensors file by name, in the order of their bytes.
-
-    The values of the tensors are not checked.
-
-    Raises:
-        InvalidArtifactError: not a safetensors file, or one that breaks a rule of this module.
-    """
+    """Return the tensors of a safetensors file by name, in the order of their bytes, unread."""
     header = _header_bytes(data)
     fields = _parse_json(header)
     try:

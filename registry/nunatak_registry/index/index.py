@@ -47,7 +47,6 @@ class Change(Snapshot):
     """Changes of the index. All changes except holds and replicas increase the generation."""
 
     def take_version(self, task: str) -> int:
-        """Return the task's next number, which is never given out again."""
         version = self.next_versions(task).get(task, 1)
         self.reserve_numbers(task, version + 1)
         return version
@@ -146,7 +145,6 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def add_documents(self, row: type[DocumentRow], records: Sequence[DocumentRecord]) -> None:
-        """Record versions of policies or question cards; without any, nothing changes."""
         if records:
             # An index from before there were question cards has no table of them.
             Base.metadata.tables[row.__tablename__].create(self._connection, checkfirst=True)
@@ -154,17 +152,9 @@ class Change(Snapshot):
             raise_generation(self._connection)
 
     def replace_holds(
-        self,
-        reader: str,
-        versions: Collection[tuple[str, int]],
-        *,
-        now: datetime,
-        until: datetime,
+        self, reader: str, versions: Collection[tuple[str, int]], *, now: datetime, until: datetime
     ) -> frozenset[tuple[str, int]]:
-        """Let a reader hold the versions that exist; return them.
-
-        Only the difference to the reader's last hold is written, and the new end of the hold.
-        """
+        """Let a reader hold the versions that exist, and return them; writes only changes."""
         held = self.existing(versions)
         # All times have one zone and one format, so their texts compare like times.
         self._connection.execute(delete(HoldRow).where(HoldRow.until <= now.isoformat()))
@@ -202,7 +192,6 @@ class Change(Snapshot):
         )
 
     def _point(self, event: AliasEvent) -> None:
-        """Let an alias, perhaps a new one, point where an event leads."""
         key = {"task": event.task, "alias": event.alias}
         moved = update(AliasRow).filter_by(**key).values(version=event.to_version)
         if not self._connection.execute(moved).rowcount:
@@ -210,7 +199,6 @@ class Change(Snapshot):
 
 
 def _values(record: AliasEvent | Candidate | CandidateEvent) -> dict[str, str | int | float | None]:
-    """Return the columns of a record, which have the names of its fields."""
     fields = asdict(record)
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
@@ -227,17 +215,13 @@ class Index:
 
     @classmethod
     def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
-        """Connect, and create missing tables; raise `missing`, if given, instead."""
         return cls(Database.open(url, missing=missing))
 
     def close(self) -> None:
         self._database.close()
 
     def generation(self) -> Generation:
-        """Return the generation, which changes with every change, also of another process.
-
-        A repeated call is cheap while nothing has been written.
-        """
+        """Return the generation; a repeated call is cheap while nothing was written."""
         # The mark is read first, so that the next call notices a change in between.
         mark, seen = self._database.change_mark(), self._seen
         if seen is not None and seen[0] == mark:

@@ -33,11 +33,9 @@ class VersionRecord:
 
     @property
     def reference(self) -> str:
-        """The reference that names exactly this version."""
         return f"{self.task}/{self.version}"
 
     def parse(self) -> TaskManifest:
-        """Return the manifest; `InvalidManifestError` if the text was changed or is unreadable."""
         return (_parse if len(self.manifest) <= MAX_KEPT_CHARS else _parse_anew)(self)
 
 
@@ -62,8 +60,6 @@ def _parse_anew(record: VersionRecord) -> TaskManifest:
 
 # A text that was checked and parsed once gives the same manifest again.
 _parse = lru_cache(NUM_PARSED)(_parse_anew)
-
-
 Document = TypeVar("Document", Policy, QuestionCard)
 
 
@@ -80,7 +76,6 @@ class Published(Generic[Document]):
 
     @property
     def reference(self) -> str:
-        """The name and the number."""
         return f"{self.document.name}/{self.version}"
 
 
@@ -93,7 +88,6 @@ class DocumentKind(Generic[Document]):
     """A kind of document, with its table."""
 
     name: str
-    """The name in messages."""
     model: type[Document]
     row: type[DocumentRow]
     invalid: Callable[[str], NunatakError]
@@ -131,7 +125,6 @@ class DocumentRecord:
 
     @classmethod
     def of(cls, published: Published[Document]) -> "DocumentRecord":
-        """Return the row of a version."""
         document = published.document.model_dump_json()
         return cls(
             name=published.document.name,

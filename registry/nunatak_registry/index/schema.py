@@ -78,10 +78,7 @@ class BlobRow(Base):
 
 
 class RetiredBlobRow(Base):
-    """A blob without references, and the time of its retirement.
-
-    Readers may still read the blob.
-    """
+    """A blob without references, which readers may still read, and the time of its retirement."""
 
     __tablename__ = "nunatak_retired_blobs"
 
@@ -90,10 +87,7 @@ class RetiredBlobRow(Base):
 
 
 class HoldRow(Base):
-    """A hold: a reader that uses a version, such as a server with the version in memory.
-
-    Holds expire.
-    """
+    """A reader that uses a version, such as a server with it in memory. Holds expire."""
 
     __tablename__ = "nunatak_holds"
     __table_args__ = (
@@ -107,10 +101,7 @@ class HoldRow(Base):
 
 
 class ReplicaRow(Base):
-    """A server process of this registry. A row counts until its lifetime ends.
-
-    Times are in seconds since the epoch, by the clock of `Snapshot.seconds`.
-    """
+    """A server process of this registry. Times are seconds, as of `Snapshot.seconds`."""
 
     __tablename__ = "nunatak_replicas"
 

@@ -78,10 +78,7 @@ _VERSIONS: VersionQuery = select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A mark of the index's state.
-
-    No two states have the same mark. Holds of readers do not change the mark.
-    """
+    """A mark of the index's state, which no other state has. Holds do not change the mark."""
 
     number: int
     """A number that every change increases. After a restore the number is lower and repeats."""
@@ -104,7 +101,6 @@ class Snapshot:
         return Generation(number=number, token=token)
 
     def find(self, wanted: TaskReference) -> VersionRecord:
-        """Return the version that a reference means."""
         task = wanted.task
         if wanted.alias is not None:
             target = and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
@@ -122,10 +118,7 @@ class Snapshot:
         raise VersionNotFoundError(task, wanted.version or 0, available)
 
     def traffic(self, wanted: TaskReference) -> Traffic:
-        """Return the versions that run for a reference; with a version it has no candidates.
-
-        A candidate whose manifest is damaged is left out: the alias's own version answers alone.
-        """
+        """Return the versions that run for a reference; with a version it has no candidates."""
         manifest = self.find(wanted).parse()
         if wanted.version is not None:
             return Traffic(manifest=manifest)
@@ -147,7 +140,6 @@ class Snapshot:
             return None
 
     def rollback(self, task: str, alias: str, expected_version: int | None) -> tuple[int, int]:
-        """Return the version of an alias, and the target of its rollback."""
         available = self.require_versions(task)
         current = self.require_alias(task, alias)
         check_expected(expected_version, current, task=task, alias=alias)
@@ -171,7 +163,6 @@ class Snapshot:
             raise VersionNotFoundError(task, version, self.require_versions(task))
 
     def require_alias(self, task: str, alias: str) -> int:
-        """Return the version of an alias."""
         check_alias_name(alias)
         self.require_task(task)
         aliases = self.aliases(task).get(task, {})
@@ -197,7 +188,6 @@ class Snapshot:
         return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})
 
     def all_versions(self, task: str | None = None) -> list[VersionRecord]:
-        """Return every version, ordered by task and number."""
         query = _VERSIONS.where(*_only(VersionRow.task, task))
         return self._all(query.order_by(VersionRow.task, VersionRow.version))
 
@@ -225,7 +215,6 @@ class Snapshot:
         return self._connection.execute(query).first() is not None
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the tasks that have a version, in order."""
         query = select(VersionRow.task).distinct().order_by(VersionRow.task)
         return tuple(self._connection.execute(query).scalars())
 
@@ -244,7 +233,6 @@ class Snapshot:
         return found
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
-        """Return the versions of the aliases, by task and by alias."""
         query = select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
         aliases: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for name, alias, version in self._connection.execute(
@@ -254,13 +242,11 @@ class Snapshot:
         return dict(aliases)
 
     def history(self, task: str, alias: str) -> list[AliasEvent]:
-        """Return every move of an alias, oldest first."""
         own = AliasEventRow.task == task, AliasEventRow.alias == alias
         query = select(AliasEventRow.__table__).where(*own).order_by(AliasEventRow.id)
         return self._records(AliasEvent, query, f"the history of alias {alias!r} of task {task!r}")
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
-        """Return the candidates by task, alias and role."""
         row = CandidateRow
         query = select(row.__table__).where(*_only(row.task, task))
         ordered = query.order_by(row.task, row.alias, row.role)
@@ -281,7 +267,6 @@ class Snapshot:
         return self._records(CandidateEvent, query, what)
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
-        """Return the digests of all blobs, or of the blobs of one task or version."""
         own = *_only(BlobRow.task, task), *_only(BlobRow.version, version)
         return set(self._connection.execute(select(BlobRow.digest).where(*own)).scalars())
 
@@ -290,7 +275,6 @@ class Snapshot:
         return list(self._connection.execute(select(BlobRow.digest).limit(100)).scalars())
 
     def has_blob(self, digest: str) -> bool:
-        """Return whether any version refers to a blob."""
         query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
         return self._connection.execute(query).first() is not None
 
@@ -302,12 +286,10 @@ class Snapshot:
             return None if at is None else datetime.fromisoformat(at)
 
     def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
-        """Return the readers that hold a version at this moment."""
         own = HoldRow.task == task, HoldRow.version == version
         return tuple(it.reader for it in self._holds(own, now, f"who holds {task}/{version}"))
 
     def held(self, reader: str, now: datetime) -> set[tuple[str, int]]:
-        """Return the versions that a reader holds at this moment."""
         rows = self._holds((HoldRow.reader == reader,), now, f"what {reader} holds")
         return {(it.task, it.version) for it in rows}
 
@@ -332,7 +314,6 @@ class Snapshot:
         return self._connection.execute(query.order_by(ReplicaRow.id, ReplicaRow.key)).all()
 
     def blob_references(self) -> dict[tuple[str, int], set[str]]:
-        """Return the digests of the blobs of every version, as the index counts them."""
         references: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         for task, version, digest in self._connection.execute(
             select(BlobRow.task, BlobRow.version, BlobRow.digest)
@@ -350,12 +331,10 @@ class Snapshot:
         return [str(row) for row in rows if row != "ok"] + broken
 
     def next_versions(self, task: str | None = None) -> dict[str, int]:
-        """Return the number that each task gives out next, also of tasks without a version."""
         query = select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
         return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
     def documents(self, row: type[DocumentRow], name: str | None = None) -> list[DocumentRecord]:
-        """Return every version of one policy or card, or of all, ordered by name and number."""
         if not inspect(self._connection).has_table(row.__tablename__):
             # An index from before there were question cards is not changed to be read.
             return []
@@ -374,7 +353,6 @@ class Snapshot:
     def _records(
         self, kind: type[Record], query: Select[*tuple[Any, ...]], what: str
     ) -> list[Record]:
-        """Return the rows of a query as records, whose fields have the names of the columns."""
         rows = map(dict, self._connection.execute(query).mappings())
         with _damage_of(what):
             return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]

@@ -1,7 +1,4 @@
-"""Authenticators find the caller of a request, with keys or without.
-
-`check_exposure` prevents that other machines reach a server without keys by accident.
-"""
+"""Authenticators find the caller of a request, with keys or without."""
 
 import asyncio
 import logging
@@ -121,8 +118,6 @@ class KeyAuthenticator(Authenticator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """The content of a file of keys, ready for look-ups."""
-
     stamp: Stamp
     ring: Keyring
     weights: Mapping[str, float]
@@ -134,7 +129,6 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys; without one, every caller may do everything."""
     if path is None:
         return Authenticator()
     keys = read_keys(path)

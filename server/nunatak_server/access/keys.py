@@ -1,12 +1,7 @@
 """Callers and API keys.
 
-A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is the stored part of one
-key, and a `Keyring` finds the caller of a key.
-
 A key is 256 random bits, so it cannot be guessed. The stored SHA-256 of a key needs no salt and no
 slow hash, because people do not choose keys. The key cannot be derived from the stored digest.
-
-`change_keys` writes the file of keys. Readers see the old file or the new one, never a part.
 """
 
 import fcntl
@@ -116,9 +111,6 @@ class KeyRecord(BaseModel):
             weight=self.weight,
         )
 
-    def has_expired(self, now: datetime) -> bool:
-        return self.expires_at is not None and now >= self.expires_at
-
 
 class KeyFile(BaseModel):
     """The content of a file of keys."""
@@ -146,10 +138,9 @@ def digest_of(key: bytes) -> str:
 
 
 class Keyring:
-    """Finds the caller of a key. The time does not depend on the number of keys.
+    """Finds the caller of a key, by an HMAC of the digest under a secret of this object.
 
-    The look-up uses an HMAC of the digest under a secret of this object. Callers cannot compute
-    this HMAC, so the time of a look-up reveals nothing about stored digests.
+    Callers cannot compute this HMAC, so the time of a look-up reveals nothing about stored digests.
     """
 
     def __init__(self, keys: Sequence[KeyRecord]) -> None:
@@ -161,7 +152,7 @@ class Keyring:
         if found is None:
             return None
         key, caller = found
-        return None if key.has_expired(now) else caller
+        return None if key.expires_at is not None and now >= key.expires_at else caller
 
     def _blinded(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
@@ -200,9 +191,13 @@ def stamp_of(path: Path) -> Stamp:
 
 def read_keys(path: Path) -> StampedKeys:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        # To open a pipe would block until another process writes.
+        with open(path, "rb", opener=lambda it, flags: os.open(it, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
-            _check(path, status)
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyFileError(path, "is not a regular file")
+            if status.st_mode & WRITABLE_BY_OTHERS:
+                raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be read") from None
@@ -210,28 +205,13 @@ def read_keys(path: Path) -> StampedKeys:
 
 
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
-    """Replace the keys of a file with the result of `change`; a missing file has no keys.
-
-    A lock orders changes of all processes. Readers see the old file or the new one.
-    """
+    """Replace the keys of a file with the result of `change`; a missing file has no keys."""
     try:
         with _locked(path.parent):
             keys = read_keys(path).keys if path.exists() else ()
             _write(path, KeyFile(keys=change(keys)))
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be written") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file without waiting: to open a pipe would block until another process writes."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _check(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(path, "is not a regular file")
-    if status.st_mode & WRITABLE_BY_OTHERS:
-        raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
 
 
 def _parse(path: Path, data: bytes) -> Keys:

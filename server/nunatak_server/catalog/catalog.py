@@ -1,9 +1,4 @@
-"""The registry as the event loop sees it.
-
-`Catalog` runs the calls of the registry on threads. `VisibleCatalog` shows one caller the tasks on
-the list of that caller; every other task does not exist for the caller. Only the event loop thread
-may use these classes.
-"""
+"""The registry as the event loop sees it; only the event loop thread may use these classes."""
 
 import asyncio
 import os
@@ -63,7 +58,6 @@ class CallThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Return the result of a call, which runs on a thread after the earlier calls."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, partial(call, *args, **kwargs))
 
@@ -74,9 +68,8 @@ class CallThreads:
 class Catalog:
     """Awaitable calls of a registry; they raise the errors of the registry.
 
-    Each kind of call has threads of its own, so that no kind waits for another. A poll only reads.
-    A note (a beat or a hold) and a change of an operator may wait for the lock of the writers.
-    Callers have their look-ups in turn.
+    Each kind of call has threads of its own, so that no kind waits for another. A note (a beat or a
+    hold) and a change of an operator may wait for the lock of the writers.
     """
 
     def __init__(self, registry: Registry, *, look_up_s: float = LOOK_UP_S) -> None:
@@ -86,21 +79,16 @@ class Catalog:
         self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         """The name of this process in the registry; no two processes have the same."""
         self.poll = CallThreads("poll")
-        """Reads for this process itself."""
         self.note = CallThreads("note")
         """Writes and reads the rows of this process: its beats and its holds."""
         self.change = CallThreads("change")
-        """Makes changes for operators."""
         self._look = CallThreads("look", num_threads=NUM_LOOKS)
         self._turns = FairSemaphore(num_slots=NUM_LOOKS)
         self.traffic = partial(self._find, _traffic)
         """What references mean now: versions, with their canaries and shadows."""
         self.policies = partial(self._find, _policy)
-        """The newest versions of policies."""
         self.cards = partial(self._find, _cards)
-        """The newest versions of all question cards."""
         self.names = partial(self._find, _visible_names)
-        """The names of the tasks that are on each list."""
 
     async def look_up(
         self,
@@ -109,7 +97,6 @@ class Catalog:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Read for a caller, in the caller's turn."""
         try:
             async with asyncio.timeout(self._look_up_s), self._turns.slot(caller):
                 return await self._look(read, *args, **kwargs)
@@ -125,7 +112,6 @@ class Catalog:
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def wait_for_replicas(self, seconds: float) -> None:
-        """Return once every live replica has confirmed the present generation."""
         ends_at = time.monotonic() + seconds
         revision = (await self.poll(self.registry.generation)).number
         while behind := await self.poll(self.registry.replicas.behind, revision):
@@ -134,7 +120,6 @@ class Catalog:
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """End the threads after their calls; the registry stays open."""
         for threads in (self.poll, self.note, self.change, self._look):
             threads.close()
 
@@ -194,10 +179,7 @@ def _history(registry: Registry, reference: TaskReference) -> History:
 
 
 class VisibleCatalog:
-    """The registry with only the tasks of one caller.
-
-    A name from a request may be anything, so the log gets only names that a look-up has found.
-    """
+    """The registry with the tasks of one caller; the log gets only names that were found."""
 
     def __init__(self, catalog: Catalog, caller: Caller) -> None:
         self._catalog = catalog
@@ -218,7 +200,6 @@ class VisibleCatalog:
         return listed
 
     async def history(self, reference: TaskReference) -> History:
-        """Return the history of a task, or of the one alias that the reference names."""
         found = await self._look(reference.task, _history, reference)
         note_task(reference.task)
         return found
@@ -232,7 +213,6 @@ class VisibleCatalog:
         return [it for it in listed if self._caller.tasks.allows(it.name)]
 
     async def policies(self) -> list[PublishedPolicy]:
-        """Return the policies whose tasks are all the caller's."""
         newest = await self._catalog.look_up(self._caller.name, self._registry.policies.newest)
         return [it for it in newest if may_ask(it, self._caller.tasks)]
 
@@ -242,9 +222,6 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
 
 
 def check_visible(task: str, tasks: TaskList) -> None:
-    """Return if a task is on the list.
-
-    A task that is not on the list is never looked up, so no time reveals whether the task exists.
-    """
+    """Raise for an unlisted task without a look-up, so no time reveals whether it exists."""
     if not tasks.allows(task):
         raise TaskNotFoundError(task)

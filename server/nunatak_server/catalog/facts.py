@@ -1,10 +1,8 @@
-"""`KnownFacts`: what a process remembers of its registry until the registry changes.
-
-Only the event loop thread may use the classes here.
-"""
+"""What a process remembers of its registry until the registry changes; for the event loop alone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from cachetools import LRUCache
@@ -22,13 +20,9 @@ MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
 ALL_CARDS: Final = ""
-"""The one key of the cards, which are known together."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
-"""Looks up facts for a caller, or with None for this process itself.
-
-It raises `StoreUnavailableError` if the store cannot be read.
-"""
+"""Looks up facts for a caller, or with None for this process itself."""
 
 
 class _Facts(Generic[Key, Fact]):
@@ -72,7 +66,6 @@ class _Facts(Generic[Key, Fact]):
         return found
 
     async def find(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
-        """Return these facts, and perhaps others; those not remembered are looked up together."""
         known = ((key, self.known(key)) for key in keys)
         remembered = ((key, self._refused.get(key) if it is None else it) for key, it in known)
         found = {key: it for key, it in remembered if it is not None}
@@ -87,15 +80,15 @@ class _Facts(Generic[Key, Fact]):
                     found |= asked.result()
         return found
 
-    async def again(self) -> dict[Key, Fact]:
-        """Look up every fact again that was asked for since the last change."""
-        if not self._known:
-            return {}
-        found = await self._look_up(tuple(self._known), None)
-        return {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
+    async def again(self) -> Callable[[], None]:
+        """Look up every fact again that was asked for since the last change, for `replace`."""
+        found: Found[Key, Fact] = {}
+        if self._known:
+            found = await self._look_up(tuple(self._known), None)
+        facts = {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
+        return partial(self.replace, facts)
 
     def replace(self, facts: dict[Key, Fact]) -> None:
-        """Remember these facts and no others; what was asked before is not remembered."""
         self._epoch += 1
         self._known.clear()
         self._refused.clear()
@@ -167,10 +160,9 @@ class KnownFacts:
         self._policies = _Facts(policies, max_known=max_known)
         self._cards = _Facts(cards, max_known=max_known)
         self._names = _Facts(names, max_known=max_known)
+        self._all = (self._traffic, self._policies, self._cards, self._names)
         self.known, self.traffic = self._traffic.known, self._traffic.find
-        """What references mean: as far as it is remembered, and looked up."""
         self.names = self._names.get
-        """The names of the tasks that are on a list."""
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
@@ -183,27 +175,23 @@ class KnownFacts:
         return found
 
     async def cards(self, caller: str) -> Cards:
-        """Return the question cards of the registry."""
         return await self._cards.get(ALL_CARDS, caller)
 
     async def renew(self) -> None:
         """Look up again what is in use, because the registry has changed, and forget the rest."""
         async with self._renewing:
             lapses = self._num_lapses
-            traffic = await self._traffic.again()
-            policies, names = await self._policies.again(), await self._names.again()
-            cards = await self._cards.again()
+            renewals = [await facts.again() for facts in self._all]
             # A fact from before a lapse may be older than a change that this process has missed.
-            is_valid = lapses == self._num_lapses
-            self._traffic.replace(traffic if is_valid else {})
-            self._policies.replace(policies if is_valid else {})
-            self._cards.replace(cards if is_valid else {})
-            self._names.replace(names if is_valid else {})
+            if lapses != self._num_lapses:
+                renewals = [partial(facts.replace, {}) for facts in self._all]
+            for renew in renewals:
+                renew()
 
     def invalidate(self) -> None:
         """Forget everything, because what was read before may not be answered any more."""
         self._num_lapses += 1
-        for facts in (self._traffic, self._policies, self._cards, self._names):
+        for facts in self._all:
             facts.replace({})
 
     def _note_meaning(self, reference: TaskReference, traffic: Traffic, epoch: int) -> None:

@@ -1,11 +1,4 @@
-"""Following the registry: its changes, the holds on versions in memory, and the beats of a replica.
-
-`RegistryWatch` polls the registry for changes and for restores of a backup. `Membership` tells the
-registry which changes this process has applied, and keeps its lease. `HoldRenewal` holds the served
-versions in the registry, so that these cannot be deleted. The holds of a killed process
-expire. A restored registry has lost the holds written since its backup, so this process checks its
-holds with each turn.
-"""
+"""Following the registry: its changes, the holds on versions in memory, and a replica's beats."""
 
 import asyncio
 import contextlib
@@ -33,7 +26,6 @@ class RegistryLease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time has passed, or has never begun."""
         return self.clock() >= self.ends_at
 
     def renew(self, begun: float) -> None:
@@ -53,17 +45,13 @@ class RegistryWatch:
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_change` applies a change, and is repeated with the next poll if it raises.
-
-        `on_restore` runs after `on_change`, if the generation has not increased.
-        """
+        """`on_change` repeats if it raises; `on_restore` follows if the number is no higher."""
         self._generation = generation
         self._on_change = on_change
         self._on_restore = on_restore
         self._interval_s = interval_s
         self._pause = pause
         self.is_readable = True
-        """Whether the last poll could read the registry."""
 
     async def run(self) -> None:
         seen: Generation | None = None
@@ -96,7 +84,6 @@ class RegistryWatch:
 
 
 def log_refusal(what: str, error: Exception) -> None:
-    """Log why the registry was not read or written; a foreign error with its traceback."""
     trace = None if isinstance(error, NunatakError) else error
     logger.warning("%s: %s", what, error or type(error).__name__, exc_info=trace)
 
@@ -126,11 +113,7 @@ class Membership:
         on_return: Callable[[], None],
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """Take functions that may raise `NunatakError`.
-
-        `beat` writes the row of this process, and returns the number of the other replicas. `leave`
-        removes the row. `pause` waits for some seconds, or until the event is set.
-        """
+        """Take functions that may raise `NunatakError`; `beat` returns the number of others."""
         self._beat = beat
         self._leave = leave
         self._lease = lease
@@ -148,7 +131,6 @@ class Membership:
             self.tell()
 
     def tell(self) -> None:
-        """Beat soon, because this process has changed."""
         self._has_news.set()
 
     async def run(self) -> None:
@@ -177,7 +159,6 @@ class Membership:
         self._is_refused = False
 
     async def leave(self) -> None:
-        """Leave the replicas; call this after `run` has ended."""
         if self._asked is None:
             return
         # The beat that `run` was writing when it was cancelled must not come after the leave.
@@ -206,7 +187,11 @@ Version = tuple[str, int]
 
 
 class HoldRenewal:
-    """Renews the holds on the versions in memory. The server also serves without holds."""
+    """Renews the holds on the versions in memory, so that these cannot be deleted.
+
+    The server also serves without holds, and the holds of a killed process expire. A restored
+    registry has lost the holds written since its backup, so each turn checks them.
+    """
 
     def __init__(
         self,
@@ -219,12 +204,7 @@ class HoldRenewal:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """Take functions of the registry that may raise `NunatakError`.
-
-        `hold` holds these versions, and no others, for some seconds, and returns the held versions.
-        `held` returns the present holds of this process. `on_first` is called when a first version
-        comes into memory. `pause` waits for some seconds, or until the event is set.
-        """
+        """`hold` replaces the holds for some seconds; `on_first` is for a first version."""
         self._resident = resident
         self._hold = hold
         self._held = held
@@ -239,7 +219,6 @@ class HoldRenewal:
         self._renew_at = self._over_at = self._retry_at = 0.0
         self._has_logged_expiry = False
         self.is_refused = False
-        """Whether the registry refused the last hold."""
 
     @property
     def is_over(self) -> bool:
@@ -247,7 +226,6 @@ class HoldRenewal:
         return self.is_refused and self._clock() >= self._over_at
 
     def look(self) -> None:
-        """Check the holds at once, because the registry has changed."""
         self._retry_at = 0.0
         self._look.set()
 
@@ -259,7 +237,6 @@ class HoldRenewal:
             await self._pause(self._look, self._interval_s)
 
     async def release(self) -> None:
-        """Release all holds; call this after `run` has ended."""
         if self._asked is None:
             return
         # The hold that `run` was writing when it was cancelled must not come after the release.

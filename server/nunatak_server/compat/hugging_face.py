@@ -10,21 +10,22 @@ The head of the task decides the shape of the answer. The shapes are those of hu
 """
 
 from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Annotated, Any, Final, cast
 
 from fastapi import Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import AggregationStrategy, HeadKind
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Inputs, Message, Parameters, Text
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.tensors import NOTHING
 from nunatak_server.compat.translation import Texts, embed_texts
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
-from nunatak_server.http.replies import as_sent, inputs_of, reply
+from nunatak_server.http.replies import inputs_of, reply
 from nunatak_server.outputs.answers import AnswerScore
-from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.predict.types import TaskPrediction, as_sent
 
 PARAMETERS: Final[Mapping[HeadKind, frozenset[str]]] = {
     HeadKind.SEQUENCE_CLASSIFICATION: frozenset({"top_k", "function_to_apply", "on_long"}),
@@ -94,22 +95,19 @@ async def compare(request: Request, handling: Unrouted, body: SimilarityRequest)
     sentences = (body.inputs.source_sentence, *body.inputs.sentences)
     found, headers = await embed_texts(request, handling, sentences)
     source, *others = found.vectors
-    return reply([_dot(source, other) for other in others], headers=headers)
+    dots = [sum(map(mul, source, other)) for other in others]
+    return reply(dots, headers=headers)
 
 
 def _answer(result: TaskPrediction, body: HfRequest) -> Any:  # noqa: ANN401 - one shape for each head
-    """Return the answer in the shape of its head."""
     if result.head not in PARAMETERS:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"InferenceClient has no call for {result.head}; ask {result.task} at /rerank",
+        raise invalid_request(
+            f"InferenceClient has no call for {result.head}; ask {result.task} at /rerank"
         )
     known = PARAMETERS[result.head]
     if body.parameters.model_fields_set - known:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"parameters of {result.head.replace('_', ' ')} may be: "
-            f"{', '.join(sorted(known))}",
+        raise invalid_request(
+            f"parameters of {result.head.replace('_', ' ')} may be: {', '.join(sorted(known))}"
         )
     match result.head:
         case HeadKind.SEQUENCE_CLASSIFICATION:
@@ -119,7 +117,3 @@ def _answer(result: TaskPrediction, body: HfRequest) -> Any:  # noqa: ANN401 - o
             return as_sent([row[0] if row else NOTHING for row in rows], body.inputs)
         case _:
             return as_sent(result.outputs, body.inputs)
-
-
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return sum(one * other for one, other in zip(first, second, strict=True))

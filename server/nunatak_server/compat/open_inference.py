@@ -37,6 +37,7 @@ from nunatak_server.compat.tensors import (
     with_binary_data,
 )
 from nunatak_server.compat.translation import find_task
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import media_type_of
 from nunatak_server.http.replies import reply
@@ -53,13 +54,7 @@ class OpenInferenceRoute(TranslatedRoute):
     """A route that also reads binary tensors."""
 
     def parse(self, scope: AsgiScope, body: bytes) -> object:
-        """Parse a body of JSON, or of JSON and binary tensors.
-
-        Raises:
-            NunatakError: `unsupported_media_type`, the body is declared as another media type.
-            NunatakError: `invalid_json`, the JSON part is not strict JSON.
-            NunatakError: `invalid_request`, the binary part does not have the declared tensors.
-        """
+        """Parse a body of JSON, or of JSON and binary tensors."""
         if media_type_of(scope) not in MEDIA_TYPES:
             raise NunatakError("unsupported_media_type")
         declared = header_of(scope, JSON_LENGTH.encode())
@@ -67,9 +62,8 @@ class OpenInferenceRoute(TranslatedRoute):
             return parse_json(body)
         length = int(declared[:20]) if declared.isdigit() else 0
         if not 0 < length <= len(body):
-            raise NunatakError(
-                "invalid_request",
-                problem=f"the header {JSON_LENGTH} must be the length of the JSON part in bytes",
+            raise invalid_request(
+                f"the header {JSON_LENGTH} must be the length of the JSON part in bytes"
             )
         return with_binary_data(parse_json(body[:length]), body[length:])
 
@@ -267,22 +261,18 @@ def _reply(
 def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
     columns = {tensor.name: _texts(tensor) for tensor in tensors}
     if len(columns) < len(tensors):
-        raise NunatakError(
-            "invalid_request", problem="every input tensor must occur once; remove the repetitions"
-        )
+        raise invalid_request("every input tensor must occur once; remove the repetitions")
     return columns
 
 
 def _texts(tensor: InputTensor) -> list[str]:
-    """Return the elements of a tensor."""
     _refuse_unknown(tensor.parameters or {}, known=frozenset(), flag=BINARY, values={False})
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
-        raise NunatakError(
-            "invalid_request",
-            problem=f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, "
+        raise invalid_request(
+            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, "
             "1], "
-            f"got {tensor.shape}",
+            f"got {tensor.shape}"
         )
     return texts
 
@@ -309,10 +299,10 @@ def _refuse_unknown(
     for name, value in parameters.items():
         if name == flag and not (isinstance(value, bool) and value in values):
             possible = " or ".join(sorted(str(it).lower() for it in values))
-            raise NunatakError("invalid_request", problem=f"{flag} here must be {possible}")
+            raise invalid_request(f"{flag} here must be {possible}")
         if name not in known | {flag}:
             allowed = ", ".join(sorted(known)) or "none"
-            raise NunatakError("invalid_request", problem=f"parameters here may be: {allowed}")
+            raise invalid_request(f"parameters here may be: {allowed}")
 
 
 def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Tensor]:
@@ -322,5 +312,5 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
     for output in wanted:
         _refuse_unknown(output.parameters or {}, known=frozenset(), flag=BINARY)
         if output.name not in named:
-            raise NunatakError("invalid_request", problem=f"outputs here are: {', '.join(named)}")
+            raise invalid_request(f"outputs here are: {', '.join(named)}")
     return [named[output.name] for output in wanted]

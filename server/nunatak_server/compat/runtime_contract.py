@@ -1,7 +1,6 @@
 """The messages of vLLM semantic-router's runtime contract, and the cards of tasks as its models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -11,7 +10,6 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, TextPair
 from nunatak_model import Backbone
 from nunatak_server.compat.translation import ModelName, Texts
-from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.runtime import Runtime
 
 API_VERSION: Final = "2.3.0"
@@ -121,45 +119,16 @@ class BundleRequest(Message):
     options: BundleOptions = BundleOptions.model_validate({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedHead:
-    """The head of a task, from its answer or from its manifest."""
-
-    task: str
-    kind: HeadKind
-    problem_type: ProblemType | None
-    labels: tuple[str, ...]
-
-    @classmethod
-    def in_manifest(cls, manifest: TaskManifest) -> "RoutedHead":
-        head = manifest.head
-        return cls(
-            task=manifest.task,
-            kind=head.kind,
-            problem_type=head.problem_type,
-            labels=tuple(head.labels),
-        )
-
-    @classmethod
-    def of(cls, result: TaskPrediction) -> "RoutedHead":
-        return cls(
-            task=result.task,
-            kind=result.head,
-            problem_type=result.problem_type,
-            labels=result.labels,
-        )
-
-    @property
-    def classify_kind(self) -> str | None:
-        """The kind of head for `classify`; None if this surface cannot ask the head."""
-        if self.kind is HeadKind.TOKEN_CLASSIFICATION:
-            return "token"
-        return KINDS.get(self.problem_type) if self.problem_type is not None else None
+def classify_kind(kind: HeadKind, problem_type: ProblemType | None) -> str | None:
+    """Return the kind of head for `classify`; None if this surface cannot ask the head."""
+    if kind is HeadKind.TOKEN_CLASSIFICATION:
+        return "token"
+    return KINDS.get(problem_type) if problem_type is not None else None
 
 
 def is_served(manifest: TaskManifest) -> bool:
-    kind = manifest.head.kind
-    return kind is HeadKind.RANKING or RoutedHead.in_manifest(manifest).classify_kind is not None
+    head = manifest.head
+    return head.kind is HeadKind.RANKING or bool(classify_kind(head.kind, head.problem_type))
 
 
 def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
@@ -209,7 +178,8 @@ def _card(name: str, *, sha256: str, surface: str, limits: dict[str, int]) -> di
 
 
 def _head_card(manifest: TaskManifest) -> dict[str, Any]:
-    head, kind = manifest.head, RoutedHead.in_manifest(manifest).classify_kind
+    head = manifest.head
+    kind = classify_kind(head.kind, head.problem_type)
     is_single = kind == "token" or manifest.reads is Reads.SINGLE
     both = ["pair"] if manifest.reads is Reads.PAIR else ["text", "pair"]
     long = {on_long: name for name, on_long in OVERFLOWS.items()}

@@ -9,7 +9,9 @@ answer the questions that they were trained for.
 
 import asyncio
 import time
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final, TypeVar, cast
 
 from fastapi import Request, Response
 
@@ -17,10 +19,9 @@ from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKin
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters, TextPair
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat.failures import as_router, router_of
-from nunatak_server.compat.router_items import ask_each, embed, with_deadline, with_meta
 from nunatak_server.compat.runtime_contract import (
     API_VERSION,
     MAX_BUNDLE_TASKS,
@@ -29,21 +30,42 @@ from nunatak_server.compat.runtime_contract import (
     BundleTask,
     ClassifyRequest,
     EmbeddingsRequest,
+    Options,
     RerankRequest,
-    RoutedHead,
     card_of,
+    classify_kind,
     embedding_card,
     is_served,
 )
-from nunatak_server.compat.translation import find_task, span_of
+from nunatak_server.compat.translation import (
+    base64_of,
+    embed_texts,
+    find_task,
+    span_of,
+    usage_of,
+)
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
-from nunatak_server.http.replies import reply
+from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import EntityGroup
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
-from nunatak_server.predict.types import Handling, TaskPrediction
-from nunatak_server.tokenization import Extent
+from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
+
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
+ITEM_ERRORS: Final = {
+    "too_many_tokens": "max_length_exceeded",
+    "text_too_long": "max_length_exceeded",
+    "empty_text": "invalid_input",
+    "invalid_text": "invalid_input",
+    "deadline_exceeded": "deadline_exceeded",
+    "deadline_too_short": "deadline_exceeded",
+}
+"""The errors of one input. Every other error fails the request."""
+LATE: Final = frozenset({"deadline_exceeded", "deadline_too_short"})
+"""The errors of all inputs together."""
 
 router = router_of("vLLM semantic-router", prefix="/srun")
 
@@ -51,40 +73,37 @@ router = router_of("vLLM semantic-router", prefix="/srun")
 @router.ask("/v1/classify", answer=dict[str, Any])
 async def classify(request: Request, handling: Routed, body: ClassifyRequest) -> Response:
     """Run the head of a task; a failed input carries its own error."""
-    started = time.perf_counter()
-    fields, headers = await _classify(request, body, handling)
-    return reply(fields, headers=_timed(headers, started))
+    return await _timed(_classify(request, body, handling))
 
 
 @router.ask("/v1/rerank", answer=dict[str, Any])
 async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
-    started = time.perf_counter()
-    fields, headers = await _rerank(request, body, handling)
-    return reply(fields, headers=_timed(headers, started))
+    return await _timed(_rerank(request, body, handling))
 
 
 @router.ask("/v1/embeddings", answer=dict[str, Any])
 async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone; a failed text carries its own error."""
-    started = time.perf_counter()
-    fields, headers = await embed(request, body, handling)
-    return reply(fields, headers=_timed(headers, started))
+    return await _timed(embed(request, body, handling))
 
 
 @router.ask("/v1/bundle", answer=dict[str, Any])
 async def bundle(request: Request, handling: Routed, body: BundleRequest) -> Response:
     """Answer several requests; each has the status that it would have alone."""
-    started = time.perf_counter()
-    handling = with_deadline(handling, body.options.deadline_ms)
+    return await _timed(_bundle(request, body, with_deadline(handling, body.options.deadline_ms)))
+
+
+async def _bundle(
+    request: Request, body: BundleRequest, handling: Handling
+) -> tuple[dict[str, Any], dict[str, str]]:
     for task in body.tasks:
         if sum(it is not None for it in (task.classify, task.rerank, task.embeddings)) != 1:
-            raise NunatakError(
-                "invalid_request",
-                problem="each task of a bundle must have one of classify, rerank and embeddings",
+            raise invalid_request(
+                "each task of a bundle must have one of classify, rerank and embeddings"
             )
     results = await asyncio.gather(*(_bundled(request, task, handling) for task in body.tasks))
-    return reply({"results": results}, headers=_timed({}, started))
+    return {"results": results}, {}
 
 
 @router.read("/v1/models", answer=dict[str, Any])
@@ -136,7 +155,10 @@ async def _classify(
     request: Request, body: ClassifyRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     items = [body.input] if isinstance(body.input, str) else body.input
-    inputs = [it if isinstance(it, str) else _pair(it) for it in items]
+    inputs = [
+        it if isinstance(it, str) else it.text if it.text_pair is None else (it.text, it.text_pair)
+        for it in items
+    ]
     own = with_deadline(handling, body.options.deadline_ms)
     options = Parameters(
         aggregation_strategy=AggregationStrategy.SIMPLE,
@@ -153,16 +175,19 @@ async def _classify(
     ]
     known = next((one for one, _ in found if isinstance(one, TaskPrediction)), None)
     if known is None:
-        head = RoutedHead.in_manifest(await find_task(request, body.model, None))
+        manifest = await find_task(request, body.model, None)
+        task, head, labels = manifest.task, manifest.head, manifest.head.labels
+        kind = classify_kind(head.kind, head.problem_type)
     else:
-        head = RoutedHead.of(known)
-    _check(head, body)
+        task, labels = known.task, known.labels
+        kind = classify_kind(known.head, known.problem_type)
+    _check(task, kind, body)
     read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
     fields = {
         "model": body.model,
-        "head": head.task,
-        "kind": head.classify_kind,
-        "labels": list(head.labels),
+        "head": task,
+        "kind": kind,
+        "labels": list(labels),
         "results": results,
         "usage": {"input_tokens": sum(read), "output_tokens": 0},
     }
@@ -186,25 +211,20 @@ async def _rerank(
     return with_meta(fields, body.options, headers), headers
 
 
-def _check(head: RoutedHead, body: ClassifyRequest) -> None:
-    """Refuse options that the head does not have."""
-    if head.classify_kind is None:
-        raise _unsupported("classify", head.task)
-    if body.head not in {None, head.task}:
-        raise NunatakError("invalid_request", problem=f"the head of this model is {head.task}")
-    reads_tokens = head.kind is HeadKind.TOKEN_CLASSIFICATION
+def _check(task: str, kind: str | None, body: ClassifyRequest) -> None:
+    if kind is None:
+        raise _unsupported("classify", task)
+    if body.head not in {None, task}:
+        raise invalid_request(f"the head of this model is {task}")
+    reads_tokens = kind == "token"
     if reads_tokens and body.options.overflow not in {None, "window"}:
-        raise NunatakError(
-            "invalid_request", problem="overflow of token heads is window: texts are read whole"
-        )
+        raise invalid_request("overflow of token heads is window: texts are read whole")
     if not reads_tokens and body.options.threshold is not None:
-        raise NunatakError("invalid_request", problem="threshold is an option of token heads")
+        raise invalid_request("threshold is an option of token heads")
 
 
 def _unsupported(surface: str, task: str) -> NunatakError:
-    return NunatakError(
-        "invalid_request", problem=f"{surface} cannot ask {task}; see its card in /v1/models"
-    )
+    return invalid_request(f"{surface} cannot ask {task}; see its card in /v1/models")
 
 
 def _result(
@@ -215,13 +235,18 @@ def _result(
     extent, limit = found.extents[place], body.options.max_tokens
     if limit is not None and extent.num_tokens + extent.num_left_out > limit:
         if extent.is_cut:
-            raise NunatakError(
-                "invalid_request",
-                problem=f"overflow truncate cuts at the {extent.num_tokens} tokens of the model; "
-                "leave max_tokens out",
+            raise invalid_request(
+                f"overflow truncate cuts at the {extent.num_tokens} tokens of the model; "
+                "leave max_tokens out"
             )
         return {"error": "scan_budget_exceeded" if extent.is_windowed else "max_length_exceeded"}
-    usage = {"input": _usage(extent)}
+    usage = {
+        "input": {
+            "tokens": extent.num_tokens + extent.num_left_out,
+            "processed_tokens": extent.num_tokens,
+            "truncated": extent.is_cut,
+        }
+    }
     output = found.outputs[place]
     if found.head is HeadKind.TOKEN_CLASSIFICATION:
         least, text = body.options.threshold or 0.0, cast("str", item)
@@ -242,14 +267,6 @@ def _result(
     return {"label": predicted, "probabilities": values, **usage}
 
 
-def _usage(extent: Extent) -> dict[str, Any]:
-    return {
-        "tokens": extent.num_tokens + extent.num_left_out,
-        "processed_tokens": extent.num_tokens,
-        "truncated": extent.is_cut,
-    }
-
-
 def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
     # The router's client needs the logit, and takes any other answer for a broken model.
     (score,) = apply_function(FunctionToApply.SIGMOID, [found["score"]])
@@ -258,16 +275,15 @@ def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
     return {**fields, **shown}
 
 
-def _pair(item: TextPair) -> Input:
-    return item.text if item.text_pair is None else (item.text, item.text_pair)
-
-
-def _timed(headers: dict[str, str], started: float) -> dict[str, str]:
-    """Return the headers with `Server-Timing`, in milliseconds."""
+async def _timed(answer: Awaitable[tuple[dict[str, Any], dict[str, str]]]) -> Response:
+    """Answer with the header `Server-Timing`, in milliseconds."""
+    started = time.perf_counter()
+    fields, headers = await answer
     parts = {"tokenize": TOKENIZE_HEADER, "queue": QUEUE_HEADER, "forward": COMPUTE_HEADER}
     known = [f"{part};dur={headers[name]}" for part, name in parts.items() if name in headers]
     total = f"total;dur={(time.perf_counter() - started) * 1000:.3f}"
-    return {**headers, "server-timing": ", ".join([*known, total])}
+    timing = ", ".join([*known, total])
+    return reply(fields, headers={**headers, "server-timing": timing})
 
 
 async def _served(request: Request) -> list[TaskManifest]:
@@ -275,3 +291,86 @@ async def _served(request: Request) -> list[TaskManifest]:
     tasks = (it.manifest for it in await catalog_of(request).tasks())
     backbones = runtime_of(request).backbones
     return [it for it in tasks if backbones.serves(it) and is_served(it)]
+
+
+async def ask_each(
+    ask: Callable[[tuple[ItemT, ...]], Awaitable[tuple[AnswerT, dict[str, str]]]],
+    items: tuple[ItemT, ...],
+) -> tuple[list[tuple[AnswerT | str, int]], dict[str, str]]:
+    """Ask about all items at once, or about each item alone if one item fails all others.
+
+    Returns for each item an answer and the item's place in it, or the item's error; and headers.
+    """
+
+    async def ask_alone(item: ItemT) -> AnswerT | str:
+        try:
+            return (await ask((item,)))[0]
+        except NunatakError as error:
+            if error.code not in ITEM_ERRORS:
+                raise
+            return ITEM_ERRORS[error.code]
+
+    try:
+        whole, headers = await ask(items)
+    except NunatakError as error:
+        if error.code not in ITEM_ERRORS:
+            raise
+        if len(items) == 1 or error.code in LATE:
+            return [(ITEM_ERRORS[error.code], 0)] * len(items), {}
+        return [(it, 0) for it in await asyncio.gather(*map(ask_alone, items))], {}
+    return [(whole, place) for place in range(len(items))], headers
+
+
+async def embed(
+    request: Request, body: EmbeddingsRequest, handling: Handling
+) -> tuple[dict[str, Any], dict[str, str]]:
+    own = with_deadline(handling, body.options.deadline_ms)
+    backbone = runtime_of(request).backbones.named(body.model)
+    layer, width = backbone.config.num_layers, backbone.config.hidden_width
+    if body.layer not in {None, layer} or body.dimensions not in {None, width}:
+        raise invalid_request(f"layer must be {layer} and dimensions must be {width}, or absent")
+
+    async def ask(part: tuple[str, ...]) -> tuple[Embeddings, dict[str, str]]:
+        cuts = body.options.overflow == "truncate"
+        return await embed_texts(request, own, part, truncates=cuts, backbone=backbone)
+
+    items = [body.input] if isinstance(body.input, str) else body.input
+    texts = tuple(it if isinstance(it, str) else it.text for it in items)
+    found, headers = await ask_each(ask, texts)
+    encode = base64_of if body.encoding_format == "base64" else list[float]
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            **({"error": it} if isinstance(it, str) else {"embedding": encode(it.vectors[place])}),
+        }
+        for index, (it, place) in enumerate(found)
+    ]
+    answers = {id(it): it for it, _ in found if not isinstance(it, str)}
+    num_tokens = sum(it.num_tokens for it in answers.values())
+    fields = {"object": "list", "data": data, "model": backbone.name, "usage": usage_of(num_tokens)}
+    space = {"model_sha256": backbone.digest, "layer": layer, "dimension": width}
+    meta = {
+        "model_id": backbone.name,
+        "representation": {**space, "normalized": True, "modality": "text"},
+    }
+    return with_meta(fields, body.options, headers, **meta), headers
+
+
+def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
+    known = [handling.own_deadline_s, None if deadline_ms is None else deadline_ms / 1000]
+    earliest = min((it for it in known if it is not None), default=None)
+    return replace(handling, own_deadline_s=earliest)
+
+
+def with_meta(
+    fields: dict[str, Any], options: Options, headers: dict[str, str], **more: object
+) -> dict[str, Any]:
+    if not options.return_meta:
+        return fields
+    times = {
+        "queue_ms": float(headers.get(QUEUE_HEADER, 0)),
+        "compute_ms": float(headers.get(COMPUTE_HEADER, 0)),
+    }
+    served = headers.get(TASK_VERSION_HEADER)
+    return {**fields, "meta": {"model_id": served, "profile": "exact", **times, **more}}

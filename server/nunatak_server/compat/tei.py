@@ -9,7 +9,7 @@ A TEI server holds one model, so each base URL here stands for one model:
 
 from collections.abc import Sequence
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Request, Response
 from pydantic import Field
@@ -17,18 +17,23 @@ from pydantic import Field
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Query
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply
+from nunatak_server.outputs.scores import DocumentScore
 from nunatak_server.runtime import Runtime
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+MODEL_KINDS = {
+    HeadKind.SEQUENCE_CLASSIFICATION: "classifier",
+    HeadKind.RANKING: "reranker",
+}
 Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""
 
@@ -114,7 +119,8 @@ async def predict(
     result, headers = await ask_task(request, handling, reference, inputs, body.options(function))
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
-    outputs = list(result.outputs) if _is_batch(body.inputs) else result.outputs[0]
+    is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+    outputs = list(result.outputs) if is_batch else result.outputs[0]
     return reply(outputs, headers=headers)
 
 
@@ -136,8 +142,9 @@ async def rerank(
     reference = reference_text(task, version)
     query = Query(query=body.query, documents=tuple(body.texts))
     result, headers = await ask_task(request, handling, reference, (query,), body.options(function))
-    (ranked,) = result.outputs
-    return reply([_rank(dict(it), body) for it in ranked], headers=headers)
+    (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
+    ranks = [{**it, "text": body.texts[it["index"]]} if body.return_text else it for it in ranked]
+    return reply(ranks, headers=headers)
 
 
 @router.ask("/backbone", "/backbone/embed", answer=list[list[float]])
@@ -155,7 +162,14 @@ async def task_info(request: Request, task: str, version: str | None = None) -> 
     """Return the facts about a task, in the form for a model."""
     runtime = runtime_of(request)
     manifest = await find_task(request, task, version)
-    kind = {_model_kind(manifest): _labels(manifest.head.labels)}
+    head = manifest.head
+    if head.kind not in MODEL_KINDS:
+        raise _no_such_model(manifest.task, head.kind)
+    labels = {
+        "id2label": {str(index): label for index, label in enumerate(head.labels)},
+        "label2id": {label: index for index, label in enumerate(head.labels)},
+    }
+    kind = {MODEL_KINDS[head.kind]: labels}
     return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
 
 
@@ -187,10 +201,6 @@ async def backbone_health(request: Request) -> Response:
     return Response()
 
 
-def _is_batch(inputs: str | Words | Batch) -> bool:
-    return isinstance(inputs, list) and isinstance(inputs[0], list)
-
-
 def _inputs(inputs: str | Words | Batch) -> tuple[str | tuple[str, str], ...]:
     if isinstance(inputs, str):
         return (inputs,)
@@ -204,35 +214,11 @@ def _input(words: Sequence[str]) -> str | tuple[str, str]:
     return words[0] if len(words) == 1 else (words[0], words[1])
 
 
-def _rank(ranked: dict[str, Any], body: TeiRerankRequest) -> dict[str, Any]:
-    index = ranked["index"]
-    fields = {"index": index, "score": ranked["score"]}
-    return {**fields, "text": body.texts[index]} if body.return_text else fields
-
-
-def _model_kind(manifest: TaskManifest) -> str:
-    match manifest.head.kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            return "classifier"
-        case HeadKind.RANKING:
-            return "reranker"
-        case kind:
-            raise _no_such_model(manifest.task, kind)
-
-
 def _no_such_model(task: str, kind: HeadKind) -> NunatakError:
-    return NunatakError(
-        "invalid_request",
-        problem=f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
-        f"ask {task} at /v1/tasks/{task}/predict",
+    return invalid_request(
+        f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
+        f"ask {task} at /v1/tasks/{task}/predict"
     )
-
-
-def _labels(labels: Sequence[str]) -> dict[str, Any]:
-    return {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
 
 
 def _info(

@@ -24,9 +24,9 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind, Reads
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import MAX_ITEMS, Parameters
+from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
@@ -81,9 +81,6 @@ def with_binary_data(parsed: object, rest: bytes) -> object:
     """Give the binary input tensors of a request their data, from the bytes after the JSON part.
 
     The schema checks the result, so values of wrong types are left to the schema.
-
-    Raises:
-        NunatakError: `invalid_request`, the bytes are not the declared tensors.
     """
     place = 0
     for tensor in _dicts_in(parsed, "inputs"):
@@ -93,17 +90,15 @@ def with_binary_data(parsed: object, rest: bytes) -> object:
         size: object = cast("dict[str, object]", parameters).pop(SIZE)
         # True is an int in Python, and no size.
         if type(size) is not int or not 0 <= size <= len(rest) - place or "data" in tensor:
-            raise NunatakError(
-                "invalid_request",
-                problem=f"a binary tensor has no data, and a {SIZE} of at most the bytes that "
-                "follow the JSON part",
+            raise invalid_request(
+                f"a binary tensor has no data, and a {SIZE} of at most the bytes that "
+                "follow the JSON part"
             )
         tensor["data"] = _texts_in(rest[place : place + size])
         place += size
     if place < len(rest):
-        raise NunatakError(
-            "invalid_request",
-            problem=f"{len(rest)} bytes follow the JSON part, and its binary tensors have {place}",
+        raise invalid_request(
+            f"{len(rest)} bytes follow the JSON part, and its binary tensors have {place}"
         )
     return parsed
 
@@ -123,45 +118,27 @@ def _texts_in(raw: bytes) -> list[str]:
         size = LENGTH.unpack_from(raw, place)[0] if start <= len(raw) else len(raw)
         place = start + size
         if place > len(raw):
-            raise NunatakError(
-                "invalid_request", problem="an element of a binary tensor is longer than the tensor"
-            )
+            raise invalid_request("an element of a binary tensor is longer than the tensor")
         try:
             texts.append(raw[start:place].decode())
         except UnicodeDecodeError:
-            raise NunatakError(
-                "invalid_request", problem="the elements of a binary tensor must be UTF-8"
-            ) from None
+            raise invalid_request("the elements of a binary tensor must be UTF-8") from None
     return texts
 
 
 def inputs_of(columns: Columns) -> tuple[Input, ...]:
-    """Turn named columns into inputs.
-
-    Raises:
-        NunatakError: `invalid_request`, these columns are no valid combination.
-    """
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
-        raise NunatakError(
-            "invalid_request",
-            problem=f"inputs must be the tensors {known}; see the task's metadata",
-        )
+        raise invalid_request(f"inputs must be the tensors {known}; see the task's metadata")
     if "documents" in columns:
         if len(columns["query"]) != 1:
-            raise NunatakError(
-                "invalid_request", problem="query must have one element; send a request per query"
-            )
+            raise invalid_request("query must have one element; send a request per query")
         return (Query(query=columns["query"][0], documents=tuple(columns["documents"])),)
     if len({len(column) for column in columns.values()}) > 1:
-        raise NunatakError(
-            "invalid_request", problem="all input tensors must have as many elements"
-        )
+        raise invalid_request("all input tensors must have as many elements")
     if "question" in columns:
-        return tuple(
-            Question(question=question, context=context)
-            for question, context in zip(columns["question"], columns["context"], strict=True)
-        )
+        both = zip(columns["question"], columns["context"], strict=True)
+        return tuple(Question(question=question, context=context) for question, context in both)
     if "text_pair" in columns:
         return tuple(zip(columns["text"], columns["text_pair"], strict=True))
     return tuple(columns["text"])

@@ -15,12 +15,12 @@ from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply
@@ -173,25 +173,18 @@ class UnnamedItem(Message):
     text: str | None = None
 
 
-def _classify_form(value: object) -> str:
-    return "inputs" if "inputs" in field_names(value) else "input"
-
-
-def _score_form(value: object) -> str:
-    forms = field_names(value) & {"data_1", "documents", "items"}
-    return min(forms, default="text_1")
-
-
 ClassifyBody = Annotated[
     Annotated[ClassifyRequest, Tag("input")] | Annotated[UnnamedRequest, Tag("inputs")],
-    Discriminator(_classify_form),
+    Discriminator(lambda value: "inputs" if "inputs" in field_names(value) else "input"),
 ]
 ScoreBody = Annotated[
     Annotated[ScoreTexts, Tag("text_1")]
     | Annotated[ScoreData, Tag("data_1")]
     | Annotated[ScoreDocuments, Tag("documents")]
     | Annotated[ScoreItems, Tag("items")],
-    Discriminator(_score_form),
+    Discriminator(
+        lambda value: min(field_names(value) & {"data_1", "documents", "items"}, default="text_1")
+    ),
 ]
 
 router = router_of("vLLM, Jina and Cohere")
@@ -236,7 +229,10 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
     result, headers = await ask_task(request, handling, body.model, (query,), body.options)
     _check_head(result, HeadKind.RANKING)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
-    results = [_ranked(it, documents, shows=body.return_documents) for it in ranked]
+    results = [{"index": it["index"], "relevance_score": it["score"]} for it in ranked]
+    if body.return_documents:
+        texts = [{"document": {"text": documents[it["index"]]}} for it in ranked]
+        results = [{**it, **text} for it, text in zip(results, texts, strict=True)]
     shown = results[: body.top_n or None]
     return reply({**_fields(request, "rerank", result), "results": shown}, headers=headers)
 
@@ -246,10 +242,9 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
     caller = caller_of(request.scope)
     tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
     if len(tasks) != 1:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"the request names no task, and this key has {len(tasks)} tasks; use a key "
-            "for one task, or send model and input",
+        raise invalid_request(
+            f"the request names no task, and this key has {len(tasks)} tasks; use a key "
+            "for one task, or send model and input"
         )
     options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
     result, headers = await ask_task(request, handling, tasks[0], (text,), options)
@@ -279,10 +274,9 @@ def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ..
     if len(queries) == 1:
         return (Query(query=queries[0], documents=documents),)
     if len(queries) != len(documents):
-        raise NunatakError(
-            "invalid_request",
-            problem=f"the first side must have one text, or as many as the second side; got "
-            f"{len(queries)} and {len(documents)} texts",
+        raise invalid_request(
+            f"the first side must have one text, or as many as the second side; got "
+            f"{len(queries)} and {len(documents)} texts"
         )
     return tuple(
         Query(query=query, documents=(document,))
@@ -292,10 +286,9 @@ def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ..
 
 def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
     if result.head is not needed:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"this route is for {needed.replace('_', ' ')}, and {result.task} is a task "
-            f"for {result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict",
+        raise invalid_request(
+            f"this route is for {needed.replace('_', ' ')}, and {result.task} is a task "
+            f"for {result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict"
         )
 
 
@@ -318,9 +311,3 @@ def _classified(index: int, row: list[LabelScore], labels: tuple[str, ...]) -> d
     scores = {it["label"]: it["score"] for it in row}
     probs = [scores[label] for label in labels]
     return {"index": index, "label": row[0]["label"], "probs": probs, "num_classes": len(labels)}
-
-
-def _ranked(found: DocumentScore, documents: tuple[str, ...], *, shows: bool) -> dict[str, Any]:
-    index = found["index"]
-    fields = {"index": index, "relevance_score": found["score"]}
-    return {**fields, "document": {"text": documents[index]}} if shows else fields

@@ -38,9 +38,7 @@ NOISE = 0.05
 class Backbones:
     """The default backbone, which also answers embeddings without a model's name, and the others.
 
-    Raises:
-        NunatakError: `invalid_settings`, two backbones have one name or one digest, so requests or
-            tasks could not tell them apart.
+    Raises `invalid_settings` if two have one name or one digest, so nothing tells them apart.
     """
 
     def __init__(self, default: Backbone, others: Sequence[Backbone] = ()) -> None:
@@ -113,7 +111,6 @@ def _layer_parameters(backbone: Backbone) -> float:
 
 
 def load_serving_backbone(settings: ServerSettings) -> Backbone:
-    """Load the backbone of the settings, on the device and in the number format of the settings."""
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
@@ -161,5 +158,4 @@ def load_serving_backbones(settings: ServerSettings) -> Backbones:
 
 
 def load_on_own_thread(settings: ServerSettings) -> Backbones:
-    """`load_serving_backbones`, for a process whose engine computes."""
     return on_own_thread(load_serving_backbones, settings)

@@ -1,13 +1,4 @@
-"""The forward pass of one batch, and the outcome of each of its rows.
-
-- `BatchCompute` runs one mixed batch on the device. `BackboneInUse` is the fact with which
-  operations batches and loads compute.
-- `compute_rows` runs a batch. If the batch fails, it runs each task version alone, so that only the
-  rows of the faulty version fail.
-- `outcome_of` turns the logits of a row into its answer or error.
-- `BatchReport` says what a batch held and how long it took. `BatchObserver` receives it.
-- `Contention` warns if batches wait for cores that other programs use.
-"""
+"""The forward pass of one batch, and the outcome of each of its rows."""
 
 import logging
 import math
@@ -16,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
@@ -65,25 +56,18 @@ def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | N
         case MemoryError() | torch.OutOfMemoryError():
             return OutOfMemoryError()
         case RuntimeError():
-            return _library_failure(str(error))
+            if found := LIBRARY_FAILURE.match(str(error)):
+                return EngineFailedError(found[1])
+            return OutOfMemoryError() if NO_MEMORY.search(str(error)) else None
         case _:
             return None
-
-
-def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | None:
-    if found := LIBRARY_FAILURE.match(message):
-        return EngineFailedError(found[1])
-    return OutOfMemoryError() if NO_MEMORY.search(message) else None
 
 
 AnswerT = TypeVar("AnswerT")
 
 
 class BackboneInUse:
-    """A backbone with its fast kernels, or without them once one of them has failed.
-
-    Batches and loads compute on it, on several threads.
-    """
+    """A backbone with its fast kernels, or without them once one of them has failed."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
@@ -118,11 +102,7 @@ class BackboneInUse:
 
 
 class BatchCompute:
-    """The forward pass of one backbone; only the engine thread may call it.
-
-    With `trunk`, trunk states of earlier batches are read from that cache. `in_use` is the fact
-    which operations serve, if loads share it.
-    """
+    """The forward pass of one backbone, for the engine thread; loads may share `in_use`."""
 
     def __init__(
         self,
@@ -142,11 +122,8 @@ class BatchCompute:
     ) -> list[list[float]]:
         """Return the logits of each row, in order; token after token for heads that read tokens.
 
-        `between_layers` needs `stops_between_layers`, and may call this again.
-
-        Raises:
-            EngineFailedError: the device is lost, so no later batch can succeed in this process.
-            OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
+        `between_layers` needs `stops_between_layers`, and may call this again. Raises
+        `EngineFailedError` if no later batch can succeed, `OutOfMemoryError` if a smaller one may.
         """
         try:
             return self._in_use.run(
@@ -169,26 +146,14 @@ class BatchCompute:
         with on_device(backbone.device), torch.inference_mode():
             outputs = forward(backbone, rows, trunk=self._trunk, between_layers=between_layers)
             # One transfer for the batch, because a copy for each row would wait for the device.
-            flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
-        return _split(flat, [output.numel() for output in outputs])
+            logits = torch.cat([output.flatten() for output in outputs]).float()
+            flat = iter(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+        return [list(islice(flat, output.numel())) for output in outputs]
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
-
-
-def logits_to_floats(logits: Tensor) -> list[float]:
-    return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
-
-
-def _split(flat: list[float], sizes: Sequence[int]) -> list[list[float]]:
-    rows: list[list[float]] = []
-    begin = 0
-    for size in sizes:
-        rows.append(flat[begin : begin + size])
-        begin += size
-    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,11 +262,18 @@ def compute_rows(
             logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
             # The progress of the batch is not known any more, so nothing may preempt it.
             between_layers = None
-    if len({row.is_shadow for row in rows}) > 1:
-        return _compute_apart(compute, rows)
+    groups, has_both = list(versions.values()), len({row.is_shadow for row in rows}) > 1
+    if has_both:
+        kinds = (False, True)
+        groups = [[at for at, it in enumerate(rows) if it.is_shadow is kind] for kind in kinds]
     computed: dict[int, RowLogits] = {}
-    for indices in versions.values():
-        outputs = _compute_version(compute, [rows[index] for index in indices], between_layers)
+    for indices in groups:
+        part = [rows[index] for index in indices]
+        outputs = (
+            compute_rows(compute, part)
+            if has_both
+            else _compute_version(compute, part, between_layers)
+        )
         computed.update(zip(indices, outputs, strict=True))
     return [computed[index] for index in range(len(rows))]
 
@@ -322,19 +294,9 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
     )
 
 
-def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-    computed: dict[int, RowLogits] = {}
-    for is_shadow in (False, True):
-        indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
-        outputs = compute_rows(compute, [rows[index] for index in indices])
-        computed.update(zip(indices, outputs, strict=True))
-    return [computed[index] for index in range(len(rows))]
-
-
 def _compute_version(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
 ) -> Sequence[RowLogits]:
-    """Run the rows of one task version; turn its failure into errors of its own rows."""
     try:
         return _forward(compute, rows, between_layers)
     except EngineFailedError:

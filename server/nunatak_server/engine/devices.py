@@ -83,8 +83,7 @@ def resolve_dtype(
 ) -> torch.dtype:
     """Return the number format for serving on that device.
 
-    A CUDA device without products in bfloat16 gets float32: float16 is faster there, but some
-    backbones have numbers that float16 cannot hold.
+    Without products in bfloat16 that is float32, as some backbones have numbers beyond float16.
     """
     match choice:
         case ServingDtype.AUTO:

@@ -60,7 +60,6 @@ class Inbox(Generic[Item]):
         return len(self._items)
 
     def put(self, items: Iterable[Item]) -> bool:
-        """Add items; once the inbox is closed, add none and return False."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -69,10 +68,7 @@ class Inbox(Generic[Item]):
             return True
 
     def take(self, *, block: bool) -> list[Item] | None:
-        """Take all items, oldest first; return None once the inbox is closed and empty.
-
-        With `block`, wait until there is an item or the inbox is closed.
-        """
+        """Take all items, oldest first, with `block` at least one; None once closed and empty."""
         with self._changed:
             if block:
                 self._changed.wait_for(lambda: self._items or self._is_closed)
@@ -82,7 +78,6 @@ class Inbox(Generic[Item]):
             return items
 
     def close(self) -> None:
-        """Refuse new items; the items inside can still be taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -105,12 +100,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Preempted:
-    """The work that has preempted a running batch."""
-
     charged: float = 0.0
-    """Charge of the rows, in tokens through all layers."""
     seconds: float = 0.0
-    """Time of the preempting batches, by the stopwatch."""
 
 
 class Engine:
@@ -128,10 +119,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stopwatch` times batches for the time model; the engine thread reads it.
-
-        `computes` has the forward of each backbone, by digest.
-        """
+        """`stopwatch` times batches on the engine thread; `computes` has a forward by digest."""
         self._computes = computes
         self._limits = limits
         self._rules = rules or TurnRules()
@@ -178,17 +166,13 @@ class Engine:
         self._thread.start()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; the engine resolves the future of each row later."""
         if not self.num_rows:
             self._moved_at = self._clock()
         if not self._inbox.put(rows):
             raise NunatakError("not_ready", reason="the engine has stopped")
 
     def withdraw(self, rows: Sequence[PendingRow]) -> None:
-        """Cancel the futures of submitted rows, and drop the rows that wait.
-
-        The engine never searches its queues for rows whose caller has gone.
-        """
+        """Cancel the futures of rows; the engine drops those that wait without a search."""
         for row in rows:
             row.future.cancel()
         self._inbox.put([Withdrawal(rows=rows)])
@@ -217,10 +201,7 @@ class Engine:
             _answer(loop, [(row, stopped) for row in rows])
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run one batch; return False once the inbox is closed and no rows are left.
-
-        No reference to the rows outlives this call, because rows keep versions in memory.
-        """
+        """Run one batch, and keep no reference to its rows; return False at the end."""
         is_idle = not self._queues and not self._shadows
         arrived = self._inbox.take(block=is_idle)
         if arrived is None and is_idle:
@@ -236,10 +217,7 @@ class Engine:
     def _take_in(
         self, loop: asyncio.AbstractEventLoop, arrived: Sequence[PendingRow | Withdrawal]
     ) -> list[PendingRow]:
-        """Queue and return the rows that arrived, and drop all rows that would only delay others.
-
-        Rows after their deadline are answered with an error.
-        """
+        """Queue and return the rows that arrived; drop cancelled rows, fail late ones."""
         rows = _rows_in(arrived)
         self._shadows.extend(row for row in rows if row.is_shadow)
         # A caller may have gone before the withdrawal of its rows arrives.

@@ -19,14 +19,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_model.layer import OwnLayer
-from nunatak_server.scheduler.rows import (
-    ANONYMOUS,
-    PendingRow,
-    Priority,
-    RowBackbone,
-    pending_row,
-    row_spec,
-)
+from nunatak_server.scheduler import rows
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_METHODS: tuple[Method, ...] = (
@@ -41,10 +34,7 @@ WARM_UP_TOKENS = (8, 128, 12, 96)
 
 
 def warm_up_branch(backbone: Backbone) -> Branch:
-    """Return a branch whose rows run every layer in memory; the branch itself takes no memory.
-
-    Layers in memory replace upper layers that are not in memory, so the outputs are meaningless.
-    """
+    """Return a branch whose rows run every layer in memory, for meaningless outputs."""
     branch, held = embedding_branch(backbone), backbone.layers
     missing = backbone.config.num_layers - len(held)
     if not missing:
@@ -63,8 +53,7 @@ def warm_up_branch(backbone: Backbone) -> Branch:
 def warm_up_tasks(backbone: Backbone) -> list[Branch]:
     """Return two random tasks of each method, whose batch runs all kernels of a CUDA device.
 
-    There are none without fast kernels, which are loaded at their first use. If layers are not in
-    memory, there are none either, because the tasks would need them.
+    There are none without fast kernels, nor if layers that the tasks need are not in memory.
     """
     config = backbone.config
     if not backbone.ops.fast_kernels() or len(backbone.layers) < config.num_layers:
@@ -79,23 +68,22 @@ def warm_up_tasks(backbone: Backbone) -> list[Branch]:
 
 
 def warm_up_batches(
-    backbone: Backbone, tasks: Sequence[Branch], *, known: RowBackbone
-) -> Iterator[list[PendingRow]]:
-    """Yield the rows of each warm-up batch of a backbone; `tasks` come from `warm_up_tasks`."""
+    backbone: Backbone, tasks: Sequence[Branch], *, known: rows.RowBackbone
+) -> Iterator[list[rows.PendingRow]]:
     batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
     batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
     for num_tokens, branches in batches:
         max_length = min(num_tokens, backbone.config.max_tokens)
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-        spec = row_spec(
+        spec = rows.row_spec(
             encoding,
             known.num_layers,
             backbone=known,
             group=-1,
-            caller=ANONYMOUS,
-            priority=Priority.NORMAL,
+            caller=rows.ANONYMOUS,
+            priority=rows.Priority.NORMAL,
         )
         yield [
-            pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
+            rows.pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
             for it in branches
         ]

@@ -6,7 +6,7 @@ Answers line by line are `application/x-ndjson`. Each line is sent as soon as it
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import orjson
 from fastapi.responses import Response, StreamingResponse
@@ -40,7 +40,13 @@ from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_registry import ListedTask
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.problems import problem_of
-from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
+from nunatak_server.predict.types import (
+    StageTimes,
+    StreamedResult,
+    TaskFailure,
+    TaskPrediction,
+    prediction_fields,
+)
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
@@ -49,8 +55,6 @@ from nunatak_versions import LoadedTask
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
 TRUNCATED_HEADER: Final = "x-truncated"
-
-T = TypeVar("T")
 
 
 class TaskResponse(wire.TaskSummary):
@@ -94,25 +98,6 @@ def _input(item: Item) -> Input:
             return Question(question=item.question, context=item.context)
         case QueryInput():
             return Query(query=item.query, documents=tuple(item.documents))
-
-
-def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
-    """Return the values of the inputs as a list if a list was sent, else the one value."""
-    return list(values) if isinstance(inputs, list) else values[0]
-
-
-def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
-    return {
-        "task": result.task,
-        "version": result.version,
-        "head": result.head,
-        "problem_type": result.problem_type,
-        "predicted": None if result.predicted is None else as_sent(result.predicted, inputs),
-        "outputs": as_sent(result.outputs, inputs),
-        "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
-        "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
-        "unread": as_sent([extent.num_unread for extent in result.extents], inputs),
-    }
 
 
 def result_fields(

@@ -26,7 +26,6 @@ from nunatak_server.http.replies import (
     TaskResponse,
     inputs_of,
     lines_response,
-    prediction_fields,
     reply,
     result_fields,
     summaries_of,
@@ -36,7 +35,7 @@ from nunatak_server.http.replies import (
 )
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
-from nunatak_server.predict.types import Handling, PredictionRequest
+from nunatak_server.predict.types import Handling, PredictionRequest, prediction_fields
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}

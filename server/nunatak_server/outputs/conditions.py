@@ -47,7 +47,6 @@ class ConditionState:
     score: float | None = None
     """The largest score of the condition's labels; None if no answer has one."""
     spans: tuple[FoundSpan, ...] = ()
-    """The parts of the text for which the condition holds."""
     misfit: str | None = None
     """Why the task cannot decide about all labels of the condition."""
     num_unread: int = 0
@@ -59,7 +58,6 @@ class ConditionState:
 UNKNOWN: Final = ConditionState(holds=None, is_complete=False)
 
 States = Mapping[Condition, ConditionState]
-"""What a task finds in one text."""
 
 
 def states_of(
@@ -69,10 +67,7 @@ def states_of(
     read: Sequence[Encodings],
     logits: Iterable[Sequence[float]],
 ) -> tuple[States, ...]:
-    """Return the states of conditions about a task, for each text, from all of its windows.
-
-    `read` and `logits` have the same meaning as in `outputs_of`.
-    """
+    """Return the states of conditions for each text; arguments as of `outputs_of`."""
     rows = iter(logits)
     return tuple(
         _states(head, conditions, item, encodings, islice(rows, len(encodings)))
@@ -111,7 +106,6 @@ def _states(
 
 
 def _labels(head: HeadRecord, logits: Sequence[float]) -> tuple[str, ...]:
-    """Return the labels that a task predicts for a window; a regression predicts none."""
     match predicted_of(logits, head):
         case str() as label:
             return (label,)
@@ -144,7 +138,6 @@ class _Token:
 
 
 def _tokens(text: str, encoding: Encoding, logits: Sequence[float]) -> list[_Token]:
-    """Return the tokens of a window that stand for characters, without the space around them."""
     window = window_of(encoding, logits)
     alignment = window.alignment
     places = (_trimmed(text, *it) for it in alignment.offsets)
@@ -197,12 +190,11 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:
-    """Yield spans that cover whole words, and join spans that overlap then.
+    """Yield spans that cover whole words, joined where they overlap, in linear time.
 
     A word ends at white space, at punctuation that joins nothing, and at each letter of a script
     without spaces. Combining marks and invisible characters belong to the character before them.
-    Joined spans have the label of the span that begins first, and then of the longest. The time is
-    linear in the length of the text.
+    Joined spans have the label of the span that begins first, and then of the longest.
     """
     last: FoundSpan | None = None
     for span in sorted(spans, key=lambda it: (it.start, -it.end, it.label)):
@@ -230,7 +222,6 @@ def parts_words(text: str, place: int) -> bool:
 
 
 def _word_end(text: str, end: int) -> int:
-    """Return the end of the word in which a part of a text ends."""
     size = len(text)
     while True:
         while end < size and _clings(text[end]):
@@ -244,7 +235,6 @@ def _word_end(text: str, end: int) -> int:
 
 
 def _word_start(text: str, start: int, *, least: int) -> int:
-    """Return the start of the word in which a part of a text starts, `least` or more."""
     while True:
         while start > least and _clings(text[start]) and not text[start - 1].isspace():
             start -= 1
@@ -261,13 +251,10 @@ def _may_join(character: str) -> bool:
 
 
 def _is_joined(one: str, other: str) -> bool:
-    """Return whether a word goes on from one character to the next that is no joiner."""
-    is_word = all(_is_word(it) or it in JOINERS for it in (one, other))
-    return is_word and not is_unspaced(one) and not is_unspaced(other)
-
-
-def _is_word(character: str) -> bool:
-    return unicodedata.category(character)[0] in "LMN" or _clings(character)
+    return all(
+        (unicodedata.category(it)[0] in "LMN" or _may_join(it)) and not is_unspaced(it)
+        for it in (one, other)
+    )
 
 
 def _clings(character: str) -> bool:

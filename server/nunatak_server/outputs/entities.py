@@ -26,7 +26,6 @@ class Window:
 
 
 def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
-    """Split the logits of one row into the logits of each token."""
     alignment = encoding.alignment
     assert alignment is not None, "heads that read tokens need aligned encodings"  # noqa: S101
     width = len(logits) // encoding.num_tokens
@@ -80,15 +79,20 @@ def find_entities(
 ) -> list[Entity]:
     """Label the tokens of a text, and combine them by the strategy of the caller.
 
-    Where windows overlap, the longer of two entities stays. If both are equally long, the better
-    score decides. Tokens may share characters, so numbers identify tokens and words.
+    Where windows overlap, the longer of two entities stays, then the one of the better score.
     """
     ignored = frozenset(options.ignore_labels)
     taken, found = list[Window](), list[list[Entity]]()
     for window in windows:
-        entities = _entities(_tokens(window), labels, join, options.aggregation_strategy)
         taken.append(window)
-        found.append([it for it in entities if _label_of(it) not in ignored])
+        found.append(
+            [
+                entity
+                for entity in _entities(_tokens(window), labels, join, options.aggregation_strategy)
+                if (entity["entity_group"] if "entity_group" in entity else entity["entity"])
+                not in ignored
+            ]
+        )
     if len(taken) == 1:
         return found[0]
     match options.aggregation_strategy:
@@ -208,12 +212,7 @@ def _group(pieces: Sequence[TokenEntity], join: Join) -> EntityGroup:
     )
 
 
-def _label_of(entity: Entity) -> str:
-    return entity["entity_group"] if "entity_group" in entity else entity["entity"]
-
-
 def _tokens_before(windows: Sequence[Window]) -> list[int]:
-    """Number of tokens of the text before the tokens of each window."""
     before = [0]
     for window, following in pairwise(windows):
         held = sum(text is not None for text in window.alignment.text_ids)

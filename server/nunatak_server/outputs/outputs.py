@@ -53,10 +53,7 @@ DEFAULT_OPTIONS: Final = Parameters()
 
 
 def reading_of(manifest: TaskManifest, options: Parameters) -> Reading:
-    """Return how a task reads its inputs.
-
-    Tasks that refuse or cut long texts have equal readings.
-    """
+    """Return how a task reads its inputs; tasks that refuse or cut long texts read alike."""
     read = partial(
         Reading,
         max_length=manifest.max_length,
@@ -78,14 +75,12 @@ def reading_of(manifest: TaskManifest, options: Parameters) -> Reading:
 
 
 def on_long_of(manifest: TaskManifest, options: Parameters) -> OnLong:
-    """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: Parameters) -> int:
-    """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
         return (LOGITS_PER_ROW + head.num_outputs) * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
@@ -121,10 +116,6 @@ def outputs_of(
 def predictions_of(
     head: HeadRecord, read: Sequence[Encodings], logits: Sequence[Sequence[float]]
 ) -> tuple[PredictedValue, ...] | None:
-    """Return what a sequence classification predicts for each input; None for other heads.
-
-    `read` and `logits` have the same meaning as in `outputs_of`.
-    """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     rows = iter(logits)
@@ -164,7 +155,6 @@ def _output(
 
 
 def _by_text(encodings: Encodings, logits: Iterable[Logits]) -> list[list[Logits]]:
-    """Combine the logits of the windows of each text."""
     found: list[list[Logits]] = []
     for encoding, row in zip(encodings, logits, strict=True):
         if encoding.part.index == 0:
@@ -174,10 +164,7 @@ def _by_text(encodings: Encodings, logits: Iterable[Logits]) -> list[list[Logits
 
 
 def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
-    """Return the logits of a text or document from the logits of its windows, one or more.
-
-    A mean of probabilities becomes logits by its logarithm, so that softmax returns the mean.
-    """
+    """Return the logits of a text or document from the logits of its windows, one or more."""
     if len(windows) == 1:
         return windows[0]
     match head.problem_type:
@@ -193,10 +180,7 @@ def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
 
 
 def _strongest_finding(logits: Logits, default: int) -> float:
-    """Return the log-odds of the best label other than the default.
-
-    Log-odds order windows like the probability of the label, also when probabilities round to 1.
-    """
+    """Return the log-odds of the best label other than the default; they do not round to 1."""
     others = [logit for label, logit in enumerate(logits) if label != default]
     best = max(others)
     others.remove(best)

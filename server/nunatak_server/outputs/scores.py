@@ -1,8 +1,4 @@
-"""Scores: logits become labelled scores, values and ranked documents.
-
-In reading order: the score functions, the scores of sequence classification and regression, what
-these tasks predict, and the ranking of the documents of a query.
-"""
+"""Scores: logits become labelled scores, values and ranked documents."""
 
 import math
 from collections.abc import Sequence
@@ -63,7 +59,6 @@ def label_scores(
 
 
 def default_function(problem_type: ProblemType) -> FunctionToApply:
-    """Return the function that fits how a task was trained."""
     match problem_type:
         case ProblemType.SINGLE_LABEL:
             return FunctionToApply.SOFTMAX
@@ -74,11 +69,7 @@ def default_function(problem_type: ProblemType) -> FunctionToApply:
 
 
 def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
-    """Return what a sequence classification predicts, however its scores are shown.
-
-    One label: the first with the largest logit. Several labels: all whose sigmoid is at least their
-    threshold, best first. Regression: the value.
-    """
+    """Return the best label, all labels that reach their thresholds, or the value."""
     match head.problem_type:
         case ProblemType.REGRESSION:
             return logits[0]

@@ -294,10 +294,10 @@ class Preprocessor:
     def _check(self, asked: AskedTask, request: PredictionRequest, encoded: Encoded) -> Asked:
         """Return the task, or its refusal of a too long text. A shadow that refuses is dropped."""
         manifest, shadow, options = asked.manifest, asked.shadow, request.options
-        problem = _find_too_long(manifest, encoded, options)
+        problem = _find_too_long(manifest, asked.reading, encoded, options)
         if problem is not None:
             return TaskFailure(reference=asked.reference, error=problem, task=manifest.task)
-        if shadow is not None and _find_too_long(shadow, encoded, options):
+        if shadow and _find_too_long(shadow, reading_of(shadow, options), encoded, options):
             # Without answers of the version, there is nothing to compare with the shadow.
             self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
             asked.shadow = None
@@ -381,11 +381,11 @@ def _readings_of(found: Iterable[Asked], options: Parameters) -> Iterator[Readin
 
 
 def _find_too_long(
-    manifest: TaskManifest, encoded: Encoded, options: Parameters
+    manifest: TaskManifest, reading: Reading, encoded: Encoded, options: Parameters
 ) -> TooManyTokensError | None:
     if on_long_of(manifest, options) is not OnLong.REFUSE:
         return None
-    return find_cut(encoded[reading_of(manifest, options)], max_length=manifest.max_length)
+    return find_cut(encoded[reading], max_length=manifest.max_length)
 
 
 def _refuse_if_all_do(read: Sequence[Asked], found: Sequence[Asked]) -> None:

@@ -9,14 +9,14 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Condition
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Inputs, Parameters
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
@@ -24,12 +24,14 @@ from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
 from nunatak_server.predict.growing import Growing
-from nunatak_server.rollouts.rollouts import Arm, ShadowRun
+from nunatak_server.rollouts.canary import Arm
+from nunatak_server.rollouts.rollouts import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
 from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent, Reading
 
+T = TypeVar("T")
 BACKBONE: Final = "(backbone)"
 """The backbone's name in turns and counters. No task can have this name."""
 
@@ -255,7 +257,7 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
     )
 
 
-def _checked(rows: Iterable[list[float]], check: Check | None) -> Iterator[list[float]]:
+def _checked(rows: Iterable[Sequence[float]], check: Check | None) -> Iterator[Sequence[float]]:
     for row in rows:
         if check is not None:
             check()
@@ -305,3 +307,22 @@ def normalised(vector: Sequence[float]) -> list[float]:
     """Return the vector at length one; a zero vector is returned unchanged."""
     length = math.hypot(*vector)
     return [value / length for value in vector] if length else list(vector)
+
+
+def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
+    """Return the values of the inputs as a list if a list was sent, else the one value."""
+    return list(values) if isinstance(inputs, list) else values[0]
+
+
+def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
+    return {
+        "task": result.task,
+        "version": result.version,
+        "head": result.head,
+        "problem_type": result.problem_type,
+        "predicted": None if result.predicted is None else as_sent(result.predicted, inputs),
+        "outputs": as_sent(result.outputs, inputs),
+        "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
+        "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
+        "unread": as_sent([extent.num_unread for extent in result.extents], inputs),
+    }

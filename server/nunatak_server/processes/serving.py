@@ -1,8 +1,4 @@
-"""Serving: one process, one event loop and one engine thread, until a signal or a fatal error.
-
-`serve` is the entry point. `DrainingServer` is the uvicorn server, which refuses new requests at
-shutdown and gives requests in flight a grace time. `tune_interpreter` prepares the process.
-"""
+"""Serving: one process, one event loop and one engine thread, until a signal or a fatal error."""
 
 import asyncio
 import contextlib
@@ -33,13 +29,7 @@ from nunatak_server.processes.supervisor import ReplicaPlace
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
-from nunatak_server.telemetry.logs import (
-    fields,
-    leave_out_places,
-    log_everything,
-    print_address,
-    write_log,
-)
+from nunatak_server.telemetry import logs
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
@@ -49,15 +39,12 @@ MIN_OBJECTS, MAX_OBJECTS = 100_000, 5_000_000
 not let cycles fill the memory."""
 GENERATIONS: Final = (4, 4)
 """Collections of one generation for each collection of the next."""
-
-
 SWITCH_INTERVAL_S: Final = 0.0005
 """Longest wait of a thread for the interpreter's lock, if another thread computes. A forward pass
 takes the lock a few hundred times, and waits each time while the event loop works."""
 
 
 def tune_interpreter(*, max_requests: int) -> None:
-    """Tune the interpreter for a process that serves: rare collections, short turns of threads."""
     collect_rarely(max_requests=max_requests)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -65,10 +52,9 @@ def tune_interpreter(*, max_requests: int) -> None:
 def collect_rarely(*, max_requests: int) -> None:
     """Freeze the loaded objects, and make garbage collection rare.
 
-    All threads wait during a collection, the engine as well. By default a full queue causes full
-    collections every few seconds, of 0.2 s each. An answered request leaves no cycles, so the
-    threshold is above the objects of a queue of `max_requests`. Up to `MAX_OBJECTS` objects in
-    cycles may wait for a collection.
+    All threads wait during a collection, the engine as well: by default 0.2 s every few seconds if
+    the queue is full. An answered request leaves no cycles, so the threshold is above the objects
+    of a queue.
     """
     gc.collect()
     # torch and the backbone have hundreds of thousands of objects, which all stay alive.
@@ -87,10 +73,7 @@ MIN_FILES: Final = 512
 
 
 def connection_limits() -> tuple[int, int]:
-    """Return the most open connections and the most that wait at a port, for the files allowed.
-
-    The limit of open files of this process is raised first, as far as it may be and is of use.
-    """
+    """Return the most open connections, and the most that wait, for the files allowed."""
     useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # An infinite limit is negative.
@@ -127,24 +110,14 @@ def serve(
     """Serve until SIGTERM or SIGINT, then answer requests in flight within the grace time.
 
     The backbone loads before the port opens. SIGTERM ends the process; after SIGINT this returns.
-
-    Args:
-        settings: the settings of the server.
-        announce: gets the address once the server accepts requests; the default prints a line.
-        origins: where each setting comes from, for the log.
-        create_registry: whether to make a new registry if there is none.
+    `announce` gets the address once the server accepts requests; the default prints a line.
 
     Raises:
-        NunatakError: `registry_missing`, there is no registry, and `create_registry` is False.
-        NunatakError: `invalid_settings`, the server would be open to other machines, may open too
-            few files, or batches are too small.
+        NunatakError: settings, registry or backbone are at fault.
         KeyFileError: the file of API keys cannot be read.
-        NunatakError: the backbone cannot be loaded.
-        NunatakError: the registry cannot be opened.
-        EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
-            any more; start the process again.
+        EngineFailedError: the device is lost, or registry or keys cannot be followed; start again.
     """
-    log_everything(settings.log_format)
+    logs.log_everything(settings.log_format)
     prepare(settings)
     with Registry.open(settings.registry, create=create_registry) as registry:
         backbones = load_on_own_thread(settings)
@@ -152,7 +125,7 @@ def serve(
             settings,
             backbones,
             registry,
-            announce=announce or partial(print_address, log_format=settings.log_format),
+            announce=announce or partial(logs.print_address, log_format=settings.log_format),
             origins=origins or {},
         )
 
@@ -166,7 +139,7 @@ def serve_template(
 ) -> int:
     """Load the backbone, and serve from several processes until a signal; return the status."""
     # A handler without a thread, because a process with threads cannot fork.
-    log_everything(settings.log_format, logging.StreamHandler)
+    logs.log_everything(settings.log_format, logging.StreamHandler)
     prepare(settings)
     torch.set_num_threads(1)
     backbones = load_serving_backbones(settings)
@@ -181,7 +154,7 @@ def serve_template(
     def serve_replica(
         own: ServerSettings, sockets: list[socket.socket], announce: Callable[[str], None]
     ) -> None:
-        log_everything(own.log_format)
+        logs.log_everything(own.log_format)
         with Registry.open(own.registry, create=create_registry) as registry:
             serve_backbone(
                 own, backbones, registry, announce=announce, origins=origins, sockets=sockets
@@ -197,7 +170,7 @@ def prepare(settings: ServerSettings) -> None:
     connection_limits()
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
-    leave_out_places()
+    logs.leave_out_places()
 
 
 def serve_backbone(
@@ -220,7 +193,11 @@ def serve_backbone(
         announce=partial(begin, max_requests=settings.max_queued_requests, announce=announce),
         tracing=find_tracing(),
     )
-    _log_configuration(Configuration(settings=settings, origins=origins))
+    configuration = Configuration(settings=settings, origins=origins)
+    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
+    logger.info("configuration", extra=logs.fields(**shown))
+    if unread := unread_variables(os.environ):
+        logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
     try:
         server.run(sockets)
     except KeyboardInterrupt:
@@ -290,7 +267,7 @@ class DrainingServer(uvicorn.Server):
             try:
                 yield
             finally:
-                write_log()
+                logs.write_log()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight for the grace time, then end the open connections."""
@@ -345,15 +322,6 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-def _log_configuration(configuration: Configuration) -> None:
-    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
-    logger.info("configuration", extra=fields(**shown))
-    unread = unread_variables(os.environ)
-    if unread:
-        logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
-
-
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
-    """Tune the interpreter for a server, then announce that the server accepts requests."""
     tune_interpreter(max_requests=max_requests)
     announce(address)

@@ -53,7 +53,6 @@ class ReplicaPlace:
 
     @classmethod
     def find(cls) -> Self | None:
-        """Return the place of this process; None if no supervisor has started this process."""
         text = os.environ.pop(PLACE_VARIABLE, None)
         if text is None:
             return None
@@ -82,8 +81,7 @@ class _Template:
 def supervise(settings: ServerSettings) -> int:
     """Run a fleet until SIGTERM or SIGINT, and return the exit status.
 
-    The templates read the settings again, from the same arguments, environment and file. The
-    address of the shared port is printed once all replicas answer.
+    The templates read the settings again, from the same arguments, environment and file.
     """
     log_everything(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -133,7 +131,6 @@ class Supervisor:
         return [it for it in (self._present, self._next, *self._leaving) if it is not None]
 
     def _start(self) -> None:
-        """Start the next template. One that cannot start counts as one that has failed."""
         try:
             reports, reports_to = os.pipe()
             try:

@@ -82,10 +82,7 @@ class Template:
         self._status = 0
 
     def run(self) -> int:
-        """Serve until a signal, or until a replica fails before all have answered once.
-
-        A replica that is killed is started again as soon as one has answered callers.
-        """
+        """Serve until a signal, or until a replica fails before all have answered once."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         end_with(self._place.supervisor)
         check_single()
@@ -172,7 +169,7 @@ class Template:
             copied.close()
         os.close(self._place.reports_to)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        shared, *own = map(_socket, self._place.listeners)
+        shared, *own = (socket.socket(fileno=it) for it in self._place.listeners)
         settings = settings_of(self._settings, index, port=own[index].getsockname()[1])
         try:
             self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY))
@@ -203,7 +200,6 @@ def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSet
 
 
 def check_single() -> None:
-    """Refuse to fork with several threads."""
     names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
     if len(names) > 1:
         raise NunatakError(
@@ -212,10 +208,6 @@ def check_single() -> None:
             "so its memory cannot be shared. Copy a backbone of a hub to this machine first, with "
             "`nunatak backbone add`",
         )
-
-
-def _socket(number: int) -> socket.socket:
-    return socket.socket(fileno=number)
 
 
 def end_with(parent: int) -> None:

@@ -1,13 +1,11 @@
 """Bytes: the return of freed memory, the sizes and the budgets of versions, and the host tier.
 
-The return of memory: the allocator of glibc keeps freed memory. After many loads and evictions this
-is about as much as the versions took. On request, glibc returns the memory to the operating system
-in about 20 ms. So the request runs off the event loop, and not after every load. Other allocators
-get no request.
+The allocator of glibc keeps freed memory, after many evictions about as much as the versions took.
+It returns memory on request in about 20 ms, so the request runs off the event loop, and not after
+every load. Other allocators get no request.
 
-The host tier: stored bytes in main memory, already checked against their digest. With these bytes,
-a load needs neither the store nor the digest. All checks of the content still run on every load. If
-the device is the CPU, the version itself is the better use of the memory.
+The host tier holds stored bytes that were checked against their digest, so a load needs no store.
+If the device is the CPU, the version itself is the better use of the memory.
 """
 
 import ctypes
@@ -52,10 +50,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
-    """Return the bytes that a version takes in `dtype`, before the version is read.
+    """Return the bytes of a version in `dtype` before it is read, too high by the blob's header.
 
-    The result comes from the size of the blob, because a load checks that size; nothing checks the
-    parameter counts. The result is too high by the blob's header.
+    The blob's size decides: a load checks it, and nothing checks the parameter counts.
     """
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
@@ -63,15 +60,11 @@ def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
 
 
 def task_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of task versions: the operator's, or half of the free memory."""
     return chosen_bytes or int(DEFAULT_SHARE * free_memory(device))
 
 
 def host_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of the host tier: the operator's, or half of the free memory.
-
-    On a CPU the default is 0, because the device tier is in the same memory.
-    """
+    """Return the operator's budget of the host tier, or half of the free memory; 0 on a CPU."""
     if chosen_bytes is not None:
         return chosen_bytes
     return 0 if device.type == "cpu" else int(DEFAULT_SHARE * free_memory(torch.device("cpu")))
@@ -114,7 +107,6 @@ class HostTier:
         self._blobs = LRUCache[str, bytes](budget_bytes, len)
         # Reads run outside the lock, so that other threads can read other versions.
         self.read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
-        """Returns the stored parameters of a version."""
 
     def stats(self) -> HostStats:
         reads = self.read.cache_info()

@@ -1,8 +1,5 @@
 """`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-In reading order: `VersionKey` (a version and its content), `UseHistory` (recent uses of each
-version), and `ResidentSet` itself.
-
 Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
 the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start
 when leased, pinned and claimed bytes leave it space. Evictions for the load happen only after it
@@ -29,7 +26,6 @@ class VersionKey(NamedTuple):
     task: str
     version: int
     content: str
-    """The content digest."""
 
 
 def key_of(manifest: TaskManifest) -> VersionKey:
@@ -100,9 +96,9 @@ class _Entry:
 class ResidentSet:
     """The versions in memory, with their leases, pins and the claims of loads."""
 
-    def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
+    def __init__(self, *, budget_bytes: int) -> None:
         self._budget = budget_bytes
-        self._history = history or UseHistory()
+        self._history = UseHistory()
         self._entries: dict[VersionKey, _Entry] = {}
         self._claims: dict[VersionKey, int] = {}
         self._resident_bytes = 0
@@ -132,7 +128,6 @@ class ResidentSet:
         return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:
-        """Count a request for a version, in memory or not."""
         self._history.record(key)
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
@@ -143,7 +138,6 @@ class ResidentSet:
         return entry.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """End a lease; return the versions that are evicted with it."""
         entry = self._entries[key]
         entry.num_leases -= 1
         return (*self._drop_unwanted(key), *self._shrink())
@@ -191,10 +185,7 @@ class ResidentSet:
         del self._claims[key]
 
     def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
-        """Add a loaded version in place of its claim; return the versions that are evicted for it.
-
-        The version has one lease, so it stays until the requests that wait for it have leases.
-        """
+        """Add a loaded version with one lease for the waiting; return those evicted for it."""
         key = key_of(task.manifest)
         del self._claims[key]
         self._entries[key] = _Entry(task=task, load_s=load_s, num_leases=1)
@@ -214,7 +205,6 @@ class ResidentSet:
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
-        """Evict one version of a task, or all, and return them; all or nothing."""
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
@@ -251,7 +241,6 @@ class ResidentSet:
         return tuple(dropped)
 
     def _worth(self, key: VersionKey) -> float:
-        """Return the worth of a version: recent uses x seconds to load / bytes."""
         entry = self._entries[key]
         load_s = max(MIN_LOAD_S, entry.load_s)
         return self._history.count(key) * load_s / max(1, entry.task.num_bytes)

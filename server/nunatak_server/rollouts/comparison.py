@@ -1,9 +1,4 @@
-"""Comparison of a shadow with the answering version.
-
-`compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
-pair of versions, on this server since its start. `RolloutMetrics` counts them, and the answers of
-canaries. Its labels are task names of the registry, bounded in number.
-"""
+"""Comparison of a shadow with the answering version, and the reports and metrics of candidates."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,9 +45,8 @@ def compare_outputs(
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
-    Two answers are equal if they predict the same label, the same labels by the thresholds of each
-    version (where several may apply), values at most `tolerance` apart (regression), the same best
-    span, or the same first document. A label that one version lacks has the score 0 there.
+    Equal are the same label, labels, best span or first document, and values within `tolerance`. A
+    label that one version lacks has the score 0 there.
     """
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
@@ -93,7 +87,6 @@ def _compare_labels(
 def _compare_tokens(
     tokens: Mapping[Place, TokenEntity], shadow: Mapping[Place, TokenEntity]
 ) -> Comparison:
-    """Compare tokens by place; the two versions may read different lengths of the text."""
     shared = tokens.keys() & shadow.keys()
     num_equal = sum(tokens[place]["entity"] == shadow[place]["entity"] for place in shared)
     num_tokens = len(tokens.keys() | shadow.keys())
@@ -149,16 +142,13 @@ class ShadowComparison:
 
     compared: int = 0
     agreed: float = 0.0
-    """The sum of the agreements of the compared inputs."""
     errors: int = 0
     dropped: int = 0
     num_scores: int = 0
-    """The scores of the compared inputs."""
     drift_sum: float = 0.0
     max_drift: float | None = None
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
-    """Number of inputs by the largest drift of their scores: one count for each bound, one
-    above."""
+    """Inputs by the largest drift of their scores: a count for each bound, and one above."""
 
     @property
     def agreement(self) -> float | None:
@@ -180,7 +170,6 @@ class Reports:
         self._reports = LRUCache[Pair, ShadowComparison](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowComparison:
-        """Return the report of a pair; an empty report before the first comparison."""
         return self._reports.get(pair) or ShadowComparison()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
@@ -242,13 +231,8 @@ class RolloutMetrics:
         self._split.labels(self._tasks.of(task), arm, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
-        outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
-        label = self._tasks.of(task)
-        self._shadow.labels(label, outcome).inc()
-        self._drift.labels(label).observe(comparison.max_drift)
+        self.observe_inputs(task, AGREED if comparison.agreement == 1.0 else DIFFERED, 1)
+        self._drift.labels(self._tasks.of(task)).observe(comparison.max_drift)
 
-    def observe_errors(self, task: str, num_inputs: int) -> None:
-        self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
-
-    def observe_dropped(self, task: str, num_inputs: int) -> None:
-        self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)
+    def observe_inputs(self, task: str, outcome: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), outcome).inc(num_inputs)

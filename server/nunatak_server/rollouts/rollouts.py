@@ -1,40 +1,29 @@
 """`Rollouts`: the canaries and shadows of one server.
 
-`choose` picks the alias's own version or its canary, and decides whether the shadow runs. A routing
-key makes the choice sticky. For each canary version, a key has one fixed point in [0, 1). The
-canary answers while this point is below the canary's share. Therefore:
-
-- equal keys get one version while the canary runs, on every server and after every restart;
-- a larger share moves keys to the canary, and moves no key back;
-- the points of different canaries are independent, so different callers try different canaries.
-
-`CandidateValidation` keeps requests from a candidate until this server has loaded and probed it.
-
 `Shadows` runs a candidate on the texts of the answering version, and compares both. The engine gets
 the rows of both versions together, so they share trunk rows in one batch. No request waits for a
 shadow: one background task for each run awaits both versions and compares their outputs.
 """
 
 import asyncio
-import hashlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry import Traffic
 from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
+from nunatak_server.rollouts.canary import CandidateValidation, choose
 from nunatak_server.rollouts.comparison import (
+    DROPPED,
+    ERROR,
     FULL_OPTIONS,
     Comparison,
     Reports,
@@ -53,128 +42,6 @@ from nunatak_server.scheduler.rows import (
 )
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.tokenization import Encodings
-
-POINT_BYTES: Final = 6
-"""A float holds 48 bits exactly, so no point rounds up to 1."""
-RETRY_S: Final = 5.0
-"""Time between two attempts to load a candidate."""
-MAX_VALIDATED: Final = 10_000
-"""Most remembered candidates, far above real use. A full set is cleared."""
-
-
-class Arm(StrEnum):
-    """The answering version of an alias with a canary."""
-
-    ALIAS = "alias"
-    CANARY = "canary"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The version that answers, and the shadow if it runs."""
-
-    manifest: TaskManifest
-    arm: Arm | None = None
-    """The answering version; None if the alias has no canary."""
-    shadow: TaskManifest | None = None
-
-
-def choose(
-    traffic: Traffic,
-    *,
-    routing_key: str | None,
-    draw: Callable[[], float],
-    may_answer: Callable[[TaskManifest], bool],
-) -> Chosen:
-    """Choose the versions for one request.
-
-    While the canary may not answer, the alias's own version gets the canary's share. The shadow
-    runs only where the alias's own version answers, because a report compares these two versions.
-    """
-    canary, shadow = traffic.canary, traffic.shadow
-    arm = None if canary is None else Arm.ALIAS
-    if canary is not None:
-        point = draw() if routing_key is None else point_of(routing_key, canary.manifest)
-        if point < canary.share and may_answer(canary.manifest):
-            return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
-    runs_shadow = shadow is not None and draw() < shadow.share
-    return Chosen(
-        manifest=traffic.manifest,
-        arm=arm,
-        shadow=shadow.manifest if shadow is not None and runs_shadow else None,
-    )
-
-
-def point_of(routing_key: str, canary: TaskManifest) -> float:
-    """Return the point of a key in [0, 1): uniform over keys, fixed for each canary version."""
-    digest = hashlib.sha256(f"{canary.reference}\0{routing_key}".encode()).digest()
-    return int.from_bytes(digest[:POINT_BYTES], "big") / 256**POINT_BYTES
-
-
-class CandidateValidation:
-    """Knows the candidates that this server has validated; only the event loop thread may use it.
-
-    The first request for an alias loads its candidate in the background, while the alias's own
-    version answers. A load includes the parity probe. A validated candidate may be evicted and
-    loaded again like any other version.
-    """
-
-    def __init__(
-        self,
-        *,
-        is_resident: Callable[[TaskManifest], bool],
-        preload: Callable[[TaskManifest], Awaitable[object]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._is_resident = is_resident
-        self._preload = preload
-        self._clock = clock
-        self._validated: set[VersionKey] = set()
-        self._retry_at: dict[VersionKey, float] = {}
-        self._loading: dict[VersionKey, asyncio.Task[None]] = {}
-
-    def is_validated(self, manifest: TaskManifest) -> bool:
-        """Return whether a candidate may answer; if not, start to load it."""
-        key = key_of(manifest)
-        if key in self._validated:
-            return True
-        if not self._is_resident(manifest):
-            self.warm(manifest)
-            return False
-        self._remember(key)
-        return True
-
-    def warm(self, manifest: TaskManifest) -> None:
-        """Load a candidate in the background, at most once in `RETRY_S` seconds."""
-        key, now = key_of(manifest), self._clock()
-        if key in self._loading or now < self._retry_at.get(key, now):
-            return
-        if len(self._retry_at) >= MAX_VALIDATED:
-            self._retry_at.clear()
-        self._retry_at[key] = now + RETRY_S
-        loading = asyncio.create_task(self._load(manifest))
-        self._loading[key] = loading
-        loading.add_done_callback(lambda _: self._loading.pop(key))
-
-    async def aclose(self) -> None:
-        loading = list(self._loading.values())
-        for task in loading:
-            task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
-
-    async def _load(self, manifest: TaskManifest) -> None:
-        try:
-            await self._preload(manifest)
-        except NunatakError:
-            # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
-            return
-        self._remember(key_of(manifest))
-
-    def _remember(self, key: VersionKey) -> None:
-        if len(self._validated) >= MAX_VALIDATED:
-            self._validated.clear()
-        self._validated.add(key)
-
 
 PAUSE_S: Final = 60.0
 """Pause of a failed shadow, because each batch that fails is computed twice."""
@@ -224,8 +91,7 @@ class Shadows:
     def start(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
         """Return the rows of the shadow; the caller submits them with the rows in `answered`.
 
-        The result is empty, and the run counts as dropped, while the shadow is not in memory, has
-        failed in the last `PAUSE_S` seconds, or `MAX_RUNNING` runs are in progress.
+        None, and the run counts as dropped, if it cannot run now or failed `PAUSE_S` ago.
         """
         key = key_of(run.shadow)
         is_paused = self._clock() < self._paused_until.get(key, 0.0)
@@ -255,7 +121,7 @@ class Shadows:
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
         self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
-        self._metrics.observe_dropped(answered.task, num_inputs)
+        self._metrics.observe_inputs(answered.task, DROPPED, num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
         return self._reports.report(pair_of(answered, shadow))
@@ -289,14 +155,14 @@ class Shadows:
     ) -> None:
         own = [it for it in answered if isinstance(it, RowAnswer)]
         other = [it for it in shadow if isinstance(it, RowAnswer)]
+        if any(isinstance(outcome, TaskError | OutOfMemoryError) for outcome in shadow):
+            self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
         if any(isinstance(outcome, TaskError) for outcome in shadow):
-            self._pause(run)
-            self._fail(run)
-        elif any(isinstance(outcome, OutOfMemoryError) for outcome in shadow):
-            # The version did not cause the failure, so the run counts as dropped.
-            self._pause(run)
-            self._drop(run)
+            num_inputs = len(run.inputs)
+            self._reports.add_errors(pair_of(run.answered, run.shadow), num_inputs)
+            self._metrics.observe_inputs(run.answered.task, ERROR, num_inputs)
         elif len(other) < len(shadow):
+            # If there was no memory, the version did not cause the failure.
             self._drop(run)
         elif len(own) == len(answered):
             await self._compare(run, own, other)
@@ -319,8 +185,16 @@ class Shadows:
     def _comparisons(
         self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
     ) -> list[Comparison]:
-        outputs = _outputs(run, run.answered, run.encodings, own)
-        shadows = _outputs(run, run.shadow, run.shadow_encodings, other)
+        def outputs_from(
+            manifest: TaskManifest, encodings: Sequence[Encodings], answers: Sequence[RowAnswer]
+        ) -> tuple[Output, ...]:
+            logits = [answer.logits for answer in answers]
+            return outputs_of(
+                manifest.head, run.inputs, encodings, logits, options=FULL_OPTIONS, join=run.join
+            )
+
+        outputs = outputs_from(run.answered, run.encodings, own)
+        shadows = outputs_from(run.shadow, run.shadow_encodings, other)
         return [
             compare_outputs(
                 run.answered.head, output, run.shadow.head, shadow, tolerance=self._tolerance
@@ -331,31 +205,9 @@ class Shadows:
     def _drop(self, run: ShadowRun) -> None:
         self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
 
-    def _pause(self, run: ShadowRun) -> None:
-        self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
-
-    def _fail(self, run: ShadowRun) -> None:
-        self._reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
-        self._metrics.observe_errors(run.answered.task, len(run.inputs))
-
-
-def _outputs(
-    run: ShadowRun,
-    manifest: TaskManifest,
-    encodings: Sequence[Encodings],
-    answers: Sequence[RowAnswer],
-) -> tuple[Output, ...]:
-    logits = [answer.logits for answer in answers]
-    return outputs_of(
-        manifest.head, run.inputs, encodings, logits, options=FULL_OPTIONS, join=run.join
-    )
-
 
 class Rollouts:
-    """Chooses the answering version; owns the shadows, their reports and the metrics.
-
-    Only the event loop thread may use it.
-    """
+    """Chooses the answering version; owns the shadows. For the event loop thread alone."""
 
     def __init__(
         self,
@@ -372,7 +224,6 @@ class Rollouts:
             is_resident=residency.is_resident, preload=residency.preload, clock=clock
         )
         self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
-        """Chooses the versions for one request; a canary answers once it is validated here."""
         self.shadows = Shadows(
             residency=residency,
             validation=self._validation,

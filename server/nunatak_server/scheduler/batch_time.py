@@ -94,11 +94,9 @@ class BatchTimeModel:
     ) -> "BatchTimeModel":
         """Return the model with one more batch.
 
-        `work` is the computed work, in tokens through all layers of the largest backbone.
-        `asked_tokens` counts the rows as admission does, with cached trunk states. `token_cost` is
-        the cost of a token through all layers of the batch's backbone, as a share of the largest
-        backbone's. The fixed time of a batch grows with it as the time of a token does, so one fit
-        serves all backbones.
+        `work` is in computed tokens through all layers of the largest backbone; `asked_tokens`
+        count as in admission, with cached trunk states. `token_cost` of the batch's backbone is
+        relative to the largest one's; the fixed time grows alike, so one fit serves all.
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
@@ -127,7 +125,6 @@ class BatchTimeModel:
 
 
 def _expected_s(sums: BatchTimeModel, work: float) -> float:
-    """Return the time that a batch of `work` tokens is expected to take; infinite at first."""
     if not sums.weight:
         return inf
     # Without a fit, expect the mean time, scaled up where the batch is above the mean size.
@@ -137,7 +134,6 @@ def _expected_s(sums: BatchTimeModel, work: float) -> float:
 
 
 def _fit(sums: BatchTimeModel) -> LinearFit | None:
-    """Fit the seconds of batches by least squares; None if batch sizes vary too little."""
     mean, mean_s = sums.x / sums.weight, sums.y / sums.weight
     variance = sums.xx / sums.weight - mean * mean
     slope = sums.xy / sums.weight - mean * mean_s

@@ -54,7 +54,6 @@ class Queues(Generic[RowT]):
         return len(self._rows)
 
     def __contains__(self, row: RowT) -> bool:
-        """Return whether this row waits; rows are compared by identity."""
         return id(row) in self._number_of
 
     def __iter__(self) -> Iterator[RowT]:
@@ -105,7 +104,6 @@ class Queues(Generic[RowT]):
         self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
 
     def is_new(self, flow: Flow) -> bool:
-        """Return whether no batch has taken a row of a flow since the flow last had no rows."""
         return flow not in self._cut
 
     def of_flow(self, flow: Flow) -> Collection[RowT]:
@@ -115,7 +113,6 @@ class Queues(Generic[RowT]):
         return self._texts[group].values()
 
     def age_rank(self, flow: Flow) -> int:
-        """Return the arrival number of the oldest row of a flow."""
         return next(iter(self._flows[flow]))
 
     def flows_without(self, rows: Sequence[RowT]) -> frozenset[Flow]:
@@ -157,7 +154,6 @@ class FairQueue(Generic[RowT]):
     def __init__(
         self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
-        """Order the rows of `queues`, which stay there."""
         self._caller_times = defaultdict[str, float](float, virtual_times.callers)
         self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
         self._weights = weights

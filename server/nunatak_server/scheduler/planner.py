@@ -85,14 +85,8 @@ def plan_batch(
     """Return the next batch; `queues` stays as it is.
 
     A row that does not fit ends its flow, so the rows of a flow keep their order. Smaller rows of
-    other flows may still take the free places.
-
-    Args:
-        queues: the waiting rows.
-        limits: bounds of the batch.
-        order: as the batch before has left it.
-        rules: weights, and which trunk states are cached.
-        waiting_elsewhere: flows with waiting rows outside `queues`.
+    other flows may still take the free places. `order` is as the batch before has left it;
+    `waiting_elsewhere` are flows with rows outside `queues`.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
     turns = FairQueue(queues, virtual_times=order.virtual_times, weights=rules.weights)
@@ -172,16 +166,9 @@ def plan_preemption(
     - Its flow, and its caller if that is another one, are not ahead by the work of the batch.
     - All that preempts the batch is at most `MAX_PREEMPTION` times the work of the batch.
 
-    The rows of one text of one request go together or not at all.
-
-    Args:
-        arrived: rows of `queues` that arrived since the last call or the begin of the batch.
-        running: the batch that runs.
-        preempted_by: the charge of the rows that have preempted the batch.
-        queues: the waiting rows, with the rows that arrived and without the running batch.
-        limits: bounds of one batch.
-        order: as the running batch, and the batches that preempted it, have left it.
-        rules: weights, and which trunk states are cached.
+    The rows of one text of one request go together or not at all. `arrived` are the rows of
+    `queues` since the last call or the begin of the batch; `preempted_by` is the charge of earlier
+    ones.
     """
     heavy_flows = _heavy_flows(running.batch, queues)
     if not heavy_flows.issuperset(map(flow_of, running.batch)):
@@ -223,10 +210,7 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[RowT], queues: Queues[RowT], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return the heavy flows of a batch: as many of their other rows wait as the batch holds.
-
-    `are_queued` tells whether the rows of the batch are still in `queues`.
-    """
+    """Return flows with as many waiting rows, less those `are_queued` in the batch, as it holds."""
     taken = Counter(map(flow_of, batch))
     waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
     return frozenset(
@@ -235,20 +219,10 @@ def _heavy_flows(
 
 
 def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
-    """Return the rows of each text together, in the order of the first row of each text."""
     texts = defaultdict[Hashable, list[RowT]](list)
     for row in rows:
         texts[row.group].append(row)
     return list(texts.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """The cost that a row adds to a batch."""
-
-    tokens: int
-    work: float
-    asked_tokens: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,11 +252,10 @@ class Draft(Generic[RowT]):
 
     @property
     def has_no_place(self) -> bool:
-        """Whether no further row fits, not even a row without tokens."""
         return len(self.rows) >= self.limits.max_rows
 
-    def take(self, row: RowT, *, max_work: float) -> Cost | None:
-        """Add the row if it fits, and return its cost. The first row may exceed the work bound.
+    def take(self, row: RowT, *, max_work: float) -> float | None:
+        """Add the row if it fits, and return its work. The first row may exceed the work bound.
 
         The first row decides the backbone of the batch.
         """
@@ -291,32 +264,26 @@ class Draft(Generic[RowT]):
         if self.rows and row.backbone != self.rows[0].backbone:
             return None
         is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
-        cost = self._cost(row, is_held=is_held)
-        has_room = not self.rows or self.work + cost.work <= self._work_of(max_work)
-        if self.num_tokens + cost.tokens > self.limits.max_tokens or not has_room:
-            return None
-        self.rows.append(row)
-        self.seen.add(id(row))
-        self.num_held_rows += is_held
-        self.num_tokens += cost.tokens
-        self.work += cost.work
-        self.asked_tokens += cost.asked_tokens
-        if row.trunk_tokens and not is_held:
-            paid = self.trunk_shares.get(row.encoding, 0.0)
-            self.trunk_shares[row.encoding] = max(paid, row.trunk_share)
-        return cost
-
-    def _work_of(self, tokens: float) -> float:
-        return tokens * self.rows[0].token_cost if self.rows else inf
-
-    def _cost(self, row: RowT, *, is_held: bool) -> Cost:
         paid = self.trunk_shares.get(row.encoding)
         asked_work = work_added(row, paid_share=paid or 0.0)
         work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
         trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
-        tokens = row.branch_tokens + trunk_tokens
-        asked_tokens = max(MIN_COST, asked_work)
-        return Cost(tokens=tokens, work=work, asked_tokens=asked_tokens)
+        num_tokens = self.num_tokens + row.branch_tokens + trunk_tokens
+        has_room = not self.rows or self.work + work <= self._work_of(max_work)
+        if num_tokens > self.limits.max_tokens or not has_room:
+            return None
+        self.rows.append(row)
+        self.seen.add(id(row))
+        self.num_held_rows += is_held
+        self.num_tokens = num_tokens
+        self.work += work
+        self.asked_tokens += max(MIN_COST, asked_work)
+        if row.trunk_tokens and not is_held:
+            self.trunk_shares[row.encoding] = max(paid or 0.0, row.trunk_share)
+        return work
+
+    def _work_of(self, tokens: float) -> float:
+        return tokens * self.rows[0].token_cost if self.rows else inf
 
 
 def _fill(
@@ -324,11 +291,11 @@ def _fill(
 ) -> None:
     row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
-        cost = draft.take(row, max_work=draft.limits.max_work)
-        if cost is None:
+        work = draft.take(row, max_work=draft.limits.max_work)
+        if work is None:
             turns.end_flow(row)
         else:
-            turns.charge(row, cost.work)
+            turns.charge(row, work)
             for sibling in queues.of_text(row.group):
                 if draft.has_no_place:
                     break
@@ -336,17 +303,13 @@ def _fill(
                 if id(sibling) not in draft.seen:
                     shared = draft.take(sibling, max_work=inf)
                     if shared is not None:
-                        turns.charge(sibling, shared.work)
+                        turns.charge(sibling, shared)
         row = None if draft.is_full else turns.next_row(draft.seen)
 
 
 def add_shadows(
     plan: BatchPlan[RowT], shadows: Iterable[RowT], *, limits: BatchLimits, rules: TurnRules[RowT]
 ) -> BatchPlan[RowT]:
-    """Fill the free places of a batch with shadow rows, in their order.
-
-    `limits` and `rules` must be the ones of the plan.
-    """
     if not plan.batch or plan.backlog:
         return plan
     draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)

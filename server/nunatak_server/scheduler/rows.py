@@ -51,7 +51,6 @@ class RowAnswer:
     started_at: float = 0.0
     """The start of the row's batch, by the engine's clock."""
     batch: int = 0
-    """The number of the row's batch."""
 
 
 RowOutcome = RowAnswer | NunatakError
@@ -59,10 +58,7 @@ RowOutcome = RowAnswer | NunatakError
 
 
 def backbone_answer(outcome: RowOutcome) -> RowAnswer:
-    """Return the answer of a row of the backbone itself, or raise its failure.
-
-    The error names the backbone, because no task version can be rolled back.
-    """
+    """Return a row's answer, or raise a failure that names the backbone: no task can roll back."""
     match outcome:
         case RowAnswer():
             return outcome
@@ -83,17 +79,13 @@ class RowSpec:
     trunk_tokens: int
     """Tokens of the row's trunk row, paid once per batch and encoding."""
     branch_tokens: int
-    """Tokens of the row's own branch row."""
     trunk_share: float
     """Share of the layers that the trunk row passes; the branch row passes the others."""
     backbone: str
-    """The digest of the backbone that runs the row."""
     token_cost: float
     """Cost of a token through all layers, as a share of the largest backbone's."""
     caller: str = ANONYMOUS
-    """The caller of the request, whose turn the row uses."""
     priority: Priority = Priority.NORMAL
-    """The rank of the row among the rows of its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +135,6 @@ class RowBackbone:
     digest: str
     num_layers: int
     token_cost: float
-    """Cost of a token through all layers, as a share of the largest backbone's."""
 
 
 def row_spec(
@@ -155,10 +146,7 @@ def row_spec(
     caller: str,
     priority: Priority,
 ) -> RowSpec:
-    """Return the row of a version that splits from the trunk at `split_depth`.
-
-    A branch with all layers reads no trunk. The branch of a head has no layers.
-    """
+    """Return the row of a version that splits at `split_depth`; at 0 it reads no trunk."""
     return RowSpec(
         encoding=encoding,
         group=group,

@@ -88,10 +88,7 @@ class FairSemaphore:
 
 
 class Turns:
-    """The turns of all requests at the event loop, and at a thread of their own.
-
-    Only the event loop thread may use it.
-    """
+    """The turns of all requests at the event loop and at a thread; for the event loop thread."""
 
     def __init__(self) -> None:
         self._slices = FairSemaphore(num_slots=1)

@@ -32,13 +32,13 @@ ExceptionInfo = (
 
 FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
-OWN_LOGGERS: Final = ("nunatak_server", "uvicorn")
+SERVER: Final = logging.getLogger("nunatak_server")
+OWN_LOGGERS: Final = (SERVER.name, "uvicorn")
 CONTINUED: Final = "  | "
 """Prefix of each line of a traceback, so that no line looks like an event."""
 
 
 def fields(**values: object) -> Mapping[str, object]:
-    """Return the `extra` of a logging call, for the values of an event."""
     return {FIELDS: values}
 
 
@@ -102,7 +102,6 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
         threading.Thread(target=self._write_late, name="nunatak-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep an event, and write all lines if it must not wait."""
         try:
             self._events.append(_settled(record))
         except Exception:  # noqa: BLE001 - a log call must not fail its caller
@@ -157,7 +156,6 @@ NewHandler = Callable[[], logging.Handler]
 
 
 def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> dict[str, Any]:
-    """Return the argument of `logging.config.dictConfig`: all events go to the standard error."""
     own = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
@@ -170,16 +168,12 @@ def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
 
 
 def write_log() -> None:
-    for handler in logging.getLogger("nunatak_server").handlers:
+    for handler in SERVER.handlers:
         handler.flush()
 
 
 def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> None:
-    """Let this process write its log in a format; `handler` writes the lines.
-
-    The log also has the events of libraries and the warnings of Python. With JSON, the log has
-    everything that Python code writes to the standard streams too, and uncaught exceptions.
-    """
+    """Let this process, its libraries and warnings write their log; with JSON all streams, too."""
     logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
     if log_format is LogFormat.JSON:
@@ -231,13 +225,11 @@ def print_address(address: str, *, log_format: LogFormat) -> None:
 
 
 def log_failure(code: str, message: str) -> None:
-    logging.getLogger("nunatak_server").error(
-        "the server ends: %s", message, extra=fields(code=code)
-    )
+    SERVER.error("the server ends: %s", message, extra=fields(code=code))
 
 
 def log_uncaught(error: BaseException) -> None:
-    logging.getLogger("nunatak_server").critical("uncaught exception: %s", error, exc_info=error)
+    SERVER.critical("uncaught exception: %s", error, exc_info=error)
 
 
 def _give_up_own_handlers() -> None:
@@ -251,29 +243,16 @@ def _give_up_own_handlers() -> None:
 
 def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     name = "a thread" if failed.thread is None else failed.thread.name
-    error = failed.exc_value
-    logging.getLogger("nunatak_server").critical(
-        "uncaught exception in %s",
-        name,
-        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
-    )
+    SERVER.critical("uncaught exception in %s", name, exc_info=failed.exc_value)
 
 
 def _log_unraisable(failed: "sys.UnraisableHookArgs") -> None:
-    error = failed.exc_value
-    logging.getLogger("nunatak_server").error(
-        "%s",
-        failed.err_msg or "exception in code that cannot raise it",
-        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
-    )
+    message = failed.err_msg or "exception in code that cannot raise it"
+    SERVER.error("%s", message, exc_info=failed.exc_value)
 
 
 def leave_out_places() -> None:
-    """Stop `logging` from finding code, thread and process, which no line here shows.
-
-    The how-to of the standard library advises this under "Optimization". The settings apply to the
-    whole process.
-    """
+    """Stop `logging` from finding code, thread and process, which no line here shows."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
 

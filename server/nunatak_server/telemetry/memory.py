@@ -1,9 +1,7 @@
-"""The state of a server at one moment: its memory, its queues, and its task versions.
+"""The memory, the queues and the task versions of a server at one moment, and their metrics.
 
-- `MemoryLedger` compares the parameters in memory with one full model for each task.
-- `ProcessMemory` has the numbers of the operating system.
-- `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
-  thread, so a scrape costs the event loop nothing.
+`ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
+thread, so a scrape costs the event loop nothing.
 """
 
 import resource
@@ -36,20 +34,17 @@ class MemoryLedger:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes in memory: the backbones, and the own parameters of each task version."""
         return self.backbone_bytes + self.tasks_bytes
 
     @property
     def saved_share(self) -> float:
-        """The share of the dedicated bytes that sharing saves; negative if sharing costs bytes."""
         return 1 - self.shared_bytes / self.dedicated_bytes if self.dedicated_bytes else 0.0
 
 
 def take_stock(backbones: Backbones, tasks: Sequence[LoadedTask]) -> MemoryLedger:
-    """Add up the parameters in memory for `tasks`, and the parameters of a full model for each.
+    """Add up the parameters in memory for `tasks`, and those of a full model for each.
 
-    A full model is a copy of the backbone with the head of the task, in the same number format: a
-    server without sharing would load one for each task.
+    A full model is a copy of the backbone with the head of the task, in the same number format.
     """
     # Computed once for each backbone, because these look at tensors.
     sizes = {it.digest: (it.whole_bytes, it.dtype.itemsize) for it in backbones}
@@ -86,10 +81,7 @@ def _used_and_full(config: BackboneConfig, branches: Sequence[Branch]) -> tuple[
 
 
 def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
-    """Return the peak bytes of forward passes, without `held_bytes`.
-
-    None on a CPU, where nothing counts these bytes separately.
-    """
+    """Return the peak bytes of forward passes without `held_bytes`; None on a CPU."""
     if backbone.device.type != "cuda":
         return None
     return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
@@ -149,7 +141,6 @@ class StateCollector(Collector):
     """Turns one state into metrics."""
 
     def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
-        """`task_label` returns the label of a task; several tasks may share one label."""
         self._state = state
         self._task_label = task_label
 
@@ -174,7 +165,6 @@ class StateCollector(Collector):
         yield self._tasks()
 
     def _gauges(self) -> Iterable[tuple[str, str, float]]:
-        """Return the name, the text and the value of each gauge without labels."""
         state, ledger, device = self._state, self._state.ledger, self._state.device
         return (
             ("ready", "1 while /readyz answers 200", state.is_ready),
@@ -184,11 +174,7 @@ class StateCollector(Collector):
                 "1 while the registry protects the versions in memory from deletion",
                 state.holds_versions,
             ),
-            (
-                "waiting_requests",
-                "Requests that wait for a batch or for a load",
-                state.num_waiting,
-            ),
+            ("waiting_requests", "Requests that wait for a batch or for a load", state.num_waiting),
             ("running_requests", "Requests with a row in a batch that runs", state.num_running),
             (
                 "admitted_tokens",

@@ -33,8 +33,6 @@ OTHER: Final = "other"
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS: Final = (16, 64, 256, 1024, 2048, 4096, 8192, 16_384, 65_536)
-
-
 TASK: Final = ("task",)
 # By task only sums: a scrape of histograms for a thousand tasks would take most of a second.
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -107,7 +105,6 @@ class Metrics:
         self._http_seconds(route).observe(seconds)
 
     def observe_request(self, task: str | None, outcome: str) -> None:
-        """Count one answer of one task; None stands for a task that may not exist."""
         self._count["requests"](self._task_label(task), outcome).inc()
 
     def observe_caller(
@@ -179,7 +176,6 @@ class LabelValues:
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
-        """Return the name itself; `other` for new names beyond the bound."""
         if name not in self._known:
             if len(self._known) >= MAX_LABEL_VALUES:
                 return OTHER

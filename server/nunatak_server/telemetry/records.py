@@ -21,7 +21,6 @@ class VersionWork:
     task: str
     version: int
     outcome: str
-    """`ok`, or the code of an error."""
     num_rows: int
     num_tokens: int
     """Tokens of the rows, counted as trunk and as branch, shared or not."""
@@ -63,7 +62,6 @@ def note_prediction(record: PredictionRecord) -> None:
 
 
 def note_task(name: str) -> None:
-    """Note a task or version that exists, for the current request; the last note counts."""
     notes = current_notes.get()
     if notes is not None:
         notes.task = name

@@ -81,7 +81,6 @@ class SpanTracing:
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
-        """Open the span of a request, below the span of the caller if the headers name one."""
         carrier = {
             name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED
         }
@@ -104,7 +103,6 @@ class SpanTracing:
             self._version(each, request)
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch, and remember the span for the requests of the batch."""
         attributes: Attributes = {
             "nunatak.batch.rows": report.num_rows,
             "nunatak.batch.tokens": report.num_tokens,

@@ -25,9 +25,7 @@ class RequestSpan(Protocol):
         """The 32 hexadecimal digits by which a collector finds the request."""
         ...
 
-    def end(self, *, route: str, status: int) -> None:
-        """End the span, in the context in which it began."""
-        ...
+    def end(self, *, route: str, status: int) -> None: ...
 
 
 class Tracing(Protocol):

@@ -26,6 +26,12 @@ def test_the_import_brings_the_client_and_nothing_heavy() -> None:
     assert nunatak.__version__ == version("nunatak")
 
 
+def test_the_predictor_of_this_process_loads_no_web_framework() -> None:
+    web = "{'fastapi', 'starlette', 'uvicorn'}"
+
+    assert run(f"import nunatak_server.local, sys; print({web} & set(sys.modules))") == "set()"
+
+
 @pytest.mark.parametrize(
     ("call", "module", "extra"),
     [

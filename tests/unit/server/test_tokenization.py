@@ -64,8 +64,14 @@ class SpyEncoder:
         return self.encode_windows(inputs, max_length=max_length, stride=stride)
 
     def encode_windows(
-        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+        self,
+        inputs: Sequence[TextInput],
+        *,
+        max_length: int,
+        stride: int,
+        start: tuple[int, int] = (0, 0),
     ) -> list[tuple[Encoding, ...]]:
+        del start
         whole = self.encode(inputs, max_length=max_length)
         return [(encoding,) * (stride + 1) for encoding in whole]
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import JsonValue
 
 from nunatak_server.compat.guards import CallContent
 from nunatak_server.compat.joins import END, joined_texts
@@ -55,7 +56,7 @@ def test_a_span_of_a_joined_text_covers_the_same_characters_of_the_texts(
 
 
 def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
-    def said(role: str, text: str) -> dict[str, str]:
+    def said(role: str, text: str) -> JsonValue:
         return {"role": role, "content": text}
 
     content = CallContent()
