@@ -96,7 +96,11 @@ REGRESSION = Case(
 )
 KINDS = pytest.mark.parametrize("kind", CASES, ids=str)
 ALL_KINDS = pytest.mark.parametrize(
-    ("kind", "case"), [*CASES.items(), (TaskKind.REGRESSION, REGRESSION)], ids=str
+    ("kind", "case"),
+    [
+        pytest.param(*it, id=it[0].value)
+        for it in (*CASES.items(), (TaskKind.REGRESSION, REGRESSION))
+    ],
 )
 
 
