@@ -301,7 +301,7 @@ def router_of(
     protocol: str, *, prefix: str = "", route_class: type[TranslatedRoute] = TranslatedRoute
 ) -> Router:
     model = FAILURES[protocol].model
-    described: dict[int | str, dict[str, Any]] = {}
+    described: dict[int | str, dict[str, Any]] = {"default": {"description": "A refusal"}}
     if model is not None:
         described = {"default": {"model": model}, 422: {"model": model}}
     return Router(prefix=prefix, route_class=route_class, tags=[protocol], responses=described)

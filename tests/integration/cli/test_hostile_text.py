@@ -349,6 +349,7 @@ def server_cases(world: World) -> Iterator[Case]:
 
 
 def file_cases(world: World) -> Iterator[Case]:
+    yield ("init", str(world.new()))
     broken = world.folder / f"broken {HOSTILE_FILE_NAME}.jsonl"
     yield ("train-all", str(world.folder / "tasks.yaml"), *world.registry)
     both = ("--data", f"a={broken}", "--data", f"b={broken}")

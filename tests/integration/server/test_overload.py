@@ -134,7 +134,9 @@ def test_every_prediction_is_refused_by_its_head_in_the_shape_of_its_protocol(
             # Portkey lets a call pass on an error, so its refusals are verdicts.
             is_portkey = path.endswith("/portkey")
             assert status == (200 if is_portkey else 429), path
-            is_ours = path.startswith(("/v1/predict", "/v1/tasks")) or path.endswith("{policy}")
+            is_ours = path.startswith(("/v1/predict", "/v1/tasks")) or path.endswith(
+                ("{policy}", "/stream")
+            )
             of_protocol = {"/v1/systemone": "detail"}.get(path, "error")
             field = "verdict" if is_portkey else "code" if is_ours else of_protocol
             assert field in json.loads(body), path

@@ -24,7 +24,7 @@ COMPUTING = [
     for (_, path), needed in access_by_route().items()
     if needed == PREDICT
     and not path.startswith(("/v1/predict", "/v1/tasks"))
-    and path != "/v1/verdicts/{policy}"
+    and path not in {"/v1/verdicts/{policy}", "/v1/verdicts/{policy}/stream"}
 ]
 """Every route of another protocol that computes."""
 OF_BACKBONE = {
