@@ -110,8 +110,8 @@ def build_app() -> Program:
 
 def start(*, version: VersionOption = False) -> None:
     """Serve many text tasks from one frozen transformer backbone."""
-    # Read when torch is loaded. By default a thread that waits for another one spins for so long
-    # that a forward takes several times as long next to other programs. Alone it is no faster.
+    # Read when torch is loaded. By default a thread that waits for another one spins for many
+    # milliseconds, and so keeps the core that the other one may need next to other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if version:
         print_text(f"nunatak {distribution_version('nunatak')}\n")

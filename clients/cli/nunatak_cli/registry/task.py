@@ -249,10 +249,10 @@ def _event_json(event: "AliasEvent") -> dict[str, object]:
 
 def _aliases(task: "ListedTask") -> str:
     """Return each alias with its version and its candidates, as `prod = 3 (canary 4: 20%)`."""
-    beside = defaultdict[str, str](str)
+    candidates = defaultdict[str, str](str)
     for it in task.candidates:
-        beside[it.alias] += f" ({it.role} {it.version}: {it.share:.0%})"
-    found = (f"{alias} = {version}{beside[alias]}" for alias, version in task.aliases.items())
+        candidates[it.alias] += f" ({it.role} {it.version}: {it.share:.0%})"
+    found = (f"{alias} = {version}{candidates[alias]}" for alias, version in task.aliases.items())
     return ", ".join(found) or "-"
 
 
