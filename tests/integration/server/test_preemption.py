@@ -55,10 +55,12 @@ async def test_short_questions_preempt_a_long_list_and_all_answers_stay_the_same
         expected = scores(await ask(client, "bulk", texts))
 
         bulk = asyncio.create_task(ask(client, "bulk", texts))
-        await asyncio.sleep(0.2)
-        for _ in range(NUM_QUESTIONS):
+        answered_before_the_list = 0
+        while not bulk.done():
             beside = scores([await ask(client, "short", "who?")])
             assert beside == pytest.approx(alone, abs=1e-5)
-        assert not bulk.done()
+            answered_before_the_list += not bulk.done()
 
+        # Questions that wait for the list are answered with it, or the first of them before it.
+        assert answered_before_the_list >= NUM_QUESTIONS
         assert scores(await bulk) == pytest.approx(expected, abs=1e-5)
