@@ -1,8 +1,9 @@
 """A running application with a task of every kind."""
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 
+import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
@@ -41,18 +42,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 
 @pytest.fixture(scope="module")
-def run(backbone: Backbone, registry: Registry) -> Callable[[Ask], None]:
-    """Give a scenario a client of the running application."""
-
-    def run_one(scenario: Ask) -> None:
-        async def connected() -> None:
-            settings = make_settings(max_inputs=8)
-            async with running_client(backbone, registry, settings) as client:
-                await scenario(client)
-
-        asyncio.run(connected())
-
-    return run_one
+async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of the running application."""
+    async with running_client(backbone, registry, make_settings(max_inputs=8)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

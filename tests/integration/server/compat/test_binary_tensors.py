@@ -4,7 +4,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from tritonclient import http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, Ask, native
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native
 from doubles.serving import running_server
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -164,45 +164,36 @@ GOOD = element(b"where?")
         ([], GOOD, None),
     ],
 )
-def test_binary_tensors_that_are_not_as_declared_are_refused(
-    run: Callable[[Ask], None], body: object, rest: bytes, length: str | None
+async def test_binary_tensors_that_are_not_as_declared_are_refused(
+    client: httpx.AsyncClient, body: object, rest: bytes, length: str | None
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        head = orjson.dumps(body)
-        headers = {
-            HEADER: str(len(head)) if length is None else length,
-            "content-type": "application/octet-stream",
-        }
-        answer = await client.post("/v2/models/topic/infer", content=head + rest, headers=headers)
+    head = orjson.dumps(body)
+    headers = {
+        HEADER: str(len(head)) if length is None else length,
+        "content-type": "application/octet-stream",
+    }
+    answer = await client.post("/v2/models/topic/infer", content=head + rest, headers=headers)
 
-        assert answer.status_code == 422, answer.text
-        assert answer.json().keys() == {"error"}
-        assert "where" not in answer.text
-
-    run(scenario)
+    assert answer.status_code == 422, answer.text
+    assert answer.json().keys() == {"error"}
+    assert "where" not in answer.text
 
 
-def test_a_body_of_another_media_type_is_refused(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        headers = {"content-type": "text/plain"}
-        answer = await client.post("/v2/models/topic/infer", content=b"{}", headers=headers)
-        assert answer.status_code == 415
-
-    run(scenario)
+async def test_a_body_of_another_media_type_is_refused(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "text/plain"}
+    answer = await client.post("/v2/models/topic/infer", content=b"{}", headers=headers)
+    assert answer.status_code == 415
 
 
-def test_equal_requests_get_equal_answers_in_both_forms(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        (row,) = await native(client, "topic", [TEXT])
-        head = orjson.dumps({**request_of(len(element(TEXT.encode())))})
-        answer = await client.post(
-            "/v2/models/topic/infer",
-            content=head + element(TEXT.encode()),
-            headers={HEADER: str(len(head))},
-        )
-        assert answer.status_code == 200, answer.text
-        found = {it["name"]: it["data"] for it in answer.json()["outputs"]}
-        assert found["label"] == [it["label"] for it in row]
-        assert found["score"] == SCORE([it["score"] for it in row])
-
-    run(scenario)
+async def test_equal_requests_get_equal_answers_in_both_forms(client: httpx.AsyncClient) -> None:
+    (row,) = await native(client, "topic", [TEXT])
+    head = orjson.dumps({**request_of(len(element(TEXT.encode())))})
+    answer = await client.post(
+        "/v2/models/topic/infer",
+        content=head + element(TEXT.encode()),
+        headers={HEADER: str(len(head))},
+    )
+    assert answer.status_code == 200, answer.text
+    found = {it["name"]: it["data"] for it in answer.json()["outputs"]}
+    assert found["label"] == [it["label"] for it in row]
+    assert found["score"] == SCORE([it["score"] for it in row])

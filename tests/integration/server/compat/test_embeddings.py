@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from doubles.compat import (
     SCORE,
     TEXT,
     TOO_LONG,
-    Ask,
     native,
     post,
 )
@@ -29,43 +27,37 @@ def length(vector: list[float]) -> float:
     return sum(value * value for value in vector) ** 0.5
 
 
-def test_embeddings_are_the_same_by_either_protocol(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        name = (await client.get("/v1/models")).json()["data"][0]["id"]
-        body = {"input": [TEXT, OTHER], "model": name}
+async def test_embeddings_are_the_same_by_either_protocol(client: httpx.AsyncClient) -> None:
+    name = (await client.get("/v1/models")).json()["data"][0]["id"]
+    body = {"input": [TEXT, OTHER], "model": name}
 
-        theirs = await post(client, "/tei/backbone/embed", {"inputs": [TEXT, OTHER]})
-        answer = await post(client, "/v1/embeddings", body)
-        coded = await post(client, "/v1/embeddings", {**body, "encoding_format": "base64"})
-        plain = await post(client, "/tei/backbone/embed", {"inputs": TEXT, "normalize": False})
+    theirs = await post(client, "/tei/backbone/embed", {"inputs": [TEXT, OTHER]})
+    answer = await post(client, "/v1/embeddings", body)
+    coded = await post(client, "/v1/embeddings", {**body, "encoding_format": "base64"})
+    plain = await post(client, "/tei/backbone/embed", {"inputs": TEXT, "normalize": False})
 
-        assert answer["object"] == "list"
-        assert [it["index"] for it in answer["data"]] == [0, 1]
-        assert vectors_of(answer) == [SCORE(vector) for vector in theirs]
-        assert [length(vector) for vector in theirs] == [SCORE(1.0)] * 2
-        assert length(plain[0]) != SCORE(1.0)
-        assert [value / length(plain[0]) for value in plain[0]] == SCORE(theirs[0], abs=1e-6)
-        for item, vector in zip(coded["data"], theirs, strict=True):
-            decoded = struct.unpack(f"<{len(vector)}f", base64.b64decode(item["embedding"]))
-            assert decoded == SCORE(vector)
-
-    run(scenario)
+    assert answer["object"] == "list"
+    assert [it["index"] for it in answer["data"]] == [0, 1]
+    assert vectors_of(answer) == [SCORE(vector) for vector in theirs]
+    assert [length(vector) for vector in theirs] == [SCORE(1.0)] * 2
+    assert length(plain[0]) != SCORE(1.0)
+    assert [value / length(plain[0]) for value in plain[0]] == SCORE(theirs[0], abs=1e-6)
+    for item, vector in zip(coded["data"], theirs, strict=True):
+        decoded = struct.unpack(f"<{len(vector)}f", base64.b64decode(item["embedding"]))
+        assert decoded == SCORE(vector)
 
 
-def test_openai_counts_every_token_that_was_read(
-    run: Callable[[Ask], None], backbone: Backbone
+async def test_openai_counts_every_token_that_was_read(
+    client: httpx.AsyncClient, backbone: Backbone
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        answer = await post(
-            client, "/v1/embeddings", {"input": [TEXT, OTHER], "model": backbone.name, "user": "me"}
-        )
+    answer = await post(
+        client, "/v1/embeddings", {"input": [TEXT, OTHER], "model": backbone.name, "user": "me"}
+    )
 
-        read = backbone.tokenizer.encode([TEXT, OTHER], max_length=backbone.config.max_tokens)
-        count = sum(encoding.num_tokens for encoding in read)
-        assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
-        assert answer["model"] == backbone.name
-
-    run(scenario)
+    read = backbone.tokenizer.encode([TEXT, OTHER], max_length=backbone.config.max_tokens)
+    count = sum(encoding.num_tokens for encoding in read)
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert answer["model"] == backbone.name
 
 
 @pytest.mark.parametrize(
@@ -82,52 +74,45 @@ def test_openai_counts_every_token_that_was_read(
         ({"unheard": 1}, 422, "invalid_request"),
     ],
 )
-def test_openai_refuses_in_its_own_shape(
-    run: Callable[[Ask], None], backbone: Backbone, change: dict[str, Any], status: int, code: str
+async def test_openai_refuses_in_its_own_shape(
+    client: httpx.AsyncClient, backbone: Backbone, change: dict[str, Any], status: int, code: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        body = {"input": TEXT, "model": backbone.name, **change}
+    body = {"input": TEXT, "model": backbone.name, **change}
 
-        refused = await post(client, "/v1/embeddings", body, status)
+    refused = await post(client, "/v1/embeddings", body, status)
 
-        assert refused.keys() == {"error"}
-        assert refused["error"].keys() == {"message", "type", "param", "code"}
-        assert refused["error"]["type"] == "invalid_request_error"
-        assert refused["error"]["code"] == code
-
-    run(scenario)
+    assert refused.keys() == {"error"}
+    assert refused["error"].keys() == {"message", "type", "param", "code"}
+    assert refused["error"]["type"] == "invalid_request_error"
+    assert refused["error"]["code"] == code
 
 
-def test_openai_lists_the_model_that_embeds(run: Callable[[Ask], None], backbone: Backbone) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        listed = (await client.get("/v1/models")).json()
-        shown = await client.get(f"/v1/models/{backbone.name}")
+async def test_openai_lists_the_model_that_embeds(
+    client: httpx.AsyncClient, backbone: Backbone
+) -> None:
+    listed = (await client.get("/v1/models")).json()
+    shown = await client.get(f"/v1/models/{backbone.name}")
 
-        assert listed["object"] == "list"
-        assert [card["id"] for card in listed["data"]] == [backbone.name]
-        assert shown.json() == listed["data"][0]
-        assert (await client.get("/v1/models/gpt")).json()["error"]["code"] == "model_not_found"
-
-    run(scenario)
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == [backbone.name]
+    assert shown.json() == listed["data"][0]
+    assert (await client.get("/v1/models/gpt")).json()["error"]["code"] == "model_not_found"
 
 
-def test_embeddings_and_tasks_meet_in_one_batch(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        alone = await post(client, "/tei/backbone/embed", {"inputs": TEXT})
-        expected = await native(client, "topic", TEXT)
-        asked = [
-            post(client, "/tei/backbone/embed", {"inputs": TEXT})
-            if turn % 2
-            else native(client, "topic", TEXT)
-            for turn in range(20)
-        ]
+async def test_embeddings_and_tasks_meet_in_one_batch(client: httpx.AsyncClient) -> None:
+    alone = await post(client, "/tei/backbone/embed", {"inputs": TEXT})
+    expected = await native(client, "topic", TEXT)
+    asked = [
+        post(client, "/tei/backbone/embed", {"inputs": TEXT})
+        if turn % 2
+        else native(client, "topic", TEXT)
+        for turn in range(20)
+    ]
 
-        for turn, answer in enumerate(await asyncio.gather(*asked)):
-            if turn % 2:
-                assert answer[0] == SCORE(alone[0], abs=1e-5)
-            else:
-                assert [it["score"] for it in answer] == SCORE([it["score"] for it in expected])
-        text = (await client.get("/metrics")).text
-        assert 'nunatak_requests_total{outcome="ok",task="(backbone)"}' in text
-
-    run(scenario)
+    for turn, answer in enumerate(await asyncio.gather(*asked)):
+        if turn % 2:
+            assert answer[0] == SCORE(alone[0], abs=1e-5)
+        else:
+            assert [it["score"] for it in answer] == SCORE([it["score"] for it in expected])
+    text = (await client.get("/metrics")).text
+    assert 'nunatak_requests_total{outcome="ok",task="(backbone)"}' in text

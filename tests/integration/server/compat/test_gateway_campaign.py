@@ -5,7 +5,7 @@ The guards decide by one text alone, so a call with another text in the same pla
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from doubles.compat import Ask, litellm, portkey, post
+from doubles.compat import litellm, portkey, post
 from doubles.gateway_calls import (
     FIELDS,
     HARMLESS,
@@ -33,6 +33,7 @@ from doubles.gateway_calls import (
     with_content,
 )
 from doubles.policies import make_policy, make_rule, when
+from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, UnjudgedPart, VerdictAction
 from nunatak_model import Backbone
@@ -170,20 +171,17 @@ async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def policies(registry: Registry, backbone: Backbone, run: Callable[[Ask], None]) -> None:
+async def policies(registry: Registry, backbone: Backbone) -> None:
     """Guards that stop the attack alone, and a guard that masks every word."""
     labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
     publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
     scores = dict[str, float]()
     flag = make_rule(when("topic", LABEL, threshold=1e-9), action=VerdictAction.FLAG)
     registry.policies.put(make_policy(flag, name="measure"))
-
-    async def measure(client: httpx.AsyncClient) -> None:
+    async with running_client(backbone, registry) as client:
         for text in (ATTACK, *("\n".join([HARMLESS] * number) for number in (1, 2, 3, 4))):
             found = await post(client, PATHS["verdicts"].format("measure"), {"inputs": text})
             (scores[text],) = (it["score"] for it in found["rules"])
-
-    run(measure)
     attack = scores.pop(ATTACK)
     assert attack > max(scores.values()), "the attack must stand out for the tiny task"
     threshold = (attack + max(scores.values())) / 2
@@ -209,12 +207,9 @@ async def passing(
     return {str(it) for it, outcome in zip(shapes, found, strict=True) if outcome.passes}
 
 
-def test_no_shape_of_a_call_lets_an_attack_through(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        assert await passing(client, "block", SHAPES, ATTACK) == set()
-        assert await passing(client, "block", UNREAD_SHAPES, HARMLESS) == set()
-
-    run(scenario)
+async def test_no_shape_of_a_call_lets_an_attack_through(client: httpx.AsyncClient) -> None:
+    assert await passing(client, "block", SHAPES, ATTACK) == set()
+    assert await passing(client, "block", UNREAD_SHAPES, HARMLESS) == set()
 
 
 def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
@@ -244,78 +239,68 @@ def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
 
 
 @pytest.mark.parametrize("is_in_a_word", [False, True])
-def test_an_attack_that_is_cut_over_texts_is_blocked(
-    run: Callable[[Ask], None], registry: Registry, *, is_in_a_word: bool
+async def test_an_attack_that_is_cut_over_texts_is_blocked(
+    client: httpx.AsyncClient, registry: Registry, *, is_in_a_word: bool
 ) -> None:
     async def measure(client: httpx.AsyncClient, text: str) -> float:
         found = await post(client, PATHS["verdicts"].format("measure"), {"inputs": text})
         return found["rules"][0]["score"]
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        chance = random.Random(0)
-        for _ in range(200):
-            words = chance.choices(["ann", "met", "bob", "oslo", "bergen", "never", "again"], k=6)
-            text = " ".join(words)
-            place = text.index(" ", 12) - (2 if is_in_a_word else 0)
-            pieces = (text[:place], text[place:].lstrip())
-            whole = await measure(client, text if is_in_a_word else "\n".join(pieces))
-            most = max([await measure(client, it) for it in pieces])
-            if whole > most:
-                break
-        else:
-            pytest.fail("no text scores more than its pieces")
-        rule = make_rule(when("topic", LABEL, threshold=(whole + most) / 2))
-        registry.policies.put(make_policy(rule, name="cut"))
-        alone = await post(client, PATHS["verdicts"].format("cut"), {"inputs": list(pieces)})
+    chance = random.Random(0)
+    for _ in range(200):
+        words = chance.choices(["ann", "met", "bob", "oslo", "bergen", "never", "again"], k=6)
+        text = " ".join(words)
+        place = text.index(" ", 12) - (2 if is_in_a_word else 0)
+        pieces = (text[:place], text[place:].lstrip())
+        whole = await measure(client, text if is_in_a_word else "\n".join(pieces))
+        most = max([await measure(client, it) for it in pieces])
+        if whole > most:
+            break
+    else:
+        pytest.fail("no text scores more than its pieces")
+    rule = make_rule(when("topic", LABEL, threshold=(whole + most) / 2))
+    name = f"cut-{'in' if is_in_a_word else 'between'}-words"
+    registry.policies.put(make_policy(rule, name=name))
+    alone = await post(client, PATHS["verdicts"].format(name), {"inputs": list(pieces)})
 
-        assert alone["action"] == "allow"
-        assert await passing(client, "cut", list(cut_calls(pieces)), "") == set()
-
-    run(scenario)
+    assert alone["action"] == "allow"
+    assert await passing(client, name, list(cut_calls(pieces)), "") == set()
 
 
-def test_a_call_of_texts_passes_without_an_attack(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        assert await passing(client, "block", READ, HARMLESS) == set(map(str, READ))
-
-    run(scenario)
+async def test_a_call_of_texts_passes_without_an_attack(client: httpx.AsyncClient) -> None:
+    assert await passing(client, "block", READ, HARMLESS) == set(map(str, READ))
 
 
-def test_a_policy_that_names_the_parts_still_judges_the_texts(run: Callable[[Ask], None]) -> None:
+async def test_a_policy_that_names_the_parts_still_judges_the_texts(
+    client: httpx.AsyncClient,
+) -> None:
     gateways = [it for it in UNREAD_SHAPES if it.gateway in {"litellm", "portkey"}]
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        assert await passing(client, "open", READ, ATTACK) == set()
-        assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
-
-    run(scenario)
+    assert await passing(client, "open", READ, ATTACK) == set()
+    assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
 
 
-def test_no_shape_of_a_call_keeps_a_text_that_a_policy_masks(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        found = await asyncio.gather(*[outcome_of(client, it, "mask", ATTACK) for it in SHAPES])
-        outcomes = dict(zip(map(str, SHAPES), found, strict=True))
-        kept = {
-            name
-            for name, it in outcomes.items()
-            if it.passes and (it.content is None or b"ann met" in orjson.dumps(it.content))
-        }
-        masked = {name for name, it in outcomes.items() if it.passes and it.content is not None}
+async def test_no_shape_of_a_call_keeps_a_text_that_a_policy_masks(
+    client: httpx.AsyncClient,
+) -> None:
+    found = await asyncio.gather(*[outcome_of(client, it, "mask", ATTACK) for it in SHAPES])
+    outcomes = dict(zip(map(str, SHAPES), found, strict=True))
+    kept = {
+        name
+        for name, it in outcomes.items()
+        if it.passes and (it.content is None or b"ann met" in orjson.dumps(it.content))
+    }
+    masked = {name for name, it in outcomes.items() if it.passes and it.content is not None}
 
-        assert kept == set()
-        assert {f"portkey-{it}-last" for it in ("content", "part-of-two", "name")} <= masked
-        assert "litellm-content-with-texts" in masked
-
-    run(scenario)
+    assert kept == set()
+    assert {f"portkey-{it}-last" for it in ("content", "part-of-two", "name")} <= masked
+    assert "litellm-content-with-texts" in masked
 
 
-def test_the_settings_of_a_usual_call_are_no_texts(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        body: Any = portkey("", request={"json": USUAL, "text": HARMLESS})
-        answer = await client.post(PATHS["portkey"].format("mask"), json=body)
-        changed = answer.json()["transformedData"]["request"]["json"]
+async def test_the_settings_of_a_usual_call_are_no_texts(client: httpx.AsyncClient) -> None:
+    body: Any = portkey("", request={"json": USUAL, "text": HARMLESS})
+    answer = await client.post(PATHS["portkey"].format("mask"), json=body)
+    changed = answer.json()["transformedData"]["request"]["json"]
 
-        different = {name for name in USUAL if changed[name] != USUAL[name]}
-        assert different == {"messages"}
-
-    run(scenario)
+    different = {name for name in USUAL if changed[name] != USUAL[name]}
+    assert different == {"messages"}

@@ -5,14 +5,14 @@ generic_guardrail_api). Portkey's are those of its documents of webhook guardrai
 OpenAI's own client asks for moderations.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from doubles.compat import SCORE, TEXT, Ask, litellm, native, portkey, post
+from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
@@ -88,54 +88,43 @@ async def masked(client: httpx.AsyncClient, text: str) -> str:
     return found
 
 
-def test_litellm_blocks_passes_and_masks(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        blocked = await post(client, LITELLM.format("block"), litellm(TEXT))
-        passed = [
-            await post(client, LITELLM.format(it), litellm(TEXT, "")) for it in ("allow", "dry")
-        ]
-        changed = await post(client, LITELLM.format("mask"), litellm("", TEXT, " "))
+async def test_litellm_blocks_passes_and_masks(client: httpx.AsyncClient) -> None:
+    blocked = await post(client, LITELLM.format("block"), litellm(TEXT))
+    passed = [await post(client, LITELLM.format(it), litellm(TEXT, "")) for it in ("allow", "dry")]
+    changed = await post(client, LITELLM.format("mask"), litellm("", TEXT, " "))
 
-        assert blocked == {"action": "BLOCKED", "blocked_reason": "too urgent", "texts": None}
-        assert [it["action"] for it in passed] == ["NONE", "NONE"]
-        assert changed["action"] == "GUARDRAIL_INTERVENED"
-        assert changed["texts"] == ["", await masked(client, TEXT), " "]
-
-    run(scenario)
+    assert blocked == {"action": "BLOCKED", "blocked_reason": "too urgent", "texts": None}
+    assert [it["action"] for it in passed] == ["NONE", "NONE"]
+    assert changed["action"] == "GUARDRAIL_INTERVENED"
+    assert changed["texts"] == ["", await masked(client, TEXT), " "]
 
 
 @pytest.mark.parametrize("texts", [None, [], ["", " "]])
-def test_litellm_passes_a_call_without_text_only_for_a_policy_that_exists(
-    run: Callable[[Ask], None], texts: list[str] | None
+async def test_litellm_passes_a_call_without_text_only_for_a_policy_that_exists(
+    client: httpx.AsyncClient, texts: list[str] | None
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        known = await post(client, LITELLM.format("block"), litellm(texts=texts))
-        unknown = await post(client, LITELLM.format("nobody"), litellm(texts=texts), status=404)
+    known = await post(client, LITELLM.format("block"), litellm(texts=texts))
+    unknown = await post(client, LITELLM.format("nobody"), litellm(texts=texts), status=404)
 
-        assert known["action"] == "NONE"
-        assert "no policy 'nobody'" in unknown["error"]
-
-    run(scenario)
+    assert known["action"] == "NONE"
+    assert "no policy 'nobody'" in unknown["error"]
 
 
 @pytest.mark.parametrize("part", [it for it in UnjudgedPart if it is not UnjudgedPart.UNREAD])
-def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
-    run: Callable[[Ask], None], part: UnjudgedPart
+async def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
+    client: httpx.AsyncClient, part: UnjudgedPart
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        name = "logprobs" if part is UnjudgedPart.OTHER else part.value
-        body = litellm(TEXT, structured_messages=[{"role": "user", name: ["a"]}])
+    name = "logprobs" if part is UnjudgedPart.OTHER else part.value
+    body = litellm(TEXT, structured_messages=[{"role": "user", name: ["a"]}])
 
-        refused = await post(client, LITELLM.format("allow"), body)
-        passed = [await post(client, LITELLM.format(it), body) for it in ("open", "dry")]
-        blocked = await post(client, LITELLM.format("block"), body)
+    refused = await post(client, LITELLM.format("allow"), body)
+    passed = [await post(client, LITELLM.format(it), body) for it in ("open", "dry")]
+    blocked = await post(client, LITELLM.format("block"), body)
 
-        assert refused["action"] == "BLOCKED"
-        assert refused["blocked_reason"].startswith(f"no task reads {part.value}; ")
-        assert [it["action"] for it in passed] == ["NONE", "NONE"]
-        assert blocked["action"] == "BLOCKED"
-
-    run(scenario)
+    assert refused["action"] == "BLOCKED"
+    assert refused["blocked_reason"].startswith(f"no task reads {part.value}; ")
+    assert [it["action"] for it in passed] == ["NONE", "NONE"]
+    assert blocked["action"] == "BLOCKED"
 
 
 @pytest.mark.parametrize(
@@ -147,38 +136,32 @@ def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
         {"input_type": "other"},
     ],
 )
-def test_litellm_blocks_a_call_with_what_the_server_does_not_know(
-    run: Callable[[Ask], None], change: dict[str, object]
+async def test_litellm_blocks_a_call_with_what_the_server_does_not_know(
+    client: httpx.AsyncClient, change: dict[str, object]
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, LITELLM.format("allow"), litellm(TEXT, **change))
+    refused = await post(client, LITELLM.format("allow"), litellm(TEXT, **change))
 
-        assert refused["action"] == "BLOCKED"
-        assert "the request does not follow its schema" in refused["blocked_reason"]
-
-    run(scenario)
+    assert refused["action"] == "BLOCKED"
+    assert "the request does not follow its schema" in refused["blocked_reason"]
 
 
-def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        blocked = await post(client, PORTKEY.format("block"), portkey(TEXT))
-        passed = [await post(client, PORTKEY.format(it), portkey(TEXT)) for it in ("allow", "dry")]
-        changed = await post(client, PORTKEY.format("mask"), portkey(TEXT))
-        answer = {"json": {"choices": [TEXT]}, "text": TEXT}
-        after = portkey("hello", "afterRequestHook", response=answer)
-        reply = await post(client, PORTKEY.format("mask"), after)
+async def test_portkey_gets_a_verdict_and_the_changed_call(client: httpx.AsyncClient) -> None:
+    blocked = await post(client, PORTKEY.format("block"), portkey(TEXT))
+    passed = [await post(client, PORTKEY.format(it), portkey(TEXT)) for it in ("allow", "dry")]
+    changed = await post(client, PORTKEY.format("mask"), portkey(TEXT))
+    answer = {"json": {"choices": [TEXT]}, "text": TEXT}
+    after = portkey("hello", "afterRequestHook", response=answer)
+    reply = await post(client, PORTKEY.format("mask"), after)
 
-        hidden = await masked(client, TEXT)
-        assert blocked["verdict"] is False
-        assert blocked["data"] == {"action": "block", "reason": "too urgent"}
-        assert [it["verdict"] for it in passed] == [True, True]
-        system = {"role": "system", "content": await masked(client, "Be kind.")}
-        messages = [system, {"content": hidden}]
-        assert changed["verdict"] is True
-        assert changed["transformedData"] == {"request": {"json": {"messages": messages}}}
-        assert reply["transformedData"] == {"response": {"json": {"choices": [hidden]}}}
-
-    run(scenario)
+    hidden = await masked(client, TEXT)
+    assert blocked["verdict"] is False
+    assert blocked["data"] == {"action": "block", "reason": "too urgent"}
+    assert [it["verdict"] for it in passed] == [True, True]
+    system = {"role": "system", "content": await masked(client, "Be kind.")}
+    messages = [system, {"content": hidden}]
+    assert changed["verdict"] is True
+    assert changed["transformedData"] == {"request": {"json": {"messages": messages}}}
+    assert reply["transformedData"] == {"response": {"json": {"choices": [hidden]}}}
 
 
 @pytest.mark.parametrize(
@@ -208,21 +191,18 @@ def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None])
         "surrogate",
     ],
 )
-def test_portkey_gets_the_verdict_false_for_every_failure(
-    run: Callable[[Ask], None], policy: str, body: object
+async def test_portkey_gets_the_verdict_false_for_every_failure(
+    client: httpx.AsyncClient, policy: str, body: object
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        if isinstance(body, str):
-            headers = {"content-type": "application/json"}
-            answer = await client.post(PORTKEY.format(policy), content=body, headers=headers)
-            found = answer.json()
-        else:
-            found = await post(client, PORTKEY.format(policy), body)
+    if isinstance(body, str):
+        headers = {"content-type": "application/json"}
+        answer = await client.post(PORTKEY.format(policy), content=body, headers=headers)
+        found = answer.json()
+    else:
+        found = await post(client, PORTKEY.format(policy), body)
 
-        assert found["verdict"] is False
-        assert found["data"]["code"]
-
-    run(scenario)
+    assert found["verdict"] is False
+    assert found["data"]["code"]
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +214,8 @@ def moderator(backbone: Backbone, registry: Registry) -> Generator[openai.OpenAI
         yield client
 
 
-def test_openai_gets_each_text_by_the_categories_of_the_rules(
-    moderator: openai.OpenAI, run: Callable[[Ask], None]
+async def test_openai_gets_each_text_by_the_categories_of_the_rules(
+    moderator: openai.OpenAI, client: httpx.AsyncClient
 ) -> None:
     blocked = moderator.moderations.create(model="block", input=[TEXT, "hello"])
     (allowed,) = moderator.moderations.create(model="allow", input=TEXT).results
@@ -250,12 +230,9 @@ def test_openai_gets_each_text_by_the_categories_of_the_rules(
     assert (allowed.flagged, allowed.categories.hate) == (False, False)
     assert (dry.flagged, dry.categories.hate) == (False, True)
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
-        assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
-        assert allowed.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
-
-    run(scenario)
+    scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
+    assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
+    assert allowed.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
 
 
 def test_openai_gets_its_own_errors(moderator: openai.OpenAI) -> None:

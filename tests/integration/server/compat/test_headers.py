@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers
-from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask, litellm, portkey
+from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, litellm, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -127,56 +126,47 @@ async def start_canary(client: httpx.AsyncClient, task: str) -> None:
 
 @pytest.mark.usefixtures("split")
 @pytest.mark.parametrize("path", BY_NAME)
-def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
-    run: Callable[[Ask], None], backbone: Backbone, path: str
+async def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
+    client: httpx.AsyncClient, backbone: Backbone, path: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        task = task_of(path)
-        await start_canary(client, task)
-        inputs = {"query": OTHER, "documents": DOCUMENTS} if task == "ranks" else TEXT
+    task = task_of(path)
+    await start_canary(client, task)
+    inputs = {"query": OTHER, "documents": DOCUMENTS} if task == "ranks" else TEXT
 
-        own = await versions_by_key(client, f"/v1/tasks/{task}/predict", {"inputs": inputs})
-        theirs = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
+    own = await versions_by_key(client, f"/v1/tasks/{task}/predict", {"inputs": inputs})
+    theirs = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
 
-        assert set(own.values()) == {f"{task}/1", f"{task}/2"}
-        assert theirs == own
-
-    run(scenario)
+    assert set(own.values()) == {f"{task}/1", f"{task}/2"}
+    assert theirs == own
 
 
 @pytest.mark.usefixtures("split")
-def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route_from_a_policy(
-    run: Callable[[Ask], None], registry: Registry
+async def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route_from_a_policy(
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
     rule = make_rule(when("topic@prod", "urgent", threshold=1.0))
     registry.policies.put(make_policy(rule, name="routed"))
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        await start_canary(client, "topic")
+    await start_canary(client, "topic")
 
-        own = await versions_by_key(client, "/v1/tasks/topic@prod/predict", {"inputs": TEXT})
-        for key, version in own.items():
-            answer = await client.post(
-                "/v1/verdicts/routed", json={"inputs": TEXT}, headers={"x-routing-key": key}
-            )
-            assert answer.json()["tasks"] == [version]
-
-    run(scenario)
+    own = await versions_by_key(client, "/v1/tasks/topic@prod/predict", {"inputs": TEXT})
+    for key, version in own.items():
+        answer = await client.post(
+            "/v1/verdicts/routed", json={"inputs": TEXT}, headers={"x-routing-key": key}
+        )
+        assert answer.json()["tasks"] == [version]
 
 
 @pytest.mark.usefixtures("split")
 @pytest.mark.parametrize("path", BY_VERSION)
-def test_a_version_in_the_path_answers_with_any_routing_key(
-    run: Callable[[Ask], None], backbone: Backbone, path: str
+async def test_a_version_in_the_path_answers_with_any_routing_key(
+    client: httpx.AsyncClient, backbone: Backbone, path: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        await start_canary(client, task_of(path))
+    await start_canary(client, task_of(path))
 
-        found = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
+    found = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
 
-        assert set(found.values()) == {f"{task_of(path)}/1"}
-
-    run(scenario)
+    assert set(found.values()) == {f"{task_of(path)}/1"}
 
 
 async def admitted_tokens(client: httpx.AsyncClient) -> float:
@@ -224,20 +214,17 @@ async def test_a_higher_priority_goes_before_its_callers_others(
 
 @pytest.mark.parametrize("path", [path for path in COMPUTING if path not in GATEWAYS])
 @pytest.mark.parametrize("value", ["urgent", ""])
-def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
-    run: Callable[[Ask], None], backbone: Backbone, path: str, value: str
+async def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
+    client: httpx.AsyncClient, backbone: Backbone, path: str, value: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        body = body_about(TEXT, path, backbone)
+    body = body_about(TEXT, path, backbone)
 
-        refused = await client.post(address_of(path), json=body, headers={"x-priority": value})
+    refused = await client.post(address_of(path), json=body, headers={"x-priority": value})
 
-        assert refused.status_code == 422
-        if path == "/v1/systemone":
-            assert refused.json()["detail"][0]["loc"] == ["header", "x-priority"]
-            return
-        error = refused.json()["error"]
-        text = error if isinstance(error, str) else error["message"]
-        assert text.startswith("the request does not follow its schema: header.x-priority: ")
-
-    run(scenario)
+    assert refused.status_code == 422
+    if path == "/v1/systemone":
+        assert refused.json()["detail"][0]["loc"] == ["header", "x-priority"]
+        return
+    error = refused.json()["error"]
+    text = error if isinstance(error, str) else error["message"]
+    assert text.startswith("the request does not follow its schema: header.x-priority: ")

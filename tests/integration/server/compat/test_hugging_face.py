@@ -1,6 +1,6 @@
 """The hub's own InferenceClient, with a task's URL as its model."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, cast
 
 import httpx
@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, Ask, native, post
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
 from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
@@ -99,24 +99,21 @@ def test_the_hubs_client_raises_our_errors(address: str) -> None:
         client_of(address, "tasks/answers").question_answering(OTHER, TEXT, max_seq_len=9)
 
 
-def test_a_list_of_inputs_gets_a_list_of_answers(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        questions = [{"question": OTHER, "context": TEXT}, {"question": TEXT, "context": OTHER}]
-        rows = await native(client, "topic", [TEXT, OTHER])
-        pair = await native(client, "topic", {"text": TEXT, "text_pair": OTHER})
-        answers = await native(client, "answers", questions)
+async def test_a_list_of_inputs_gets_a_list_of_answers(client: httpx.AsyncClient) -> None:
+    questions = [{"question": OTHER, "context": TEXT}, {"question": TEXT, "context": OTHER}]
+    rows = await native(client, "topic", [TEXT, OTHER])
+    pair = await native(client, "topic", {"text": TEXT, "text_pair": OTHER})
+    answers = await native(client, "answers", questions)
 
-        async def ask(task: str, inputs: object) -> Any:  # noqa: ANN401 - JSON
-            return await post(client, f"/hf/tasks/{task}", {"inputs": inputs})
+    async def ask(task: str, inputs: object) -> Any:  # noqa: ANN401 - JSON
+        return await post(client, f"/hf/tasks/{task}", {"inputs": inputs})
 
-        assert await ask("topic", [TEXT, OTHER]) == rows
-        assert await ask("topic", {"text": TEXT, "text_pair": OTHER}) == [pair]
-        assert await ask("answers", questions) == [row[0] for row in answers]
-        assert await ask("names", [TEXT, OTHER]) == await native(
-            client, "names", [TEXT, OTHER], aggregation_strategy="simple"
-        )
-
-    run(scenario)
+    assert await ask("topic", [TEXT, OTHER]) == rows
+    assert await ask("topic", {"text": TEXT, "text_pair": OTHER}) == [pair]
+    assert await ask("answers", questions) == [row[0] for row in answers]
+    assert await ask("names", [TEXT, OTHER]) == await native(
+        client, "names", [TEXT, OTHER], aggregation_strategy="simple"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,13 +136,10 @@ def test_a_list_of_inputs_gets_a_list_of_answers(run: Callable[[Ask], None]) -> 
         ),
     ],
 )
-def test_hugging_face_refuses_in_one_line(
-    run: Callable[[Ask], None], path: str, body: object
+async def test_hugging_face_refuses_in_one_line(
+    client: httpx.AsyncClient, path: str, body: object
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, f"/hf/{path}", body, 422)
+    refused = await post(client, f"/hf/{path}", body, 422)
 
-        assert refused.keys() == {"error"}
-        assert TEXT not in refused["error"]
-
-    run(scenario)
+    assert refused.keys() == {"error"}
+    assert TEXT not in refused["error"]

@@ -4,47 +4,39 @@ KServe's client is too large for a test. The requests and the reading of the ans
 NeMo Guardrails' `hf_classifier` (nemoguardrails/library/hf_classifier/backends.py, November 2026).
 """
 
-from collections.abc import Callable
-
 import httpx
 import pytest
 
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, Ask, native, post
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
 
 
-def test_kserve_predicts_as_the_task_does(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        rows = await native(client, "topic", [TEXT, OTHER])
-        pair = {"text": TEXT, "text_pair": OTHER}
-        (paired,) = await native(client, "topic", [pair])
-        (value,) = await native(client, "stars", [TEXT])
+async def test_kserve_predicts_as_the_task_does(client: httpx.AsyncClient) -> None:
+    rows = await native(client, "topic", [TEXT, OTHER])
+    pair = {"text": TEXT, "text_pair": OTHER}
+    (paired,) = await native(client, "topic", [pair])
+    (value,) = await native(client, "stars", [TEXT])
 
-        found = await post(client, "/v1/models/topic:predict", {"instances": [TEXT, OTHER]})
-        both = await post(client, "/v1/models/topic:predict", {"instances": [pair]})
-        stars = await post(client, "/v1/models/stars:predict", {"instances": [TEXT]})
+    found = await post(client, "/v1/models/topic:predict", {"instances": [TEXT, OTHER]})
+    both = await post(client, "/v1/models/topic:predict", {"instances": [pair]})
+    stars = await post(client, "/v1/models/stars:predict", {"instances": [TEXT]})
 
-        assert found.keys() == {"predictions"}
-        for prediction, row in zip(found["predictions"], rows, strict=True):
-            assert prediction == SCORE({it["label"]: it["score"] for it in row})
-        assert both["predictions"] == [SCORE({it["label"]: it["score"] for it in paired})]
-        assert stars["predictions"] == SCORE([value[0]["score"]])
-
-    run(scenario)
+    assert found.keys() == {"predictions"}
+    for prediction, row in zip(found["predictions"], rows, strict=True):
+        assert prediction == SCORE({it["label"]: it["score"] for it in row})
+    assert both["predictions"] == [SCORE({it["label"]: it["score"] for it in paired})]
+    assert stars["predictions"] == SCORE([value[0]["score"]])
 
 
-def test_kserve_answers_every_kind_of_head(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        asked: dict[str, object] = {
-            "names": TEXT,
-            "answers": {"question": OTHER, "context": TEXT},
-            "ranks": {"query": OTHER, "documents": DOCUMENTS},
-        }
-        for task, instance in asked.items():
-            expected = await native(client, task, [instance])
-            path = f"/v1/models/{task}:predict"
-            assert (await post(client, path, {"instances": [instance]}))["predictions"] == expected
-
-    run(scenario)
+async def test_kserve_answers_every_kind_of_head(client: httpx.AsyncClient) -> None:
+    asked: dict[str, object] = {
+        "names": TEXT,
+        "answers": {"question": OTHER, "context": TEXT},
+        "ranks": {"query": OTHER, "documents": DOCUMENTS},
+    }
+    for task, instance in asked.items():
+        expected = await native(client, task, [instance])
+        path = f"/v1/models/{task}:predict"
+        assert (await post(client, path, {"instances": [instance]}))["predictions"] == expected
 
 
 @pytest.mark.parametrize(
@@ -61,13 +53,10 @@ def test_kserve_answers_every_kind_of_head(run: Callable[[Ask], None]) -> None:
         ("topic", {"instances": [TEXT] * 9}, 422),
     ],
 )
-def test_kserve_refuses_in_one_line(
-    run: Callable[[Ask], None], task: str, body: object, status: int
+async def test_kserve_refuses_in_one_line(
+    client: httpx.AsyncClient, task: str, body: object, status: int
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, f"/v1/models/{task}:predict", body, status)
+    refused = await post(client, f"/v1/models/{task}:predict", body, status)
 
-        assert refused.keys() == {"error"}
-        assert TEXT not in refused["error"]
-
-    run(scenario)
+    assert refused.keys() == {"error"}
+    assert TEXT not in refused["error"]

@@ -9,14 +9,13 @@ import base64
 import dataclasses
 import math
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from doubles.backbones import HeldLayers
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, Ask, native, post
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, post
 from doubles.serving import make_settings, running_client
 from doubles.tasks import MAX_LENGTH, publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType
@@ -57,101 +56,89 @@ def _more_tasks(registry: Registry, backbone: Backbone) -> None:
     )
 
 
-def test_the_router_classifies_as_the_task_does(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        rows = await native(client, "topic", [TEXT, OTHER])
-        body = {"inputs": TEXT}
-        many = (await client.post("/v1/tasks/several/predict", json=body)).json()
+async def test_the_router_classifies_as_the_task_does(client: httpx.AsyncClient) -> None:
+    rows = await native(client, "topic", [TEXT, OTHER])
+    body = {"inputs": TEXT}
+    many = (await client.post("/v1/tasks/several/predict", json=body)).json()
 
-        answer = await client.post("/srun/v1/classify", json=asking("topic", TEXT, OTHER))
-        found = answer.json()
-        scores = await post(client, "/srun/v1/classify", asking("several", TEXT))
+    answer = await client.post("/srun/v1/classify", json=asking("topic", TEXT, OTHER))
+    found = answer.json()
+    scores = await post(client, "/srun/v1/classify", asking("several", TEXT))
 
-        assert (found["model"], found["head"], found["kind"]) == ("topic", "topic", "sequence")
-        assert found["labels"] == LABELS
-        assert found["meta"]["model_id"] == "topic/2"
-        for index, (result, row) in enumerate(zip(found["results"], rows, strict=True)):
-            expected = {it["label"]: it["score"] for it in row}
-            assert result["index"] == index
-            assert result["label"] == row[0]["label"]
-            assert result["probabilities"] == SCORE([expected[label] for label in LABELS])
-            assert result["input"]["truncated"] is False
-        read = [it["input"]["processed_tokens"] for it in found["results"]]
-        assert found["usage"] == {"input_tokens": sum(read), "output_tokens": 0}
-        parts = dict(it.split(";dur=") for it in answer.headers["server-timing"].split(", "))
-        assert parts.keys() == {"tokenize", "queue", "forward", "total"}
-        assert float(parts["total"]) >= float(parts["forward"])
-        assert scores["kind"] == "scores"
-        assert scores["results"][0]["selected"] == many["predicted"] != []
-
-    run(scenario)
+    assert (found["model"], found["head"], found["kind"]) == ("topic", "topic", "sequence")
+    assert found["labels"] == LABELS
+    assert found["meta"]["model_id"] == "topic/2"
+    for index, (result, row) in enumerate(zip(found["results"], rows, strict=True)):
+        expected = {it["label"]: it["score"] for it in row}
+        assert result["index"] == index
+        assert result["label"] == row[0]["label"]
+        assert result["probabilities"] == SCORE([expected[label] for label in LABELS])
+        assert result["input"]["truncated"] is False
+    read = [it["input"]["processed_tokens"] for it in found["results"]]
+    assert found["usage"] == {"input_tokens": sum(read), "output_tokens": 0}
+    parts = dict(it.split(";dur=") for it in answer.headers["server-timing"].split(", "))
+    assert parts.keys() == {"tokenize", "queue", "forward", "total"}
+    assert float(parts["total"]) >= float(parts["forward"])
+    assert scores["kind"] == "scores"
+    assert scores["results"][0]["selected"] == many["predicted"] != []
 
 
-def test_the_router_finds_spans(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = await native(client, "spans", TEXT, aggregation_strategy="simple")
-        middle = max(it["score"] for it in expected)
+async def test_the_router_finds_spans(client: httpx.AsyncClient) -> None:
+    expected = await native(client, "spans", TEXT, aggregation_strategy="simple")
+    middle = max(it["score"] for it in expected)
 
-        whole = await post(client, "/srun/v1/classify", asking("spans", TEXT, overflow="window"))
-        sure = await post(client, "/srun/v1/classify", asking("spans", TEXT, threshold=middle))
+    whole = await post(client, "/srun/v1/classify", asking("spans", TEXT, overflow="window"))
+    sure = await post(client, "/srun/v1/classify", asking("spans", TEXT, threshold=middle))
 
-        assert whole["kind"] == "token"
-        (result,) = whole["results"]
-        assert result["spans"]
-        for span, it in zip(result["spans"], expected, strict=True):
-            assert (span["label"], span["start"], span["end"]) == (
-                it["entity_group"],
-                it["start"],
-                it["end"],
-            )
-            assert span["text"] == TEXT[span["start"] : span["end"]]
-            assert span["probability"] == SCORE(it["score"])
-        assert 0 < len(sure["results"][0]["spans"]) <= len(expected)
-        assert min(it["probability"] for it in sure["results"][0]["spans"]) >= middle
-
-    run(scenario)
+    assert whole["kind"] == "token"
+    (result,) = whole["results"]
+    assert result["spans"]
+    for span, it in zip(result["spans"], expected, strict=True):
+        assert (span["label"], span["start"], span["end"]) == (
+            it["entity_group"],
+            it["start"],
+            it["end"],
+        )
+        assert span["text"] == TEXT[span["start"] : span["end"]]
+        assert span["probability"] == SCORE(it["score"])
+    assert 0 < len(sure["results"][0]["spans"]) <= len(expected)
+    assert min(it["probability"] for it in sure["results"][0]["spans"]) >= middle
 
 
-def test_one_input_that_is_too_long_fails_alone(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        (row,) = await native(client, "topic", [TEXT])
-        cut = await native(client, "topic", TOO_LONG, on_long="cut")
-        path = "/srun/v1/classify"
+async def test_one_input_that_is_too_long_fails_alone(client: httpx.AsyncClient) -> None:
+    (row,) = await native(client, "topic", [TEXT])
+    cut = await native(client, "topic", TOO_LONG, on_long="cut")
+    path = "/srun/v1/classify"
 
-        mixed = await post(client, path, asking("topic", TEXT, TOO_LONG, overflow="reject"))
-        alone = await post(client, path, asking("topic", TOO_LONG, overflow="reject"))
-        short = await post(client, path, asking("topic", TOO_LONG, overflow="truncate"))
-        budget = asking("topic", TOO_LONG, overflow="window", max_tokens=MAX_LENGTH)
-        scanned = await post(client, path, budget)
+    mixed = await post(client, path, asking("topic", TEXT, TOO_LONG, overflow="reject"))
+    alone = await post(client, path, asking("topic", TOO_LONG, overflow="reject"))
+    short = await post(client, path, asking("topic", TOO_LONG, overflow="truncate"))
+    budget = asking("topic", TOO_LONG, overflow="window", max_tokens=MAX_LENGTH)
+    scanned = await post(client, path, budget)
 
-        assert mixed["results"][0]["label"] == row[0]["label"]
-        assert mixed["results"][1] == {"index": 1, "error": "max_length_exceeded"}
-        assert alone["results"] == [{"index": 0, "error": "max_length_exceeded"}]
-        assert (alone["kind"], alone["labels"]) == ("sequence", LABELS)
-        assert max(short["results"][0]["probabilities"]) == SCORE(cut[0]["score"])
-        assert short["results"][0]["input"]["truncated"] is True
-        assert scanned["results"] == [{"index": 0, "error": "scan_budget_exceeded"}]
-
-    run(scenario)
+    assert mixed["results"][0]["label"] == row[0]["label"]
+    assert mixed["results"][1] == {"index": 1, "error": "max_length_exceeded"}
+    assert alone["results"] == [{"index": 0, "error": "max_length_exceeded"}]
+    assert (alone["kind"], alone["labels"]) == ("sequence", LABELS)
+    assert max(short["results"][0]["probabilities"]) == SCORE(cut[0]["score"])
+    assert short["results"][0]["input"]["truncated"] is True
+    assert scanned["results"] == [{"index": 0, "error": "scan_budget_exceeded"}]
 
 
-def test_the_router_reranks_as_the_task_ranks(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS})
-        body = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+async def test_the_router_reranks_as_the_task_ranks(client: httpx.AsyncClient) -> None:
+    expected = await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS})
+    body = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
 
-        found = await post(client, "/srun/v1/rerank", body)
-        best = await post(client, "/srun/v1/rerank", {**body, "top_n": 1, "return_documents": True})
+    found = await post(client, "/srun/v1/rerank", body)
+    best = await post(client, "/srun/v1/rerank", {**body, "top_n": 1, "return_documents": True})
 
-        assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
-        scores = [it["relevance_score"] for it in found["results"]]
-        assert scores == SCORE([it["score"] for it in expected])
-        # The router's client drops every result without a logit.
-        logits = [math.log(it / (1 - it)) for it in scores]
-        assert [it["logit"] for it in found["results"]] == SCORE(logits)
-        assert [it["document"] for it in best["results"]] == [DOCUMENTS[expected[0]["index"]]]
-
-    run(scenario)
+    assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
+    scores = [it["relevance_score"] for it in found["results"]]
+    assert scores == SCORE([it["score"] for it in expected])
+    # The router's client drops every result without a logit.
+    logits = [math.log(it / (1 - it)) for it in scores]
+    assert [it["logit"] for it in found["results"]] == SCORE(logits)
+    assert [it["document"] for it in best["results"]] == [DOCUMENTS[expected[0]["index"]]]
 
 
 def embedding(*texts: str, **fields: object) -> dict[str, Any]:
@@ -165,113 +152,104 @@ def embedding(*texts: str, **fields: object) -> dict[str, Any]:
     }
 
 
-def test_the_router_gets_the_vectors_of_the_backbone(
-    run: Callable[[Ask], None], backbone: Backbone
+async def test_the_router_gets_the_vectors_of_the_backbone(
+    client: httpx.AsyncClient, backbone: Backbone
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        path, whole = "/srun/v1/embeddings", {"model": backbone.name, "input": [TEXT, OTHER]}
-        (card,) = [
-            it
-            for it in (await client.get("/srun/v1/models")).json()["data"]
-            if it["surfaces"] == ["embeddings"]
-        ]
-        expected = (await post(client, "/v1/embeddings", whole))["data"]
+    path, whole = "/srun/v1/embeddings", {"model": backbone.name, "input": [TEXT, OTHER]}
+    (card,) = [
+        it
+        for it in (await client.get("/srun/v1/models")).json()["data"]
+        if it["surfaces"] == ["embeddings"]
+    ]
+    expected = (await post(client, "/v1/embeddings", whole))["data"]
 
-        found = await post(client, path, embedding(TEXT, OTHER, model=backbone.name))
-        plain = await post(client, path, {"model": backbone.name, "input": TEXT})
-        mixed = await post(client, path, embedding(TEXT, TOO_LONG * 9, model=backbone.name))
-        cut = await post(
-            client,
-            path,
-            embedding(TOO_LONG * 9, model=backbone.name, options={"overflow": "truncate"}),
-        )
-        task = {"id": "e", "embeddings": embedding(TEXT, model=backbone.name)}
-        (bundled,) = (await post(client, "/srun/v1/bundle", {"tasks": [task]}))["results"]
+    found = await post(client, path, embedding(TEXT, OTHER, model=backbone.name))
+    plain = await post(client, path, {"model": backbone.name, "input": TEXT})
+    mixed = await post(client, path, embedding(TEXT, TOO_LONG * 9, model=backbone.name))
+    cut = await post(
+        client,
+        path,
+        embedding(TOO_LONG * 9, model=backbone.name, options={"overflow": "truncate"}),
+    )
+    task = {"id": "e", "embeddings": embedding(TEXT, model=backbone.name)}
+    (bundled,) = (await post(client, "/srun/v1/bundle", {"tasks": [task]}))["results"]
 
-        vectors = [
-            list(struct.unpack(f"<{len(raw) // 4}f", raw))
-            for raw in (base64.b64decode(it["embedding"]) for it in found["data"])
-        ]
-        for vector, it in zip(vectors, expected, strict=True):
-            assert vector == pytest.approx(it["embedding"], abs=1e-6)
-        assert plain["data"][0]["embedding"] == pytest.approx(vectors[0], abs=1e-6)
-        assert "meta" not in plain
-        space = found["meta"]["representation"]
-        assert (space["model_sha256"], space["dimension"]) == (backbone.digest, len(vectors[0]))
-        assert card["id"] == backbone.name
-        assert card["embedding"]["dimensions"] == [space["dimension"]]
-        assert card["embedding"]["layers"] == [space["layer"]]
-        assert mixed["data"][0]["embedding"] == found["data"][0]["embedding"]
-        assert mixed["data"][1] == {
-            "object": "embedding",
-            "index": 1,
-            "error": "max_length_exceeded",
-        }
-        assert mixed["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
-        assert "embedding" in cut["data"][0]
-        assert bundled["embeddings"]["data"] == found["data"][:1]
-
-    run(scenario)
+    vectors = [
+        list(struct.unpack(f"<{len(raw) // 4}f", raw))
+        for raw in (base64.b64decode(it["embedding"]) for it in found["data"])
+    ]
+    for vector, it in zip(vectors, expected, strict=True):
+        assert vector == pytest.approx(it["embedding"], abs=1e-6)
+    assert plain["data"][0]["embedding"] == pytest.approx(vectors[0], abs=1e-6)
+    assert "meta" not in plain
+    space = found["meta"]["representation"]
+    assert (space["model_sha256"], space["dimension"]) == (backbone.digest, len(vectors[0]))
+    assert card["id"] == backbone.name
+    assert card["embedding"]["dimensions"] == [space["dimension"]]
+    assert card["embedding"]["layers"] == [space["layer"]]
+    assert mixed["data"][0]["embedding"] == found["data"][0]["embedding"]
+    assert mixed["data"][1] == {
+        "object": "embedding",
+        "index": 1,
+        "error": "max_length_exceeded",
+    }
+    assert mixed["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert "embedding" in cut["data"][0]
+    assert bundled["embeddings"]["data"] == found["data"][:1]
 
 
-def test_a_bundle_answers_each_task_as_alone(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        single = await post(client, "/srun/v1/classify", asking("topic", TEXT))
-        ranking = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
-        tasks = [
-            {"id": "a", "classify": asking("topic", TEXT)},
-            {"id": "b", "classify": asking("nobody", TEXT)},
-            {"id": "c", "rerank": ranking},
-            {"id": "d", "classify": asking("ranks", TEXT)},
-        ]
+async def test_a_bundle_answers_each_task_as_alone(client: httpx.AsyncClient) -> None:
+    single = await post(client, "/srun/v1/classify", asking("topic", TEXT))
+    ranking = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+    tasks = [
+        {"id": "a", "classify": asking("topic", TEXT)},
+        {"id": "b", "classify": asking("nobody", TEXT)},
+        {"id": "c", "rerank": ranking},
+        {"id": "d", "classify": asking("ranks", TEXT)},
+    ]
 
-        found = await post(client, "/srun/v1/bundle", {"tasks": tasks})
+    found = await post(client, "/srun/v1/bundle", {"tasks": tasks})
 
-        first, missing, ranked, wrong = found["results"]
-        assert (first["id"], first["status"]) == ("a", 200)
-        probabilities = first["classify"]["results"][0]["probabilities"]
-        assert probabilities == SCORE(single["results"][0]["probabilities"])
-        assert (missing["status"], missing["error"]["code"]) == (404, "model_not_found")
-        assert ranked["status"] == 200
-        assert len(ranked["rerank"]["results"]) == len(DOCUMENTS)
-        assert (wrong["status"], wrong["error"]["code"]) == (422, "invalid_request")
-
-    run(scenario)
+    first, missing, ranked, wrong = found["results"]
+    assert (first["id"], first["status"]) == ("a", 200)
+    probabilities = first["classify"]["results"][0]["probabilities"]
+    assert probabilities == SCORE(single["results"][0]["probabilities"])
+    assert (missing["status"], missing["error"]["code"]) == (404, "model_not_found")
+    assert ranked["status"] == 200
+    assert len(ranked["rerank"]["results"]) == len(DOCUMENTS)
+    assert (wrong["status"], wrong["error"]["code"]) == (422, "invalid_request")
 
 
-def test_the_cards_describe_what_the_router_can_ask(
-    run: Callable[[Ask], None], backbone: Backbone
+async def test_the_cards_describe_what_the_router_can_ask(
+    client: httpx.AsyncClient, backbone: Backbone
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        listed = (await client.get("/srun/v1/models")).json()
-        health = (await client.get("/srun/health")).json()
-        live = (await client.get("/srun/health/live")).json()
+    listed = (await client.get("/srun/v1/models")).json()
+    health = (await client.get("/srun/health")).json()
+    live = (await client.get("/srun/health/live")).json()
 
-        cards = {it["id"]: it for it in listed["data"]}
-        assert cards.keys() == {"topic", "names", "ranks", "spans", "several", backbone.name}
-        assert listed["api_version"].split(".")[0] == "2"
-        assert listed["limits"] == {"max_bundle_tasks": 64, "max_request_bytes": 1024 * 1024}
-        assert cards["topic"]["surfaces"] == ["classify"]
-        assert cards["topic"]["limits"] == {"max_input_tokens": MAX_LENGTH, "max_inputs": 8}
-        (head,) = cards["topic"]["heads"]
-        assert head == {
-            "name": "topic",
-            "kind": "sequence",
-            "labels": LABELS,
-            "inputs": ["text", "pair"],
-            "overflow": "window",
-        }
-        assert cards["several"]["heads"][0]["thresholds"] == [0.5, 0.01]
-        assert cards["spans"]["heads"][0]["inputs"] == ["text"]
-        assert cards["ranks"]["surfaces"] == ["rerank"]
-        assert all(it["ready"] for it in cards.values())
-        assert health["status"] == "ready"
-        assert {name: it["status"] for name, it in health["models"].items()} == dict.fromkeys(
-            cards, "ready"
-        )
-        assert (live["status"], live["api_version"]) == ("alive", listed["api_version"])
-
-    run(scenario)
+    cards = {it["id"]: it for it in listed["data"]}
+    assert cards.keys() == {"topic", "names", "ranks", "spans", "several", backbone.name}
+    assert listed["api_version"].split(".")[0] == "2"
+    assert listed["limits"] == {"max_bundle_tasks": 64, "max_request_bytes": 1024 * 1024}
+    assert cards["topic"]["surfaces"] == ["classify"]
+    assert cards["topic"]["limits"] == {"max_input_tokens": MAX_LENGTH, "max_inputs": 8}
+    (head,) = cards["topic"]["heads"]
+    assert head == {
+        "name": "topic",
+        "kind": "sequence",
+        "labels": LABELS,
+        "inputs": ["text", "pair"],
+        "overflow": "window",
+    }
+    assert cards["several"]["heads"][0]["thresholds"] == [0.5, 0.01]
+    assert cards["spans"]["heads"][0]["inputs"] == ["text"]
+    assert cards["ranks"]["surfaces"] == ["rerank"]
+    assert all(it["ready"] for it in cards.values())
+    assert health["status"] == "ready"
+    assert {name: it["status"] for name, it in health["models"].items()} == dict.fromkeys(
+        cards, "ready"
+    )
+    assert (live["status"], live["api_version"]) == ("alive", listed["api_version"])
 
 
 async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: Registry) -> None:
@@ -345,8 +323,8 @@ async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: 
         ("v1/bundle", {"tasks": [{"id": "a", "decisions": TEXT}]}, 422, "invalid_request"),
     ],
 )
-def test_the_contract_refuses_in_its_own_shape(
-    run: Callable[[Ask], None],
+async def test_the_contract_refuses_in_its_own_shape(
+    client: httpx.AsyncClient,
     backbone: Backbone,
     path: str,
     body: dict[str, object],
@@ -356,11 +334,8 @@ def test_the_contract_refuses_in_its_own_shape(
     if body.get("model") == BACKBONE:
         body = {**body, "model": backbone.name}
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, f"/srun/{path}", body, status)
+    refused = await post(client, f"/srun/{path}", body, status)
 
-        assert refused.keys() == {"error"}
-        assert refused["error"]["code"] == code
-        assert TEXT not in refused["error"]["message"]
-
-    run(scenario)
+    assert refused.keys() == {"error"}
+    assert refused["error"]["code"] == code
+    assert TEXT not in refused["error"]["message"]

@@ -1,69 +1,59 @@
 """text-embeddings-inference: its routes answer like the native routes."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
 import pytest
 from huggingface_hub import InferenceClient
 
-from doubles.compat import DOCUMENTS, OTHER, QUERY, SCORE, TEXT, TOO_LONG, Ask, native, post
+from doubles.compat import DOCUMENTS, OTHER, QUERY, SCORE, TEXT, TOO_LONG, native, post
 from doubles.serving import running_server
 from doubles.tasks import MAX_LENGTH
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 
-def test_tei_predicts_what_the_task_says(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        path = "/tei/tasks/topic/predict"
-        single = await native(client, "topic", TEXT)
-        pair = await native(client, "topic", {"text": TEXT, "text_pair": OTHER})
-        logits = await native(client, "topic", TEXT, function_to_apply="none")
-        first = await native(client, "topic/1", TEXT)
+async def test_tei_predicts_what_the_task_says(client: httpx.AsyncClient) -> None:
+    path = "/tei/tasks/topic/predict"
+    single = await native(client, "topic", TEXT)
+    pair = await native(client, "topic", {"text": TEXT, "text_pair": OTHER})
+    logits = await native(client, "topic", TEXT, function_to_apply="none")
+    first = await native(client, "topic/1", TEXT)
 
-        assert await post(client, path, {"inputs": TEXT}) == single
-        assert await post(client, path, {"inputs": [TEXT, OTHER]}) == pair
-        batch = await post(client, path, {"inputs": [[TEXT], [TEXT, OTHER]]})
-        scores = [[it["score"] for it in one] for one in batch]
-        assert scores == [SCORE([it["score"] for it in one]) for one in (single, pair)]
-        assert await post(client, path, {"inputs": TEXT, "raw_scores": True}) == logits
-        assert await post(client, "/tei/tasks/topic/1/predict", {"inputs": TEXT}) == first
-        assert first != single
-
-    run(scenario)
+    assert await post(client, path, {"inputs": TEXT}) == single
+    assert await post(client, path, {"inputs": [TEXT, OTHER]}) == pair
+    batch = await post(client, path, {"inputs": [[TEXT], [TEXT, OTHER]]})
+    scores = [[it["score"] for it in one] for one in batch]
+    assert scores == [SCORE([it["score"] for it in one]) for one in (single, pair)]
+    assert await post(client, path, {"inputs": TEXT, "raw_scores": True}) == logits
+    assert await post(client, "/tei/tasks/topic/1/predict", {"inputs": TEXT}) == first
+    assert first != single
 
 
-def test_tei_reranks_as_the_task_ranks(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = await native(client, "ranks", {"query": QUERY["query"], "documents": DOCUMENTS})
+async def test_tei_reranks_as_the_task_ranks(client: httpx.AsyncClient) -> None:
+    expected = await native(client, "ranks", {"query": QUERY["query"], "documents": DOCUMENTS})
 
-        ranked = await post(client, "/tei/tasks/ranks/rerank", QUERY)
-        told = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "return_text": True})
-        raw = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "raw_scores": True})
+    ranked = await post(client, "/tei/tasks/ranks/rerank", QUERY)
+    told = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "return_text": True})
+    raw = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "raw_scores": True})
 
-        assert ranked == expected
-        assert [it["text"] for it in told] == [DOCUMENTS[it["index"]] for it in ranked]
-        assert [it["index"] for it in raw] == [it["index"] for it in ranked]
-        assert raw != ranked
-
-    run(scenario)
+    assert ranked == expected
+    assert [it["text"] for it in told] == [DOCUMENTS[it["index"]] for it in ranked]
+    assert [it["index"] for it in raw] == [it["index"] for it in ranked]
+    assert raw != ranked
 
 
-def test_tei_cuts_long_texts_only_on_request(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        cut = {"inputs": TOO_LONG, "truncate": True}
+async def test_tei_cuts_long_texts_only_on_request(client: httpx.AsyncClient) -> None:
+    cut = {"inputs": TOO_LONG, "truncate": True}
 
-        refused = await post(client, "/tei/tasks/topic/predict", {"inputs": TOO_LONG}, 422)
+    refused = await post(client, "/tei/tasks/topic/predict", {"inputs": TOO_LONG}, 422)
 
-        assert refused["error_type"] == "validation"
-        assert f"at most {MAX_LENGTH} are read at once" in refused["error"]
-        expected = await native(client, "topic", TOO_LONG, on_long="cut")
-        assert await post(client, "/tei/tasks/topic/predict", cut) == expected
-        await post(client, "/tei/backbone/embed", {"inputs": TOO_LONG}, 422)
-        assert len(await post(client, "/tei/backbone/embed", cut)) == 1
-
-    run(scenario)
+    assert refused["error_type"] == "validation"
+    assert f"at most {MAX_LENGTH} are read at once" in refused["error"]
+    expected = await native(client, "topic", TOO_LONG, on_long="cut")
+    assert await post(client, "/tei/tasks/topic/predict", cut) == expected
+    await post(client, "/tei/backbone/embed", {"inputs": TOO_LONG}, 422)
+    assert len(await post(client, "/tei/backbone/embed", cut)) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,34 +80,28 @@ def test_tei_cuts_long_texts_only_on_request(run: Callable[[Ask], None]) -> None
         ("backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
     ],
 )
-def test_tei_refuses_in_its_own_shape(
-    run: Callable[[Ask], None], path: str, body: object, status: int, kind: str
+async def test_tei_refuses_in_its_own_shape(
+    client: httpx.AsyncClient, path: str, body: object, status: int, kind: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, f"/tei/{path}", body, status)
+    refused = await post(client, f"/tei/{path}", body, status)
 
-        assert refused.keys() == {"error", "error_type"}
-        assert refused["error_type"] == kind
-        assert TEXT not in refused["error"]
-
-    run(scenario)
+    assert refused.keys() == {"error", "error_type"}
+    assert refused["error_type"] == kind
+    assert TEXT not in refused["error"]
 
 
-def test_tei_names_what_each_base_url_is(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        kinds = {}
-        for path in ("tasks/topic", "tasks/topic/1", "tasks/ranks", "backbone"):
-            answer = await client.get(f"/tei/{path}/info")
-            assert answer.status_code == 200
-            assert (await client.get(f"/tei/{path}/health")).status_code == 200
-            kinds[path] = (answer.json()["model_id"], *answer.json()["model_type"])
-        assert kinds["tasks/topic"] == ("topic/2", "classifier")
-        assert kinds["tasks/topic/1"] == ("topic/1", "classifier")
-        assert kinds["tasks/ranks"] == ("ranks/1", "reranker")
-        assert kinds["backbone"][1] == "embedding"
-        assert (await client.get("/tei/tasks/names/info")).status_code == 422
-
-    run(scenario)
+async def test_tei_names_what_each_base_url_is(client: httpx.AsyncClient) -> None:
+    kinds = {}
+    for path in ("tasks/topic", "tasks/topic/1", "tasks/ranks", "backbone"):
+        answer = await client.get(f"/tei/{path}/info")
+        assert answer.status_code == 200
+        assert (await client.get(f"/tei/{path}/health")).status_code == 200
+        kinds[path] = (answer.json()["model_id"], *answer.json()["model_type"])
+    assert kinds["tasks/topic"] == ("topic/2", "classifier")
+    assert kinds["tasks/topic/1"] == ("topic/1", "classifier")
+    assert kinds["tasks/ranks"] == ("ranks/1", "reranker")
+    assert kinds["backbone"][1] == "embedding"
+    assert (await client.get("/tei/tasks/names/info")).status_code == 422
 
 
 def test_the_hubs_inference_client_embeds(backbone: Backbone, registry: Registry) -> None:
@@ -130,11 +114,8 @@ def test_the_hubs_inference_client_embeds(backbone: Backbone, registry: Registry
     assert vectors.tolist() == [SCORE(answer[0])]
 
 
-def test_what_is_no_route_is_a_problem_of_ours(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        answer = await client.get("/tei/tasks/topic/embed")
+async def test_what_is_no_route_is_a_problem_of_ours(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/tei/tasks/topic/embed")
 
-        assert answer.status_code == 404
-        assert answer.json()["code"] == "route_not_found"
-
-    run(scenario)
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "route_not_found"

@@ -5,7 +5,6 @@ vLLM has no client of its own. The bodies are those of its documents and of NeMo
 reference. Cohere's own client asks `/v1/rerank` and `/v2/rerank`.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ import pytest
 from cohere.core.api_error import ApiError
 
 from doubles.access import add_key
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, Ask, native, post
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, post
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
@@ -35,63 +34,52 @@ def in_order(ranked: list[dict[str, Any]]) -> list[float]:
     return [it["score"] for it in sorted(ranked, key=lambda it: it["index"])]
 
 
-def test_vllm_classifies_as_the_task_does(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = await native(client, "topic", [TEXT, OTHER])
-        read = (await client.post("/v1/tasks/topic/predict", json={"inputs": [TEXT, OTHER]})).json()
+async def test_vllm_classifies_as_the_task_does(client: httpx.AsyncClient) -> None:
+    expected = await native(client, "topic", [TEXT, OTHER])
+    read = (await client.post("/v1/tasks/topic/predict", json={"inputs": [TEXT, OTHER]})).json()
 
-        found = await post(client, "/classify", {"model": "topic", "input": [TEXT, OTHER]})
-        single = await post(client, "/classify", {"model": "topic", "input": TEXT})
+    found = await post(client, "/classify", {"model": "topic", "input": [TEXT, OTHER]})
+    single = await post(client, "/classify", {"model": "topic", "input": TEXT})
 
-        assert found["object"] == "list"
-        assert found["model"] == "topic"
-        assert found["id"].startswith("classify-")
-        assert found["usage"]["prompt_tokens"] == sum(read["tokens"])
-        for index, (item, row) in enumerate(zip(found["data"], expected, strict=True)):
-            scores = {it["label"]: it["score"] for it in row}
-            assert item["index"] == index
-            assert item["label"] == row[0]["label"]
-            assert item["probs"] == SCORE([scores[label] for label in LABELS])
-            assert item["num_classes"] == 2
-        assert single["data"] == [found["data"][0] | {"probs": SCORE(found["data"][0]["probs"])}]
-
-    run(scenario)
+    assert found["object"] == "list"
+    assert found["model"] == "topic"
+    assert found["id"].startswith("classify-")
+    assert found["usage"]["prompt_tokens"] == sum(read["tokens"])
+    for index, (item, row) in enumerate(zip(found["data"], expected, strict=True)):
+        scores = {it["label"]: it["score"] for it in row}
+        assert item["index"] == index
+        assert item["label"] == row[0]["label"]
+        assert item["probs"] == SCORE([scores[label] for label in LABELS])
+        assert item["num_classes"] == 2
+    assert single["data"] == [found["data"][0] | {"probs": SCORE(found["data"][0]["probs"])}]
 
 
-def test_vllm_gives_logits_versions_and_values(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        logits = await native(client, "topic", TEXT, function_to_apply="none")
-        stars = await native(client, "stars", TEXT)
-        first = await native(client, "topic/1", TEXT)
+async def test_vllm_gives_logits_versions_and_values(client: httpx.AsyncClient) -> None:
+    logits = await native(client, "topic", TEXT, function_to_apply="none")
+    stars = await native(client, "stars", TEXT)
+    first = await native(client, "topic/1", TEXT)
 
-        raw = await post(
-            client, "/classify", {"model": "topic", "input": TEXT, "use_activation": False}
-        )
-        value = await post(client, "/classify", {"model": "stars", "input": TEXT})
-        pinned = await post(client, "/classify", {"model": "topic/1", "input": TEXT})
+    raw = await post(
+        client, "/classify", {"model": "topic", "input": TEXT, "use_activation": False}
+    )
+    value = await post(client, "/classify", {"model": "stars", "input": TEXT})
+    pinned = await post(client, "/classify", {"model": "topic/1", "input": TEXT})
 
-        assert sorted(raw["data"][0]["probs"], reverse=True) == SCORE(
-            [it["score"] for it in logits]
-        )
-        assert value["data"][0]["probs"] == SCORE([stars[0]["score"]])
-        assert max(pinned["data"][0]["probs"]) == SCORE(first[0]["score"])
-
-    run(scenario)
+    assert sorted(raw["data"][0]["probs"], reverse=True) == SCORE([it["score"] for it in logits])
+    assert value["data"][0]["probs"] == SCORE([stars[0]["score"]])
+    assert max(pinned["data"][0]["probs"]) == SCORE(first[0]["score"])
 
 
-def test_vllm_cuts_a_long_text_only_on_request(run: Callable[[Ask], None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        body = {"model": "topic", "input": TOO_LONG}
-        whole = await native(client, "topic", TOO_LONG)
-        cut = await native(client, "topic", TOO_LONG, on_long="cut")
+async def test_vllm_cuts_a_long_text_only_on_request(client: httpx.AsyncClient) -> None:
+    body = {"model": "topic", "input": TOO_LONG}
+    whole = await native(client, "topic", TOO_LONG)
+    cut = await native(client, "topic", TOO_LONG, on_long="cut")
 
-        found = await post(client, "/classify", body)
-        shortened = await post(client, "/classify", {**body, "truncate_prompt_tokens": -1})
+    found = await post(client, "/classify", body)
+    shortened = await post(client, "/classify", {**body, "truncate_prompt_tokens": -1})
 
-        assert max(found["data"][0]["probs"]) == SCORE(whole[0]["score"])
-        assert max(shortened["data"][0]["probs"]) == SCORE(cut[0]["score"])
-
-    run(scenario)
+    assert max(found["data"][0]["probs"]) == SCORE(whole[0]["score"])
+    assert max(shortened["data"][0]["probs"]) == SCORE(cut[0]["score"])
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
@@ -99,48 +87,40 @@ def test_vllm_cuts_a_long_text_only_on_request(run: Callable[[Ask], None]) -> No
     "names",
     [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
 )
-def test_vllm_scores_pairs_in_their_order(
-    run: Callable[[Ask], None], path: str, names: tuple[str, str]
+async def test_vllm_scores_pairs_in_their_order(
+    client: httpx.AsyncClient, path: str, names: tuple[str, str]
 ) -> None:
     first, second = names
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = in_order(await ranking(client))
+    expected = in_order(await ranking(client))
 
-        one = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS[1]})
-        many = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS})
-        pairs = await post(client, path, {"model": "ranks", first: [OTHER] * 3, second: DOCUMENTS})
+    one = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS[1]})
+    many = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS})
+    pairs = await post(client, path, {"model": "ranks", first: [OTHER] * 3, second: DOCUMENTS})
 
-        assert [it["score"] for it in one["data"]] == SCORE(expected[1:2])
-        assert [it["score"] for it in many["data"]] == SCORE(expected)
-        assert [it["score"] for it in pairs["data"]] == SCORE(expected)
-        assert [it["index"] for it in pairs["data"]] == [0, 1, 2]
-
-    run(scenario)
+    assert [it["score"] for it in one["data"]] == SCORE(expected[1:2])
+    assert [it["score"] for it in many["data"]] == SCORE(expected)
+    assert [it["score"] for it in pairs["data"]] == SCORE(expected)
+    assert [it["index"] for it in pairs["data"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_vllm_reranks_as_the_task_ranks(run: Callable[[Ask], None], path: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        expected = await ranking(client)
+async def test_vllm_reranks_as_the_task_ranks(client: httpx.AsyncClient, path: str) -> None:
+    expected = await ranking(client)
 
-        found = await post(client, path, RERANK)
-        best = await post(client, path, {**RERANK, "top_n": 1, "return_documents": False})
-        as_objects = [{"text": it} for it in DOCUMENTS]
-        objects = await post(client, path, {**RERANK, "documents": as_objects, "top_n": 0})
+    found = await post(client, path, RERANK)
+    best = await post(client, path, {**RERANK, "top_n": 1, "return_documents": False})
+    as_objects = [{"text": it} for it in DOCUMENTS]
+    objects = await post(client, path, {**RERANK, "documents": as_objects, "top_n": 0})
 
-        assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
-        scores = [it["relevance_score"] for it in found["results"]]
-        assert scores == SCORE([it["score"] for it in expected])
-        for it in found["results"]:
-            assert it["document"] == {"text": DOCUMENTS[it["index"]]}
-        assert best["results"] == [
-            {k: found["results"][0][k] for k in ("index", "relevance_score")}
-        ]
-        assert objects["results"] == found["results"]
-        assert found["usage"]["total_tokens"] > 0
-
-    run(scenario)
+    assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
+    scores = [it["relevance_score"] for it in found["results"]]
+    assert scores == SCORE([it["score"] for it in expected])
+    for it in found["results"]:
+        assert it["document"] == {"text": DOCUMENTS[it["index"]]}
+    assert best["results"] == [{k: found["results"][0][k] for k in ("index", "relevance_score")}]
+    assert objects["results"] == found["results"]
+    assert found["usage"]["total_tokens"] > 0
 
 
 def test_coheres_own_client_reranks(backbone: Backbone, registry: Registry) -> None:
@@ -252,15 +232,12 @@ async def test_the_one_task_of_a_key_answers_a_request_without_a_name(
         ("/v2/rerank", {**RERANK, "max_tokens_per_doc": 4096}, 422, "BadRequestError"),
     ],
 )
-def test_vllm_refuses_in_its_own_shape(
-    run: Callable[[Ask], None], path: str, body: object, status: int, kind: str
+async def test_vllm_refuses_in_its_own_shape(
+    client: httpx.AsyncClient, path: str, body: object, status: int, kind: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, path, body, status)
+    refused = await post(client, path, body, status)
 
-        assert refused.keys() == {"error"}
-        assert refused["error"]["type"] == kind
-        assert refused["error"]["code"] == status
-        assert TEXT not in refused["error"]["message"]
-
-    run(scenario)
+    assert refused.keys() == {"error"}
+    assert refused["error"]["type"] == kind
+    assert refused["error"]["code"] == status
+    assert TEXT not in refused["error"]["message"]
