@@ -1,14 +1,25 @@
-"""A real browser, and the page of a server in it; a module names its server by `address`."""
+"""A client of the module's application, and a real browser at the module's `address`."""
 
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from doubles.browsers import open_page, running_browser
+from doubles.serving import running_client
+from nunatak_model import Backbone
+from nunatak_registry import Registry
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture(scope="module")
+async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """Run an application on the module's registry; yield a client of it."""
+    async with running_client(backbone, registry) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 import asyncio
 import dataclasses
-import threading
 from collections.abc import Generator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import ClassVar, SupportsIndex, overload
 
@@ -22,7 +20,6 @@ from nunatak_server.access.authenticators import KeyAuthenticator
 from nunatak_server.app import create_app
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.processes.serving import DrainingServer
 
 PREDICT = "/v1/tasks/tone/predict"
 
@@ -132,28 +129,3 @@ async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
     assert before.status_code == 200
     assert (after.status_code, after.json()["code"]) == (503, "not_ready")
     assert ready.status_code == 503
-
-
-def test_a_lost_device_ends_the_server_with_its_reason(
-    backbone: Backbone, registry: Registry
-) -> None:
-    address: Future[str] = Future()
-    server = DrainingServer(
-        make_settings(),
-        backbones=Backbones(backbone),
-        registry=registry,
-        announce=address.set_result,
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    url = address.result(timeout=60)
-
-    with httpx.Client(base_url=url) as client:
-        assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
-        FragileLayers.is_lost = True
-        assert client.post(PREDICT, json={"inputs": "x"}).status_code == 503
-    thread.join(timeout=60)
-
-    assert not thread.is_alive()
-    assert server.failure is not None
-    assert server.failure.fields["reason"] == "AcceleratorError"

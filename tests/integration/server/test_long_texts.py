@@ -3,7 +3,7 @@
 The oracle reads each window alone and combines the outputs in plain loops.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import httpx
 import pytest
 import torch
 
-from doubles.serving import running_client
 from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
@@ -107,12 +106,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
             publish(opened, backbone, name, sort)
         for name, on_long in CHOICES.items():
             publish(opened, backbone, name, TASKS["guard"], on_long=on_long)
-        yield opened
-
-
-@pytest.fixture(scope="module")
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
         yield opened
 
 

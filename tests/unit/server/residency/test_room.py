@@ -100,22 +100,6 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
     run(scenario())
 
 
-def test_all_versions_evicted_for_one_load_are_reported_by_task(store: FakeStore) -> None:
-    async def scenario() -> None:
-        observer = RecordingObserver()
-        residency = make_residency(store, room_for=3, observer=observer)
-        await use(residency, store, store.add("one"), store.add("two"), store.add("three"))
-        store.sizes["large"] = 3
-
-        await use(residency, store, store.add("large"))
-
-        assert sorted(observer.evicted) == ["one", "three", "two"]
-        assert residency.task_bytes() == {"large": 3 * store.branch.num_bytes}
-        await residency.aclose()
-
-    run(scenario())
-
-
 def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
@@ -155,42 +139,6 @@ def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeS
         assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
         assert refusal.value.fields["budget_bytes"] == 0
         assert store.loaded == []
-        await residency.aclose()
-
-    run(scenario())
-
-
-def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store, room_for=2)
-        pinned = store.manifests[store.add("pinned")]
-        await residency.pin(pinned)
-        others = [store.add("one"), store.add("two"), store.add("three")]
-        await use(residency, store, *others)
-
-        assert names(residency) == ["pinned/1", "three/1"]
-        with raises("task_pinned"):
-            residency.evict("pinned")
-        assert residency.unpin("pinned") == (1,)
-        assert residency.unpin("pinned") == ()
-        assert residency.evict("pinned") == (1,)
-        await residency.aclose()
-
-    run(scenario())
-
-
-def test_what_does_not_fit_next_to_pinned_versions_is_refused(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store, room_for=1)
-        cold = store.add("cold")
-        await residency.pin(store.manifests[store.add("pinned")])
-
-        with pytest.raises(TaskDoesNotFitError, match="pinned"):
-            await lease(residency, store, cold)
-        residency.unpin("pinned")
-
-        await use(residency, store, cold)
-        assert names(residency) == ["cold/1"]
         await residency.aclose()
 
     run(scenario())

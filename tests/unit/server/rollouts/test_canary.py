@@ -110,20 +110,6 @@ async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
     assert await version_for(bench, "user-1") == 2
 
 
-async def test_one_caller_gets_one_version_among_many_requests(
-    backbone: Backbone, branch: Branch
-) -> None:
-    store = FakeStore(branch)
-    own, canary = add_versions(store, canary=0.5)
-    bench = make_traffic_bench(backbone, store, InstantEngine())
-    await bench.residency.preload(own)
-    await bench.residency.preload(canary)
-
-    for key in ("anna", "ben", "cem", "dora", "eli"):
-        assert len({await version_for(bench, key) for _ in range(5)}) == 1
-    assert {await version_for(bench, f"user-{n}") for n in range(40)} == {1, 2}
-
-
 async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, branch: Branch) -> None:
     store = FakeStore(branch)
     _, canary = add_versions(store, canary=1.0)

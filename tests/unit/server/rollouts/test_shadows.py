@@ -137,21 +137,6 @@ async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
     assert compute.num_batches == 3
 
 
-async def test_a_shadow_meets_what_it_shadows_in_one_batch_on_one_trunk(backbone: Backbone) -> None:
-    alone, _, lonely, _ = await ask_once(backbone, shadow=None, breaks=False)
-    together, report, observer, _ = await ask_once(backbone, shadow=1.0, breaks=False)
-
-    (before,), (batch,) = lonely.batches, observer.batches
-    assert (before.num_rows, before.num_shared_rows) == (2, 0)
-    assert (batch.num_rows, batch.num_shared_rows) == (4, 2)
-    # The shadow costs only its branch: as many tokens as the branches of the answers.
-    assert batch.num_tokens - before.num_tokens == before.num_tokens // 2
-    assert together == pytest.approx(alone, abs=1e-5)
-    assert report.compared == 2
-    assert report.max_drift is not None
-    assert report.max_drift > 0
-
-
 @pytest.fixture(scope="module")
 def branch(backbone: Backbone) -> Branch:
     return make_branch(backbone, 0)

@@ -27,18 +27,6 @@ def by_task(name: str, metrics: Metrics, state: ServerState = STATE) -> dict[str
     return dict(sums)
 
 
-def test_requests_are_counted_by_task_and_outcome() -> None:
-    metrics = Metrics()
-
-    metrics.observe_request("tone", "ok")
-    metrics.observe_request("tone", "ok")
-    metrics.observe_request(None, "overloaded")
-
-    text = rendered(metrics)
-    assert 'nunatak_requests_total{outcome="ok",task="tone"} 2.0' in text
-    assert 'nunatak_requests_total{outcome="overloaded",task="unknown"} 1.0' in text
-
-
 def test_task_labels_are_bounded() -> None:
     metrics = Metrics()
 
@@ -108,25 +96,6 @@ def test_batches_and_memory_are_shown() -> None:
     assert 'nunatak_tier_bytes{tier="host"} 700.0' in text
     assert "nunatak_pinned_bytes 50.0" in text
     assert "nunatak_loading_bytes 25.0" in text
-
-
-def test_loads_waits_evictions_and_moves_are_counted() -> None:
-    metrics = Metrics()
-
-    metrics.observe_load("tone", seconds=0.3, succeeded=True)
-    metrics.observe_load("tone", seconds=0.1, succeeded=False)
-    metrics.observe_load_wait(0.7)
-    metrics.observe_evictions(["tone", "intent", "tone"])
-    metrics.observe_alias_move("intent")
-
-    text = rendered(metrics)
-    assert 'nunatak_loads_total{outcome="ok",task="tone"} 1.0' in text
-    assert 'nunatak_loads_total{outcome="failed",task="tone"} 1.0' in text
-    assert "nunatak_load_seconds_sum 0.4" in text
-    assert "nunatak_load_seconds_count 2.0" in text
-    assert "nunatak_load_wait_seconds_sum 0.7" in text
-    assert by_task(EVICTED, metrics) == {"tone": 2, "intent": 1}
-    assert by_task(MOVED, metrics) == {"tone": 0, "intent": 1}
 
 
 def test_what_may_befall_a_task_is_counted_from_0_once_it_is_loaded() -> None:
