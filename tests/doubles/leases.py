@@ -1,17 +1,11 @@
 """Leases of versions in memory: helpers for tests of residency."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from doubles.serving import FakeStore
 from nunatak_contract.names import TaskReference
 from nunatak_server.residency.residency import Lease, Residency
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario that ends by itself within seconds, or fail."""
-    asyncio.run(asyncio.wait_for(scenario, timeout=30))
 
 
 async def lease(residency: Residency, store: FakeStore, reference: TaskReference) -> Lease:

@@ -106,13 +106,11 @@ def place_of(address: str) -> str:
     return address.removeprefix("http://")
 
 
-def test_the_shipped_file_serves_what_it_promises(site: Site, tmp_path: Path, proxy: Proxy) -> None:
-    keys = tmp_path / "keys.json"
-    allowed = add_key(keys, "support")
-    with (
-        site.server(api_keys_file=keys) as server,
-        proxy(tmp_path / "proxy", *[place_of(server.address)] * 2) as client,
-    ):
+def test_the_shipped_file_serves_what_it_promises(
+    site: Site, keyed: tuple[str, dict[str, str]], tmp_path: Path, proxy: Proxy
+) -> None:
+    place, allowed = keyed
+    with proxy(tmp_path / "proxy", *[place] * 2) as client:
         assert client.get("/readyz").status_code == 200
         check_answers(client, allowed)
         check_sites(client, allowed)

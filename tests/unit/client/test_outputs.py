@@ -14,12 +14,9 @@ from nunatak_client import (
     InvalidResponseError,
     Prediction,
     ProblemType,
-    QuestionAnswering,
     RankedDocument,
-    RankingOutputs,
     Score,
     TaskResult,
-    TokenClassification,
     WrongHeadError,
 )
 from nunatak_client.replies import Reply, read_fan_out, read_prediction
@@ -98,16 +95,6 @@ def test_a_failed_result_raises_its_error_whatever_is_read(name: str) -> None:
     assert caught.value.code == "task_unhealthy"
 
 
-def test_each_kind_has_its_class_of_outputs() -> None:
-    classes = (Classification, TokenClassification, QuestionAnswering, RankingOutputs)
-
-    for head, kind in zip(HeadKind, classes, strict=True):
-        found = read(head, OUTPUTS[head])
-        assert isinstance(found.head_outputs, kind)
-        assert found.require() == found.head_outputs
-        assert found.outputs == found.head_outputs.outputs
-
-
 def test_a_text_may_hold_no_entities_and_a_context_no_answers() -> None:
     assert read(HeadKind.TOKEN_CLASSIFICATION, []).entities == ()
     assert read(HeadKind.QUESTION_ANSWERING, []).answers == ()
@@ -126,21 +113,6 @@ def test_an_unknown_kind_is_not_guessed() -> None:
         read_prediction(
             Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
         )
-
-
-def test_a_fan_out_holds_several_kinds() -> None:
-    results: list[JsonValue] = [
-        {"reference": head.value, "task": "t", "version": 1, "head": head.value, "outputs": outputs}
-        for head, outputs in OUTPUTS.items()
-    ]
-    reply = Reply(status=200, headers={}, content=json.dumps({"results": results}).encode())
-
-    fan_out = read_fan_out(reply, num_inputs=None, tasks=[head.value for head in OUTPUTS])
-
-    assert fan_out["sequence_classification"].best.label == "calm"
-    assert fan_out["token_classification"].entities[1].label == "PER"
-    assert fan_out["question_answering"].answers[0].answer == "ann"
-    assert fan_out["ranking"].ranking[0].document == "ann"
 
 
 @pytest.mark.parametrize(("num_inputs", "told"), [(None, (9, True)), (2, ([9, 3], [True, False]))])

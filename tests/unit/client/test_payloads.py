@@ -14,7 +14,7 @@ from nunatak_client.payloads import (
     task_target,
     wire_inputs,
 )
-from nunatak_contract.enums import AggregationStrategy, FunctionToApply
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.inputs import Query, Question
 
 
@@ -86,18 +86,6 @@ def test_parameters_of_all_kinds_are_sent_together() -> None:
 
 def test_absent_parameters_are_not_sent() -> None:
     assert json.loads(predict_body(wire_inputs("a"))) == {"inputs": "a"}
-
-
-def test_given_parameters_are_sent() -> None:
-    body = predict_body(
-        wire_inputs("a"), tasks=["t"], top_k=2, function_to_apply=FunctionToApply.SIGMOID
-    )
-
-    assert json.loads(body) == {
-        "inputs": "a",
-        "tasks": ["t"],
-        "parameters": {"top_k": 2, "function_to_apply": "sigmoid"},
-    }
 
 
 def test_text_travels_as_utf8() -> None:

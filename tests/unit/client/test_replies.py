@@ -66,12 +66,6 @@ def test_timing_header_that_is_no_duration_counts_as_absent(value: str) -> None:
     assert answer.timings.queue_ms is None
 
 
-def test_fields_of_a_newer_server_are_ignored() -> None:
-    body = prediction([URGENT | {"rank": 1}]) | {"novelty": True}
-
-    assert read_prediction(reply(body), num_inputs=None).best.label == "urgent"
-
-
 @pytest.mark.parametrize(
     ("body", "num_inputs"),
     [
@@ -93,26 +87,6 @@ def test_answer_that_breaks_the_contract_is_an_error(
 def test_answer_that_is_no_json_is_an_error() -> None:
     with pytest.raises(InvalidResponseError):
         read_prediction(Reply(status=200, headers={}, content=b"<html>"), num_inputs=None)
-
-
-def test_fan_out_holds_answers_and_errors_side_by_side() -> None:
-    problem: JsonValue = {"code": "task_not_found", "status": 404, "detail": "no task 'nope'"}
-    body: JsonValue = {
-        "results": [
-            {"reference": "tone", **prediction([URGENT])},
-            {"reference": "nope", "error": problem},
-        ]
-    }
-
-    fan_out = read_fan_out(reply(body), num_inputs=None, tasks=["tone", "nope"])
-
-    assert fan_out["tone"].best.label == "urgent"
-    assert fan_out["tone"].error is None
-    assert fan_out["nope"].outputs is None
-    with pytest.raises(NotFoundError, match="nope"):
-        fan_out["nope"].require()
-    with pytest.raises(KeyError):
-        fan_out["other"]
 
 
 @pytest.mark.parametrize(

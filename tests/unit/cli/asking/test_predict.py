@@ -4,7 +4,6 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
-import gzip
 import json
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from pydantic import JsonValue
 
 from doubles.terminals import nunatak
@@ -115,24 +112,6 @@ def test_server_is_asked_once_for_all_tasks(server: CannedServer) -> None:
     assert ran.exit_code == 0
     assert server.bodies == [{"inputs": {"text": "Come.", "text_pair": "Why?"}, "tasks": ["tone"]}]
     assert ran.stdout.splitlines()[1].split() == ["tone", "3", "0.9300", "urgent", "calm", "0.0700"]
-
-
-def test_answers_as_json_have_the_shape_of_the_server(server: CannedServer) -> None:
-    server.answer = {"results": [TONE]}
-
-    ran = nunatak("predict", "Come.", "--task", "tone", "--server", server.url, "--json")
-
-    assert ran.json() == {
-        "results": [
-            {
-                "reference": "tone",
-                "version": 3,
-                "problem_type": "single_label_classification",
-                "predicted": "urgent",
-                "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
-            }
-        ]
-    }
 
 
 @pytest.mark.parametrize(
@@ -258,42 +237,12 @@ def test_address_that_is_no_url_is_one_line() -> None:
     assert ran.stderr.startswith("error [invalid_input]: ")
 
 
-def test_registry_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    ran = nunatak("predict", "Come.", "--task", "tone", "--registry", str(tmp_path / "tpyo"))
-
-    assert ran.stderr.startswith("error [registry_missing]: ")
-
-
-def test_task_is_required() -> None:
-    assert nunatak("predict", "Come.").exit_code == 2
-
-
 FILES = {
     "texts.txt": "one\n\nthree more\n",
     "texts.jsonl": '{"text": "one", "label": "x"}\n\n{"text": "three more"}\n',
     "texts.csv": 'label,text\nx,one\nx,"three more"\n',
     "texts.tsv": "text\tlabel\none\tx\nthree more\tx\n",
 }
-
-
-def test_rows_of_the_formats_of_training_are_asked_about_too(
-    server: CannedServer, tmp_path: Path
-) -> None:
-    texts = {"text": ["one", "three more"], "label": ["x", "y"]}
-    parquet.write_table(pa.table(texts), tmp_path / "texts.parquet")
-    with gzip.open(tmp_path / "texts.jsonl.gz", "wt") as file:
-        file.writelines(f'{{"text": "{text}"}}\n' for text in texts["text"])
-    (tmp_path / "texts.csv").write_text("label;text\nx;one\nx;three more\n")
-
-    for name in ("texts.parquet", "texts.jsonl.gz", "texts.csv"):
-        ran = nunatak("predict", "--file", str(tmp_path / name), "--task", "tone", *at(server))
-
-        lines = [json.loads(line) for line in ran.stdout.splitlines()]
-        assert (ran.exit_code, ran.stderr) == (0, "")
-        assert [line["results"][0]["predicted"] for line in lines] == [
-            "3 characters",
-            "10 characters",
-        ]
 
 
 def test_parquet_without_the_extra_names_the_extra_before_any_work(

@@ -180,19 +180,6 @@ def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> N
         assert problem in ran.stderr
 
 
-@pytest.mark.parametrize("command", ["put", "check"])
-def test_a_label_that_a_task_lacks_is_refused(
-    place: tuple[str, str], file: Path, command: str
-) -> None:
-    file.write_text(file.read_text().replace('"yes"', '"maybe"'))
-
-    ran = nunatak("policy", command, str(file), *place)
-
-    assert ran.exit_code == 1
-    assert "error [invalid_policy]: policy 'guard': rule 'attack', task 'intent': " in ran.stderr
-    assert "'maybe'; its labels: no, yes" in ran.stderr
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

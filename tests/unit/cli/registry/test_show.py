@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from doubles.damage import write_rows
-from doubles.drafts import make_draft
 from doubles.terminals import nunatak
 from nunatak_contract.cards import task_card
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.evidence import ConfusionCell, ConfusionRecord
 from nunatak_registry import Candidate, Registry
 
 
@@ -39,32 +37,6 @@ def test_card_in_markdown_matches_the_registry(place: tuple[str, str], registry:
     shown = nunatak("task", "show", "intent/1", "--markdown", *place).stdout
 
     assert shown == task_card(registry.resolve("intent/1"))
-
-
-def test_card_shows_the_confusion_matrix(folder: Path) -> None:
-    draft, blobs = make_draft()
-    cells = (
-        ConfusionCell(truth="no", predicted="no", count=31),
-        ConfusionCell(truth="no", predicted="yes", count=17),
-    )
-    confusion = ConfusionRecord(data_digest="d" * 64, cells=cells)
-    with Registry.open(folder) as registry:
-        registry.publish(draft.model_copy(update={"confusion": confusion}), blobs)
-
-    shown = nunatak("task", "show", "intent", "--registry", str(folder)).stdout
-
-    assert [line.split() for line in shown.splitlines()[-3:]] == [
-        ["true", "\\", "predicted", "no", "yes"],
-        ["no", "31", "17"],
-        ["yes", "0", "0"],
-    ]
-
-
-def test_diff_shows_two_versions_side_by_side(place: tuple[str, str]) -> None:
-    shown = nunatak("task", "diff", "intent/1", "intent@prod", *place).stdout.splitlines()
-
-    assert shown[0].split() == ["intent/1", "intent/2", "change"]
-    assert "no, yes" in next(line for line in shown if line.split()[0] == "labels")
 
 
 def test_diff_as_json_names_what_differs(place: tuple[str, str]) -> None:

@@ -3,7 +3,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.refusals import code_of
@@ -87,11 +86,6 @@ class Bench:
                 backbone=DRAFT_BACKBONE,
             )
         )
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
 
 
 def make_bench(

@@ -2,14 +2,11 @@ import asyncio
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import make_bench
-from doubles.tasks import random_parameters, spec_of
-from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.predict.readiness import State
@@ -21,17 +18,6 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 async def test_results_come_in_the_order_of_the_references(

@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.held_engine import make_held_bench, name_of
 from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import TopK
 from nunatak_contract.requests import Parameters
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, OverloadedError
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
@@ -28,17 +25,6 @@ NUM_TOKENS = 30
 half."""
 MOST = {"other": 11.0, "another": 11.0}
 """Tokens that leave room for one task about two texts, but not for two tasks."""
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -> Admission:

@@ -6,27 +6,13 @@ from contextlib import aclosing
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.held_engine import make_held_bench, name_of
 from doubles.leases import until
 from doubles.rendering import rendered
-from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import ask_for
-from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 async def test_a_cold_task_holds_back_no_line_of_a_hot_one(

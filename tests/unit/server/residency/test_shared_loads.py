@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from doubles.events import logged_events
-from doubles.leases import lease, names, run, settle, use
+from doubles.leases import lease, names, settle, use
 from doubles.refusals import raises
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
 from nunatak_contract.manifest import TaskManifest
@@ -15,240 +15,206 @@ from nunatak_server.residency.residency import Lease, Residency
 from nunatak_versions import LoadedTask
 
 
-def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:
-    async def scenario() -> None:
-        reference = store.add("tone")
-        residency = make_residency(store)
+async def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:
+    reference = store.add("tone")
+    residency = make_residency(store)
 
-        leases = await asyncio.gather(*(lease(residency, store, reference) for _ in range(20)))
+    leases = await asyncio.gather(*(lease(residency, store, reference) for _ in range(20)))
 
-        assert store.loaded == ["tone/1"]
-        assert all(each.task is leases[0].task for each in leases)
-        with raises("task_in_use", match="20 requests"):
-            residency.evict("tone")
-        await residency.aclose()
-
-    run(scenario())
+    assert store.loaded == ["tone/1"]
+    assert all(each.task is leases[0].task for each in leases)
+    with raises("task_in_use", match="20 requests"):
+        residency.evict("tone")
+    await residency.aclose()
 
 
-def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_it(
+async def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_it(
     store: FakeStore,
 ) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        held = await lease(residency, store, store.add("tone"))
+    residency = make_residency(store)
+    held = await lease(residency, store, store.add("tone"))
 
-        await residency.bring(held.task.manifest)
+    await residency.bring(held.task.manifest)
 
-        assert store.loaded == ["tone/1"]
-        with raises("task_in_use", match="1 request"):
-            residency.evict("tone")
-        held.release()
-        assert residency.evict("tone") == (1,)
-        await residency.aclose()
-
-    run(scenario())
+    assert store.loaded == ["tone/1"]
+    with raises("task_in_use", match="1 request"):
+        residency.evict("tone")
+    held.release()
+    assert residency.evict("tone") == (1,)
+    await residency.aclose()
 
 
-def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        store.may_load.clear()
-        waiting = list[int]()
-        tone, mood, spam = map(store.add, ("tone", "mood", "spam"))
-        leases = list[asyncio.Task[Lease]]()
-        for reference in (tone, mood, spam, tone):
-            leases.append(asyncio.create_task(lease(residency, store, reference)))
-            await settle()
-            waiting.append(residency.num_waiting_for_loads)
-        leases.pop(1).cancel()
+async def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
+    residency = make_residency(store)
+    store.may_load.clear()
+    waiting = list[int]()
+    tone, mood, spam = map(store.add, ("tone", "mood", "spam"))
+    leases = list[asyncio.Task[Lease]]()
+    for reference in (tone, mood, spam, tone):
+        leases.append(asyncio.create_task(lease(residency, store, reference)))
         await settle()
         waiting.append(residency.num_waiting_for_loads)
-        store.may_load.set()
-        await asyncio.gather(*leases)
+    leases.pop(1).cancel()
+    await settle()
+    waiting.append(residency.num_waiting_for_loads)
+    store.may_load.set()
+    await asyncio.gather(*leases)
 
-        assert waiting == [1, 2, 3, 4, 3]
-        assert residency.num_waiting_for_loads == 0
-        await residency.aclose()
-
-    run(scenario())
-
-
-def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
-    async def scenario() -> None:
-        reference = store.add("tone")
-        residency = make_residency(store)
-        store.may_load.clear()
-        first = asyncio.create_task(lease(residency, store, reference))
-        second = asyncio.create_task(lease(residency, store, reference))
-        await settle()
-
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        store.may_load.set()
-
-        assert (await second).task.manifest.reference == "tone/1"
-        assert store.loaded == ["tone/1"]
-        await residency.aclose()
-
-    run(scenario())
+    assert waiting == [1, 2, 3, 4, 3]
+    assert residency.num_waiting_for_loads == 0
+    await residency.aclose()
 
 
-def test_waiters_that_all_give_up_leave_no_lease(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        reference = store.add("tone")
-        store.may_load.clear()
-        waiting = [asyncio.create_task(lease(residency, store, reference)) for _ in range(3)]
-        await settle()
-        for each in waiting:
-            each.cancel()
-        await asyncio.wait(waiting)
+async def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
+    reference = store.add("tone")
+    residency = make_residency(store)
+    store.may_load.clear()
+    first = asyncio.create_task(lease(residency, store, reference))
+    second = asyncio.create_task(lease(residency, store, reference))
+    await settle()
 
-        store.may_load.set()
-        await use(residency, store, reference)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    store.may_load.set()
 
-        assert residency.evict("tone") == (1,)
-        await residency.aclose()
-
-    run(scenario())
+    assert (await second).task.manifest.reference == "tone/1"
+    assert store.loaded == ["tone/1"]
+    await residency.aclose()
 
 
-def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        store.may_load.clear()
-        running = [
-            asyncio.create_task(lease(residency, store, store.add(task))) for task in ("one", "two")
-        ]
-        await settle()
-        left = asyncio.create_task(lease(residency, store, store.add("left")))
-        kept = asyncio.create_task(lease(residency, store, store.add("kept")))
-        await settle()
+async def test_waiters_that_all_give_up_leave_no_lease(store: FakeStore) -> None:
+    residency = make_residency(store)
+    reference = store.add("tone")
+    store.may_load.clear()
+    waiting = [asyncio.create_task(lease(residency, store, reference)) for _ in range(3)]
+    await settle()
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
 
-        left.cancel()
-        await asyncio.wait([left])
-        store.may_load.set()
-        await asyncio.gather(*running, kept)
+    store.may_load.set()
+    await use(residency, store, reference)
 
-        assert sorted(store.loaded) == ["kept/1", "one/1", "two/1"]
-        await residency.aclose()
-
-    run(scenario())
+    assert residency.evict("tone") == (1,)
+    await residency.aclose()
 
 
-def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
-    async def scenario() -> None:
-        slow, quick = store.add("slow"), store.add("quick")
-        residency = make_residency(store)
-        await use(residency, store, quick)
-        store.may_load.clear()
-        hanging = asyncio.create_task(lease(residency, store, slow))
-        await settle()
+async def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) -> None:
+    residency = make_residency(store)
+    store.may_load.clear()
+    running = [
+        asyncio.create_task(lease(residency, store, store.add(task))) for task in ("one", "two")
+    ]
+    await settle()
+    left = asyncio.create_task(lease(residency, store, store.add("left")))
+    kept = asyncio.create_task(lease(residency, store, store.add("kept")))
+    await settle()
 
-        found = residency.lease_resident(store.manifests[quick])
+    left.cancel()
+    await asyncio.wait([left])
+    store.may_load.set()
+    await asyncio.gather(*running, kept)
 
-        assert found is not None
-        assert not hanging.done()
-        store.may_load.set()
-        await hanging
-        await residency.aclose()
-
-    run(scenario())
-
-
-def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> None:
-    async def scenario() -> None:
-        broken, sound = store.add("broken"), store.add("sound")
-        store.broken["broken/1"] = CorruptBlobError("0" * 64, "is missing")
-        observer = RecordingObserver()
-        residency = make_residency(store, observer=observer)
-
-        first, second, third = await asyncio.gather(
-            lease(residency, store, broken),
-            lease(residency, store, broken),
-            lease(residency, store, sound),
-            return_exceptions=True,
-        )
-
-        assert isinstance(first, CorruptBlobError)
-        assert isinstance(second, CorruptBlobError)
-        assert isinstance(third, Lease)
-        assert sorted(store.loaded) == ["broken/1", "sound/1"]
-        assert sorted(observer.loads) == [("broken", False), ("sound", True)]
-        assert observer.num_waits == 3
-        assert names(residency) == ["sound/1"]
-        await residency.aclose()
-
-    run(scenario())
+    assert sorted(store.loaded) == ["kept/1", "one/1", "two/1"]
+    await residency.aclose()
 
 
-def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store, room_for=1)
-        await use(residency, store, store.add("good"))
-        store.broken["bad/1"] = CorruptBlobError("0" * 64, "is missing")
+async def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
+    slow, quick = store.add("slow"), store.add("quick")
+    residency = make_residency(store)
+    await use(residency, store, quick)
+    store.may_load.clear()
+    hanging = asyncio.create_task(lease(residency, store, slow))
+    await settle()
 
-        with pytest.raises(CorruptBlobError):
-            await lease(residency, store, store.add("bad"))
+    found = residency.lease_resident(store.manifests[quick])
 
-        assert names(residency) == ["good/1"]
-        await use(residency, store, store.add("next"))
-        assert names(residency) == ["next/1"]
-        await residency.aclose()
-
-    run(scenario())
-
-
-def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: FakeStore) -> None:
-    async def scenario() -> None:
-        reference = store.add("tone")
-        store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
-        clock = ManualClock()
-        residency = make_residency(store, clock=clock)
-        for _ in range(3):
-            with pytest.raises(CorruptBlobError):
-                await lease(residency, store, reference)
-        assert store.loaded == ["tone/1"]
-
-        del store.broken["tone/1"]
-        clock.now += FAILURE_MEMORY_S
-
-        assert (await lease(residency, store, reference)).task.manifest.task == "tone"
-        await residency.aclose()
-
-    run(scenario())
+    assert found is not None
+    assert not hanging.done()
+    store.may_load.set()
+    await hanging
+    await residency.aclose()
 
 
-def test_preload_tries_again_at_once(store: FakeStore) -> None:
-    async def scenario() -> None:
-        reference = store.add("tone")
-        store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
-        residency = make_residency(store)
+async def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> None:
+    broken, sound = store.add("broken"), store.add("sound")
+    store.broken["broken/1"] = CorruptBlobError("0" * 64, "is missing")
+    observer = RecordingObserver()
+    residency = make_residency(store, observer=observer)
+
+    first, second, third = await asyncio.gather(
+        lease(residency, store, broken),
+        lease(residency, store, broken),
+        lease(residency, store, sound),
+        return_exceptions=True,
+    )
+
+    assert isinstance(first, CorruptBlobError)
+    assert isinstance(second, CorruptBlobError)
+    assert isinstance(third, Lease)
+    assert sorted(store.loaded) == ["broken/1", "sound/1"]
+    assert sorted(observer.loads) == [("broken", False), ("sound", True)]
+    assert observer.num_waits == 3
+    assert names(residency) == ["sound/1"]
+    await residency.aclose()
+
+
+async def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=1)
+    await use(residency, store, store.add("good"))
+    store.broken["bad/1"] = CorruptBlobError("0" * 64, "is missing")
+
+    with pytest.raises(CorruptBlobError):
+        await lease(residency, store, store.add("bad"))
+
+    assert names(residency) == ["good/1"]
+    await use(residency, store, store.add("next"))
+    assert names(residency) == ["next/1"]
+    await residency.aclose()
+
+
+async def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: FakeStore) -> None:
+    reference = store.add("tone")
+    store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
+    clock = ManualClock()
+    residency = make_residency(store, clock=clock)
+    for _ in range(3):
         with pytest.raises(CorruptBlobError):
             await lease(residency, store, reference)
+    assert store.loaded == ["tone/1"]
 
-        del store.broken["tone/1"]
-        loaded = await residency.preload(store.manifests[reference])
+    del store.broken["tone/1"]
+    clock.now += FAILURE_MEMORY_S
 
-        assert residency.resident() == (loaded,)
-        await residency.aclose()
-
-    run(scenario())
+    assert (await lease(residency, store, reference)).task.manifest.task == "tone"
+    await residency.aclose()
 
 
-def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: FakeStore) -> None:
-    async def scenario() -> None:
-        reference = store.add("tone")
-        store.broken["tone/1"] = ZeroDivisionError()
-        residency = make_residency(store)
+async def test_preload_tries_again_at_once(store: FakeStore) -> None:
+    reference = store.add("tone")
+    store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
+    residency = make_residency(store)
+    with pytest.raises(CorruptBlobError):
+        await lease(residency, store, reference)
 
-        with pytest.raises(TaskUnhealthyError, match="ZeroDivisionError"):
-            await lease(residency, store, reference)
-        await residency.aclose()
+    del store.broken["tone/1"]
+    loaded = await residency.preload(store.manifests[reference])
 
-    run(scenario())
+    assert residency.resident() == (loaded,)
+    await residency.aclose()
+
+
+async def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(
+    store: FakeStore,
+) -> None:
+    reference = store.add("tone")
+    store.broken["tone/1"] = ZeroDivisionError()
+    residency = make_residency(store)
+
+    with pytest.raises(TaskUnhealthyError, match="ZeroDivisionError"):
+        await lease(residency, store, reference)
+    await residency.aclose()
 
 
 @pytest.mark.parametrize(
@@ -259,28 +225,25 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
     ],
     ids=["device", "library"],
 )
-def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_no_task(
+async def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_no_task(
     store: FakeStore, error: Exception
 ) -> None:
-    async def scenario() -> None:
-        reference, fatal = store.add("tone"), list[EngineFailedError]()
-        store.broken["tone/1"] = error
-        residency = make_residency(store, fatal=fatal)
+    reference, fatal = store.add("tone"), list[EngineFailedError]()
+    store.broken["tone/1"] = error
+    residency = make_residency(store, fatal=fatal)
 
-        async def wait() -> list[EngineFailedError]:
-            with pytest.raises(EngineFailedError):
-                await lease(residency, store, reference)
-            return list(fatal)
+    async def wait() -> list[EngineFailedError]:
+        with pytest.raises(EngineFailedError):
+            await lease(residency, store, reference)
+        return list(fatal)
 
-        with logged_events() as events:
-            found = await asyncio.gather(wait(), wait())
+    with logged_events() as events:
+        found = await asyncio.gather(wait(), wait())
 
-        assert [len(told) for told in found] == [1, 1]
-        (event,) = events.named(f"cannot load tone/1: {fatal[0]}")
-        assert event["level"] == "critical"
-        await residency.aclose()
-
-    run(scenario())
+    assert [len(told) for told in found] == [1, 1]
+    (event,) = events.named(f"cannot load tone/1: {fatal[0]}")
+    assert event["level"] == "critical"
+    await residency.aclose()
 
 
 @pytest.mark.parametrize(
@@ -293,57 +256,48 @@ def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_n
     ],
     ids=["device-memory", "pinned-memory", "host-memory", "own-fault"],
 )
-def test_a_load_that_fails_on_a_sound_device_ends_nothing(
+async def test_a_load_that_fails_on_a_sound_device_ends_nothing(
     store: FakeStore, error: Exception, expected: type[Exception]
 ) -> None:
-    async def scenario() -> None:
-        fatal = list[EngineFailedError]()
-        residency = make_residency(store, fatal=fatal)
-        reference = store.add("tone")
-        store.broken["tone/1"] = error
+    fatal = list[EngineFailedError]()
+    residency = make_residency(store, fatal=fatal)
+    reference = store.add("tone")
+    store.broken["tone/1"] = error
 
-        with pytest.raises(expected):
-            await lease(residency, store, reference)
+    with pytest.raises(expected):
+        await lease(residency, store, reference)
 
-        assert not fatal
-        await residency.aclose()
-
-    run(scenario())
+    assert not fatal
+    await residency.aclose()
 
 
-def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        reference = store.add("tone")
-        store.broken["tone/1"] = CorruptBlobError("ab" * 32, "is gone")
+async def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
+    residency = make_residency(store)
+    reference = store.add("tone")
+    store.broken["tone/1"] = CorruptBlobError("ab" * 32, "is gone")
 
-        with logged_events() as events, pytest.raises(CorruptBlobError) as failure:
-            await lease(residency, store, reference)
+    with logged_events() as events, pytest.raises(CorruptBlobError) as failure:
+        await lease(residency, store, reference)
 
-        (event,) = events.named(f"cannot load tone/1: {failure.value}")
-        assert "exception" not in event
-        await residency.aclose()
-
-    run(scenario())
+    (event,) = events.named(f"cannot load tone/1: {failure.value}")
+    assert "exception" not in event
+    await residency.aclose()
 
 
-def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
+async def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
     store: FakeStore,
 ) -> None:
-    async def scenario() -> None:
-        residency = make_residency(store)
-        reference = store.add("tone")
-        store.broken["tone/1"] = OSError("swordfish")
+    residency = make_residency(store)
+    reference = store.add("tone")
+    store.broken["tone/1"] = OSError("swordfish")
 
-        with logged_events() as events, pytest.raises(TaskUnhealthyError) as failure:
-            await lease(residency, store, reference)
+    with logged_events() as events, pytest.raises(TaskUnhealthyError) as failure:
+        await lease(residency, store, reference)
 
-        (event,) = events.named(f"cannot load tone/1: {failure.value}")
-        assert event["exception"].endswith("OSError")
-        assert "swordfish" not in "".join(events.lines)
-        await residency.aclose()
-
-    run(scenario())
+    (event,) = events.named(f"cannot load tone/1: {failure.value}")
+    assert event["exception"].endswith("OSError")
+    assert "swordfish" not in "".join(events.lines)
+    await residency.aclose()
 
 
 class FullDevice:
@@ -364,26 +318,23 @@ class FullDevice:
 
 
 @pytest.mark.parametrize("is_in_use", [False, True])
-def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
+async def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
     store: FakeStore, *, is_in_use: bool
 ) -> None:
-    async def scenario() -> None:
-        device = FullDevice(store, "mood")
-        store.load = device  # pyright: ignore[reportAttributeAccessIssue] - the store is a double
-        residency = device.residency = make_residency(store)
-        held = await lease(residency, store, store.add("mood"))
-        await use(residency, store, store.add("spam"))
-        if not is_in_use:
-            held.release()
+    device = FullDevice(store, "mood")
+    store.load = device  # pyright: ignore[reportAttributeAccessIssue] - the store is a double
+    residency = device.residency = make_residency(store)
+    held = await lease(residency, store, store.add("mood"))
+    await use(residency, store, store.add("spam"))
+    if not is_in_use:
+        held.release()
 
-        if is_in_use:
-            with pytest.raises(OutOfMemoryError):
-                await lease(residency, store, store.add("tone"))
-            assert names(residency) == ["mood/1"]
-        else:
-            await use(residency, store, store.add("tone"))
-            assert names(residency) == ["tone/1"]
-        assert device.attempts == ["mood", "spam", "tone", "tone"]
-        await residency.aclose()
-
-    run(scenario())
+    if is_in_use:
+        with pytest.raises(OutOfMemoryError):
+            await lease(residency, store, store.add("tone"))
+        assert names(residency) == ["mood/1"]
+    else:
+        await use(residency, store, store.add("tone"))
+        assert names(residency) == ["tone/1"]
+    assert device.attempts == ["mood", "spam", "tone", "tone"]
+    await residency.aclose()

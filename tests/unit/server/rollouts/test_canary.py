@@ -4,15 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.engines import Withdrawing
 from doubles.leases import settle, until
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock
-from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
-from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import TaskPrediction
@@ -35,17 +32,6 @@ class SilentEngine(Withdrawing):
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         """Accept rows, and never answer."""
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 async def version_for(bench: TrafficBench, routing_key: str | None = None) -> int:

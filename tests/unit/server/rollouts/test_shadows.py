@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.leases import until
@@ -24,11 +23,6 @@ from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=256, max_rows=32)
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
 
 
 def make_branch(backbone: Backbone, seed: int) -> Branch:

@@ -2,11 +2,18 @@ from collections import Counter
 
 import pytest
 
+from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from doubles.watching import watched
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, Branch, build_branch, model_size, parameters_saved
 from nunatak_server.telemetry.memory import measure_process, peak_activations, saved_by_formula
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
 
 
 def branch_of(backbone: Backbone, method: Method) -> Branch:

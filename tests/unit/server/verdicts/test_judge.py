@@ -5,20 +5,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import make_facts
-from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
-from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
@@ -27,17 +24,6 @@ from nunatak_server.verdicts.judge import Judge, Judgement, handling_for
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
 CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone(num_layers=2)
-
-
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 def published(policy: Policy, version: int = 1) -> PublishedPolicy:
