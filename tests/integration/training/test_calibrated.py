@@ -22,8 +22,6 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_exchange import (
     export_transformers,
     import_transformers,
-    read_hub_folder,
-    write_hub_folder,
 )
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward, pack_backbone
@@ -123,23 +121,3 @@ def test_transformers_and_a_second_import_give_the_same_logits(
     ours = logits_of(backbone, branch_of(imported, backbone))
     for found in (theirs, ours):
         torch.testing.assert_close(found, expected / temperature_of(manifest), rtol=0, atol=1e-4)
-
-
-def test_the_hub_keeps_temperature_and_evidence(folder: Path, tmp_path: Path) -> None:
-    with Registry.open(folder) as registry:
-        manifest = registry.resolve("tone")
-        write_hub_folder(manifest, {"parameters": registry.read_blob(manifest)}, tmp_path / "hub")
-
-    found = read_hub_folder(tmp_path / "hub").manifest
-
-    assert found.calibration == manifest.calibration is not None
-    assert found.content == manifest.content
-
-
-def test_training_again_finds_the_version_that_exists(backbone: Backbone, folder: Path) -> None:
-    with Registry.open(folder) as registry:
-        again = trained(backbone, calibrate=True)
-        found = publish(again, registry, backbone, task="tone", created_at=CREATED_AT)
-
-        assert found.version == 1
-        assert registry.task("tone").versions == (1,)

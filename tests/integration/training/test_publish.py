@@ -4,34 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from pydantic import JsonValue
 
-from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
+from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, load_test_set, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_contract.cards import score_text, task_card
 from nunatak_contract.enums import IntervalMethod
-from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
     HeadOnly,
-    Ia3,
     Lora,
     Method,
     TopK,
 )
 from nunatak_model import (
     Backbone,
-    Row,
-    TextInput,
-    build_branch,
-    forward,
     load_backbone,
-    tensors_from_bytes,
 )
 from nunatak_registry import Registry
 from nunatak_training.data import DataWarning, load_task_data
@@ -40,16 +29,7 @@ from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import SavedRun, run_key
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
-from nunatak_versions import branch_spec
 
-METHODS = [
-    pytest.param(TopK(num_layers=1), id="topk"),
-    pytest.param(HeadOnly(), id="head"),
-    pytest.param(Bottleneck(size=8), id="bottleneck"),
-    pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
-    pytest.param(Ia3(), id="ia3"),
-    pytest.param(Full(), id="full"),
-]
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
 
 
@@ -69,47 +49,6 @@ def make_folder(tmp_path: Path) -> Path:
 
 def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
     return TrainSettings(task=task, data=data, settings=RunSettings(method=method, changes=QUICK))
-
-
-def logits_of(
-    manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
-) -> list[float]:
-    """The answers of a server that has only the registry and the backbone."""
-    spec = branch_spec(manifest.head, manifest.method)
-    parameters = tensors_from_bytes(registry.read_blob(manifest))
-    branch = build_branch(spec, backbone.config, parameters)
-    (encoding,) = backbone.tokenizer.encode([text], max_length=manifest.max_length)
-    with torch.inference_mode():
-        (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    return [float(value) for value in logits]
-
-
-@pytest.mark.each
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "qwen3"])
-@pytest.mark.parametrize("method", METHODS)
-def test_what_is_served_is_what_was_trained(
-    method: Method, family: Family, folder: Path, tmp_path: Path, registry: Registry
-) -> None:
-    backbone = tiny_backbone(num_layers=3, family=family)
-
-    outcome = train(settings(method, folder), registry=registry, backbone=backbone)
-
-    trained = fit_task(
-        load_task_data(folder),
-        recipe_on(settings(method, folder).settings, backbone),
-        backbone,
-        report=RecordingReport(),
-    )
-    branch = build_branch(trained.spec, backbone.config, trained.parameters)
-    with Registry.open(tmp_path / "registry") as reopened:
-        manifest = reopened.resolve("toy")
-        assert manifest == outcome.manifest
-        for text, probed in zip(manifest.probe.inputs, manifest.probe.logits, strict=True):
-            (encoding,) = backbone.tokenizer.encode([text], max_length=32)
-            (expected,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-            served = torch.tensor(logits_of(manifest, reopened, backbone, text))
-            torch.testing.assert_close(served, expected.detach(), rtol=0, atol=1e-5)
-            torch.testing.assert_close(served, torch.tensor(probed), rtol=0, atol=1e-5)
 
 
 def test_training_again_finds_the_version_that_exists(
@@ -212,28 +151,6 @@ def test_examples_longer_than_max_length_are_told_of(
     assert data is not None
     (warning,) = [it for it in told if it.problem == "longer than max_length"]
     assert warning.found.startswith(f"{data.num_train_long} of 64 train examples")
-
-
-def test_broken_data_publishes_nothing(
-    folder: Path, registry: Registry, backbone: Backbone
-) -> None:
-    write_jsonl(folder / "dev.jsonl", [{"text": "", "label": "early"}])
-
-    with pytest.raises(NunatakError, match=r"dev\.jsonl:1"):
-        train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
-
-    assert registry.tasks() == []
-
-
-def test_malformed_task_name_is_refused_before_anything_is_read(
-    tmp_path: Path, registry: Registry, backbone: Backbone
-) -> None:
-    with pytest.raises(InvalidNameError):
-        train(
-            settings(HeadOnly(), tmp_path / "nowhere", task="../toy"),
-            registry=registry,
-            backbone=backbone,
-        )
 
 
 def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(

@@ -144,14 +144,8 @@ def test_no_product_is_rounded_by_default(method: Method, backbone: Backbone) ->
     assert set(formats) == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    "method",
-    [TopK(num_layers=2), Bottleneck(size=8), Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)],
-    ids=lambda it: str(it.kind),
-)
-def test_bfloat16_learns_what_float32_learns_and_returns_float32(
-    method: Method, backbone: Backbone
-) -> None:
+def test_bfloat16_learns_what_float32_learns_and_returns_float32(backbone: Backbone) -> None:
+    method = Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)
     exact, rounded = (trained(method, backbone, precision=it) for it in ("float32", "bfloat16"))
 
     (score,), (rounded_score,) = exact.scores.values(), rounded.scores.values()
@@ -174,12 +168,6 @@ def test_pretraining_takes_its_steps_in_bfloat16_too(backbone: Backbone) -> None
 
     assert set(seen.formats) == {torch.bfloat16}
     assert {it.dtype for it in found.values()} == {torch.float32}
-
-
-def test_dev_examples_are_scored_in_float32(backbone: Backbone) -> None:
-    result = trained(Bottleneck(size=8), backbone, precision="bfloat16", epochs=2)
-
-    assert kept_loss(result) == pytest.approx(loss_of(result, backbone), abs=1e-6)
 
 
 def test_states_of_rounded_steps_never_reach_the_scores(backbone: Backbone) -> None:

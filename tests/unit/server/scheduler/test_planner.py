@@ -90,7 +90,7 @@ def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
 
 
 @given(waiting_rows(), st.integers(0, 11), st.integers(1, 3))
-@settings(derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=30, deadline=None)
 def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
     rows: list[WaitingRow], position: int, num_arriving: int
 ) -> None:

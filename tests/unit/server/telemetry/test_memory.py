@@ -15,7 +15,6 @@ def backbone() -> Backbone:
     return tiny_backbone()
 
 
-
 def branch_of(backbone: Backbone, method: Method) -> Branch:
     spec = spec_of(backbone, method, num_labels=3)
     return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))

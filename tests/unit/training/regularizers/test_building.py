@@ -43,6 +43,7 @@ def test_every_regularizer_is_recorded_and_changes_the_digest(name: RegularizerN
     assert (recipe.digest == recipe_of(RegularizerName.NONE, TopK(num_layers=2)).digest) is same
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "method",
     [
