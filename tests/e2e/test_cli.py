@@ -87,15 +87,6 @@ def server(desk: Desk) -> Iterator[str]:
         yield process.url
 
 
-def test_tasks_are_listed_with_what_they_share(desk: Desk) -> None:
-    listed = desk.nunatak("task", "list").stdout
-
-    rows = {line.split()[0]: line for line in listed.splitlines()[1:]}
-    assert "prod = 1" in rows["early"]
-    assert "1 of 2" in rows["early"]
-    assert "1 of 1" in rows["late"]
-
-
 def test_stored_versions_pass_their_probe(desk: Desk) -> None:
     done = desk.nunatak("task", "verify", "--probe", "--backbone", str(desk.backbone))
 
@@ -134,14 +125,6 @@ def scores(result: Mapping[str, JsonValue]) -> dict[str, float]:
     return {
         str(item["label"]): float(str(item["score"])) for item in outputs if isinstance(item, dict)
     }
-
-
-def test_task_that_is_not_there_is_an_answer_of_its_own(desk: Desk, server: str) -> None:
-    done = desk.nunatak("predict", "a b", "--task", "early", "--task", "nope", "--server", server)
-
-    assert done.returncode == 1
-    assert "error [task_not_found]" in done.stdout
-    assert done.stdout.count("early") >= 1
 
 
 def test_client_reads_every_route_of_a_real_server(server: str) -> None:

@@ -1,6 +1,5 @@
 """`nunatak serve --processes`: real processes that share a port and the memory of the backbone."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,48 +14,6 @@ from doubles.shared_ports import SharedPort, asking, shared_port, wait_until
 from nunatak_registry import Registry
 
 NUM = 2
-KILL_AT_THE_START = """
-import os
-import signal
-from pathlib import Path
-
-from nunatak_cli.main import app
-from nunatak_server.processes import template
-
-settings_of = template.settings_of
-
-
-def kill_once(settings, index, *, port):
-    # The second replica begins when the first one answers.
-    if index == 1 and not Path({flag!r}).exists():
-        Path({flag!r}).touch()
-        os.kill(os.{victim}(), signal.SIGKILL)
-    return settings_of(settings, index, port=port)
-
-
-template.settings_of = kill_once
-app(["serve"])
-"""
-FAIL_TO_FORK = """
-import errno
-import os
-from pathlib import Path
-
-from nunatak_cli.main import app
-
-fork = os.fork
-
-
-def fork_unless_full():
-    if Path({flag!r}).exists():
-        Path({flag!r}).unlink()
-        raise BlockingIOError(errno.EAGAIN, "no process is left")
-    return fork()
-
-
-os.fork = fork_unless_full
-app(["serve"])
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -117,22 +74,6 @@ def test_no_request_fails_while_all_processes_are_replaced(fleet: SharedPort) ->
     assert before.isdisjoint(after)
 
 
-def test_new_processes_that_fail_leave_the_old_ones_in_place(
-    fleet: SharedPort, site: Site, log: Path
-) -> None:
-    before = fleet.replicas()
-    away = shutil.move(site.backbone, f"{site.backbone}-away")
-    try:
-        with asking(fleet.port) as callers:
-            fleet.server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "the old ones go on" in log.read_text())
-    finally:
-        shutil.move(away, site.backbone)
-
-    assert callers.num_failed == 0
-    assert fleet.replicas() == before
-
-
 def test_a_killed_process_is_replaced_and_the_others_answer(fleet: SharedPort) -> None:
     killed, *others = fleet.replicas()
 
@@ -173,35 +114,6 @@ def test_no_process_outlives_a_killed_supervisor(site: Site) -> None:
         wait_until(lambda: not any(it.is_running() for it in everyone))
 
     assert len(everyone) == 1 + NUM
-
-
-@pytest.mark.parametrize("victim", ["getpid", "getppid"], ids=["process", "template"])
-def test_a_kill_while_only_the_first_process_answers_ends_no_fleet(
-    site: Site, tmp_path: Path, victim: str
-) -> None:
-    script = KILL_AT_THE_START.format(flag=str(tmp_path / "killed"), victim=victim)
-
-    with shared_port(site.registry, site.backbone, processes=NUM, script=script) as fleet:
-        assert fleet.names(at_least=NUM)
-
-    assert (tmp_path / "killed").exists()
-
-
-def test_a_process_that_cannot_be_forked_for_a_while_ends_no_other(
-    site: Site, tmp_path: Path
-) -> None:
-    flag, log = tmp_path / "full", tmp_path / "log"
-    script = FAIL_TO_FORK.format(flag=str(flag))
-    with shared_port(site.registry, site.backbone, processes=NUM, script=script, log=log) as fleet:
-        killed, other = fleet.replicas()
-        flag.touch()
-
-        killed.kill()
-        wait_until(lambda: len(fleet.replicas()) == NUM and killed not in fleet.replicas())
-
-        assert other in fleet.replicas()
-        assert fleet.names(at_least=NUM)
-    assert "cannot start" in log.read_text()
 
 
 def test_a_fleet_without_a_registry_ends_with_the_reason(site: Site, tmp_path: Path) -> None:

@@ -97,15 +97,6 @@ def test_rollbacks_walk_back_and_promotions_push_again(registry: Registry) -> No
     assert registry.resolve("intent").version == 1
 
 
-def test_rollback_skips_versions_deleted_since(registry: Registry) -> None:
-    publish_many(registry, 3)
-    for version in (1, 2, 3):
-        registry.promote("intent", "prod", version)
-    registry.delete("intent", 2)
-
-    assert registry.rollback("intent", "prod").to_version == 1
-
-
 def test_rollback_with_every_earlier_version_deleted_is_refused(registry: Registry) -> None:
     publish_many(registry, 2)
     registry.promote("intent", "prod", 1)

@@ -16,14 +16,6 @@ from nunatak_registry import InvalidManifestError, Registry, TaskNotFoundError, 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_empty_registry_knows_nothing(registry: Registry) -> None:
-    assert registry.tasks() == []
-    assert registry.verify() == []
-    assert registry.generation().number == 0
-    with pytest.raises(TaskNotFoundError):
-        registry.resolve("intent")
-
-
 def test_published_version_comes_back_whole(registry: Registry) -> None:
     draft, blobs = make_draft()
 
@@ -123,12 +115,6 @@ def test_summary_has_versions_aliases_and_default(registry: Registry) -> None:
     assert intent.aliases == {"canary": 2, "prod": 1}
     assert intent.manifest == registry.resolve("intent")
     assert registry.task("intent") == intent
-
-
-def test_versions_are_listed_in_order(registry: Registry) -> None:
-    publish_many(registry, 12)
-
-    assert [manifest.version for manifest in registry.versions("intent")] == list(range(1, 13))
 
 
 def test_version_that_an_alias_points_to_is_not_deleted(registry: Registry) -> None:

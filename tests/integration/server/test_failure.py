@@ -19,7 +19,6 @@ from nunatak_registry import Registry
 from nunatak_server.access.authenticators import KeyAuthenticator
 from nunatak_server.app import create_app
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.errors import EngineFailedError
 
 PREDICT = "/v1/tasks/tone/predict"
 
@@ -71,31 +70,6 @@ async def test_a_lost_device_turns_readiness_off_at_once(
         assert {answer.json()["code"] for answer in answers} == {"not_ready"}
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
         assert (await client.get("/livez")).status_code == 200
-
-
-async def test_a_device_lost_while_versions_are_loaded_is_reported_once_and_ends_the_wait(
-    backbone: Backbone, registry: Registry
-) -> None:
-    publish_tiny_task(registry, tiny_backbone(), task="mood")
-    fatal = list[EngineFailedError]()
-    app = create_app(
-        make_settings(), backbones=Backbones(backbone), registry=registry, on_fatal=fatal.append
-    )
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-    ):
-        FragileLayers.is_lost = True
-        tasks = ("tone", "mood", "tone")
-        answers = await asyncio.gather(
-            *(client.post(f"/v1/tasks/{it}/predict", json={"inputs": "x"}) for it in tasks)
-        )
-        ready = await client.get("/readyz")
-
-    assert {answer.status_code for answer in answers} == {503}
-    assert {answer.json()["code"] for answer in answers} == {"engine_failed"}
-    assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-    assert [error.fields["reason"] for error in fatal] == ["AcceleratorError"]
 
 
 async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(

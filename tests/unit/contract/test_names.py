@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from doubles.names import HOSTILE_NAMES
@@ -39,18 +37,6 @@ def test_hostile_name_is_refused_everywhere(name: str) -> None:
         TaskReference.parse(f"task@{name}")
     with pytest.raises(InvalidNameError):
         TaskReference.parse(f"task/{name}")
-
-
-@given(st.text(alphabet="ab0._-A\n\u00e9/", max_size=8) | st.text(max_size=70))
-@settings(max_examples=300, derandomize=True, deadline=None)
-def test_function_and_field_accept_the_same_names(name: str) -> None:
-    try:
-        TASK_NAME.validate_python(name)
-    except ValidationError:
-        with pytest.raises(InvalidNameError):
-            check_task_name(name)
-    else:
-        assert check_task_name(name) == name
 
 
 @pytest.mark.parametrize(

@@ -148,17 +148,6 @@ def test_damaged_blob_is_quarantined_whole_and_the_others_are_served(
     assert found_and_moved(registry) == [(FindingKind.BLOB, False)]
 
 
-def test_publishing_again_heals_what_was_quarantined(registry: Registry, folder: Path) -> None:
-    draft, blobs = make_draft()
-    manifest = registry.publish(draft, blobs)
-    path_of(folder, 0).unlink()
-    path_of(folder, 0).mkdir()
-    registry.verify(quarantine=True)
-
-    assert registry.publish(draft, blobs) == manifest
-    assert registry.verify() == []
-
-
 def test_blob_shared_by_two_versions_is_moved_once_and_reported_twice(
     registry: Registry, folder: Path
 ) -> None:

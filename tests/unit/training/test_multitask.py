@@ -10,14 +10,13 @@ from transformers import AutoModel
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
-from doubles.killed import EveryTime, Killed, Mortal
+from doubles.killed import Killed, Mortal
 from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Full, Method, TopK
 from nunatak_model import Backbone, load_backbone, run_trunk
 from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.multitask import (
     FittedEncoder,
@@ -86,39 +85,6 @@ def test_all_of_the_encoder_moves_and_the_backbone_stays(
     assert not any(tensor.requires_grad for tensor in backbone.parameters.values())
 
 
-def test_same_seed_gives_the_same_bytes(
-    fitted: FittedEncoder, tasks: dict[str, TaskData], backbone: Backbone
-) -> None:
-    again = fit_encoder(tasks, recipe_of(), backbone, report=Report())
-    other = fit_encoder(tasks, recipe_of(seed=1), backbone, report=Report())
-
-    assert _equal(fitted, again)
-    assert not _equal(fitted, other)
-
-
-def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
-    tasks: dict[str, TaskData], backbone: Backbone, tmp_path: Path
-) -> None:
-    recipe = recipe_of(epochs=3)
-    steps = sum(-(-count // 8) for count in NUM_TRAIN.values())
-    checkpoint = EveryTime(tmp_path / "run.safetensors")
-    resumed = list[int]()
-    for dies_at in (1, 5, steps, steps + 1, 2 * steps + 3):
-        mortal = Mortal(dies_at=dies_at)
-        with pytest.raises(Killed):
-            fit_encoder(tasks, recipe, backbone, report=mortal, checkpoint=checkpoint)
-        resumed.append(mortal.num_resumed)
-
-    last = RecordingReport()
-    found = fit_encoder(tasks, recipe, backbone, report=last, checkpoint=checkpoint)
-    whole = fit_encoder(tasks, recipe, backbone, report=Report())
-
-    assert [*resumed, last.num_resumed] == [0, 0, 4, steps - 1, steps, 2 * steps + 2]
-    assert _equal(found, whole)
-    assert found.scores == whole.scores
-    assert [it.dev_loss for it in found.history] == [it.dev_loss for it in whole.history]
-
-
 def test_every_epoch_steps_through_each_batch_of_every_task(
     tasks: dict[str, TaskData], backbone: Backbone
 ) -> None:
@@ -158,10 +124,6 @@ def test_recipe_that_has_no_meaning_here_is_refused(
 def test_one_task_alone_is_refused(backbone: Backbone) -> None:
     with pytest.raises(InvalidRecipeError, match="two tasks or more, got 1"):
         fit_encoder({"letters": toy_data()}, recipe_of(), backbone, report=Report())
-
-
-def _equal(one: FittedEncoder, other: FittedEncoder) -> bool:
-    return all(torch.equal(it, other.parameters[name]) for name, it in one.parameters.items())
 
 
 @pytest.mark.parametrize("seed", [2**50, 2**63 - 1])
@@ -228,15 +190,6 @@ def test_transformers_loads_it_and_computes_the_same(outcome: MultitaskOutcome) 
     found = run_trunk(loaded, [encoding], depth=loaded.config.num_layers).hidden[encoding]
 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_tasks_are_trained_on_it_as_on_any_backbone(outcome: MultitaskOutcome) -> None:
-    loaded = load_backbone(outcome.folder)
-    recipe = default_recipe(TopK(num_layers=1), changes={"epochs": 1, "max_length": 32})
-
-    trained = fit_task(toy_data(), recipe, loaded, report=Report())
-
-    assert trained.spec.split_depth(loaded.config) == 1
 
 
 def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_been(

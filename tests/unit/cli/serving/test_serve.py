@@ -1,20 +1,9 @@
 """Laws of the options of `nunatak serve`; serving itself is tried end to end."""
 
-from pathlib import Path
-
 import pytest
 
 from doubles.terminals import WIDE, nunatak
 from nunatak_server.settings import ServerSettings
-
-
-def test_setting_that_the_server_refuses_is_one_line() -> None:
-    ran = nunatak("serve", "--default-deadline-ms", "99999999")
-
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith("error [invalid_settings]: default_deadline_ms: ")
-    assert "(from: flag)" in ran.stderr
-    assert ran.stderr.count("\n") == 1
 
 
 def test_the_configuration_is_printed_with_its_origins() -> None:
@@ -73,14 +62,3 @@ def test_a_registry_of_the_environment_is_shown_as_such(monkeypatch: pytest.Monk
     ran = nunatak("serve", "--show-config")
 
     assert 'registry = "somewhere"  # environment\n' in ran.stdout
-
-
-def test_a_file_with_an_unknown_setting_is_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "nunatak.toml"
-    file.write_text("prot = 1\n")
-
-    ran = nunatak("serve", "--config", str(file))
-
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith("error [invalid_settings]: prot: there is no such setting")
-    assert ran.stderr.count("\n") == 1

@@ -225,17 +225,6 @@ def test_damaged_blob_is_corrupt_and_never_returned(
     assert caught.value.fields["digest"] == DIGEST
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove, link_to_equal_bytes, make_pipe])
-def test_putting_again_heals_a_damaged_blob(root: Path, damage: Callable[[Path], None]) -> None:
-    store = BlobStore.open(str(root))
-    store.put(DATA)
-    damage(root / KEY)
-
-    store.put(DATA)
-
-    assert store.get(DIGEST, len(DATA)) == DATA
-
-
 def test_overwriting_a_blob_later_does_not_change_bytes_already_read(root: Path) -> None:
     store = BlobStore.open(str(root))
     store.put(DATA)

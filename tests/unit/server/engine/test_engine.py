@@ -20,7 +20,6 @@ from doubles.engines import (
     make_row,
     tiny_branch,
 )
-from doubles.leases import until
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
@@ -201,20 +200,6 @@ async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Bra
     assert compute.batches == [[2]]
 
 
-async def test_rows_nobody_waits_for_are_never_computed(branch: Branch) -> None:
-    compute = FakeCompute()
-    engine = make_engine(compute)
-    gone, waiting = make_row(branch, 1), make_row(branch, 2)
-    gone.future.cancel()
-    engine.start()
-
-    engine.submit([gone, waiting])
-    await waiting.future
-    await engine.aclose()
-
-    assert compute.batches == [[2]]
-
-
 async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch: Branch) -> None:
     compute = FakeCompute()
     compute.may_finish.clear()
@@ -234,20 +219,6 @@ async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch
     assert running.is_cancelled
     assert gone.is_cancelled
     assert engine.num_rows == 0
-
-
-async def test_an_idle_engine_keeps_no_withdrawn_row(branch: Branch) -> None:
-    engine = make_engine(FakeCompute())
-    row = make_row(branch, 1)
-    gone = weakref.ref(row.future)
-    engine.start()
-    engine.submit([row])
-    await row.future
-
-    engine.withdraw([row])
-    del row
-    await until(lambda: gone() is None)
-    await engine.aclose()
 
 
 async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:

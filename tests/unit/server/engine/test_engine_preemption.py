@@ -1,9 +1,7 @@
 """Laws of the engine between the layers of a batch."""
 
 import asyncio
-import itertools
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -55,22 +53,6 @@ async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: B
     assert [batch.num_rows for batch in observer.batches] == [1, 1, 4, 4, 1]
 
 
-async def test_rows_of_another_backbone_go_between_the_layers_too(branch: Branch) -> None:
-    heavy, light = make_heavy(branch), make_row(branch, 100, task="light", backbone="other")
-    compute, other = LayeredCompute(lambda: engine.submit([light])), FakeCompute()
-    engine = make_engine(compute, others={"other": other})
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
-
-    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
-    await engine.aclose()
-
-    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(9), 100]
-    assert other.batches == [[100]]
-    assert compute.ended == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
-
-
 async def test_rows_of_two_backbones_that_come_together_both_preempt(branch: Branch) -> None:
     heavy = make_heavy(branch)
     light = [make_row(branch, 100, task="light"), make_row(branch, 101, backbone="other")]
@@ -103,65 +85,6 @@ async def test_a_device_that_does_not_stop_computes_light_rows_first(
     await engine.aclose()
 
     assert compute.batches == [[100], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
-
-
-async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch) -> None:
-    heavy = make_heavy(branch)
-    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
-    coming = [[late]]
-
-    def come(num_rows: int) -> None:
-        if num_rows == 1 and coming:
-            engine.submit(coming.pop())
-
-    compute = LayeredCompute(lambda: engine.submit([light]), on_batch=come)
-    engine = make_engine(compute)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
-
-    await asyncio.gather(*(row.future for row in (*heavy, light, late)))
-    await engine.aclose()
-
-    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
-
-
-async def test_a_batch_is_preempted_by_four_times_its_work_and_others_go_later(
-    branch: Branch,
-) -> None:
-    heavy = make_heavy(branch)
-    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
-    arrivals = [lambda row=row: engine.submit([row]) for row in light]
-    compute = LayeredCompute(*arrivals)
-    engine = make_engine(compute)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
-
-    await asyncio.gather(*(row.future for row in (*heavy, *light)))
-    await engine.aclose()
-
-    before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
-    assert sum(map(len, before)) == 4 * 4
-    assert sorted(chain.from_iterable(compute.ended)) == [*range(9), *range(100, 120)]
-
-
-async def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
-    heavy = make_heavy(branch)
-    text = [
-        make_row(branch, 100 + number, task=task, group=-1)
-        for number, task in enumerate(("heavy", "light"))
-    ]
-    compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
-    engine = make_engine(compute)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
-
-    await asyncio.gather(*(row.future for row in (*heavy, *text)))
-    await engine.aclose()
-
-    assert compute.ended[0] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("num_layers", [0, 1])

@@ -36,12 +36,6 @@ def test_sigmoid_stays_within_its_bounds_for_any_finite_logit(logit: float) -> N
     assert 0.0 <= first["score"] <= 1.0
 
 
-def test_the_label_of_the_largest_logit_comes_first() -> None:
-    ranked = scores_of([0.0, 2.0, 1.0], Parameters())
-
-    assert [item["label"] for item in ranked] == ["label-1", "label-2", "label-0"]
-
-
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     ranked = scores_of([1.0, 1.0, 1.0], Parameters())
 

@@ -2,14 +2,12 @@ import asyncio
 
 import pytest
 
-from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import make_bench
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.predict.readiness import State
 from nunatak_server.predict.types import (
     Handling,
     PredictionRequest,
@@ -18,26 +16,6 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
-
-
-async def test_results_come_in_the_order_of_the_references(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench = make_bench(backbone, branch, sick=frozenset({"sick"}))
-    for task in ("one", "two", "sick"):
-        bench.store.add(task)
-
-    prediction = await bench.ask("two", "nope", "sick", "one")
-
-    two, nope, sick, one = prediction.results
-    assert isinstance(two, TaskPrediction)
-    assert isinstance(one, TaskPrediction)
-    assert isinstance(nope, TaskFailure)
-    assert isinstance(sick, TaskFailure)
-    assert (two.task, one.task) == ("two", "one")
-    best = [output[0] for output in one.outputs]
-    assert [item["label"] for item in best if "label" in item] == ["yes", "yes"]
-    assert (nope.error.code, sick.error.code) == ("task_not_found", "task_unhealthy")
 
 
 async def test_rows_of_one_text_form_one_group_with_one_trunk(
@@ -233,16 +211,6 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
     assert row.trunk_share == 0.5
 
 
-async def test_a_draining_process_takes_no_new_requests(backbone: Backbone, branch: Branch) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
-    bench.readiness.move_to(State.DRAINING)
-
-    with raises("draining"):
-        await bench.ask("one")
-    assert bench.engine.rows == []
-
-
 async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
     backbone: Backbone, branch: Branch
 ) -> None:
@@ -258,19 +226,3 @@ async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_task
     for task in ("one", "two"):
         assert f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text
     assert 'task="unknown"' not in text
-
-
-async def test_only_tasks_that_exist_become_labels(backbone: Backbone, branch: Branch) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
-    bench.store.add("broken")
-    bench.store.broken["broken/1"] = StoreUnavailableError("gone")
-
-    await bench.ask("one", "nope", "UPPER", "broken")
-
-    text = rendered(bench.metrics)
-    assert 'outcome="ok",task="one"} 1.0' in text
-    assert 'outcome="task_not_found",task="unknown"} 1.0' in text
-    assert 'outcome="invalid_name",task="unknown"} 1.0' in text
-    assert "nope" not in text
-    assert "UPPER" not in text

@@ -1,7 +1,6 @@
 """A refused or late stream gets a status before its first line, like a whole answer."""
 
 import asyncio
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -34,17 +33,6 @@ def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -
         max_bytes=1000,
         time_model=lambda: time_model or BatchTimeModel(),
     )
-
-
-async def test_a_request_that_is_refused_whole_raises_before_its_first_line(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, _, _ = await make_held_bench(backbone, branch, "one")
-    with ExitStack() as others:
-        for number in range(10):
-            others.enter_context(bench.admission.admit(f"caller {number}"))
-        with pytest.raises(OverloadedError):
-            await anext(bench.service.stream(ask_for("one")))
 
 
 async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]:

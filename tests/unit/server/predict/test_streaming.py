@@ -11,7 +11,6 @@ from doubles.leases import until
 from doubles.rendering import rendered
 from doubles.traffic import ask_for
 from nunatak_model import Backbone, Branch
-from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError
 
 
@@ -61,19 +60,6 @@ async def test_tasks_of_one_batch_come_as_each_is_answered(
         assert (streamed.timings.compute_s, streamed.timings.batch_rows) == (0.2, 3)
         engine.answer("one")
         assert [name_of(it) async for it in results] == ["one"]
-
-
-async def test_every_task_arrives_once_with_any_outcome(backbone: Backbone, branch: Branch) -> None:
-    bench, store, _ = await make_held_bench(backbone, branch, "hot")
-    store.add("sick")
-    store.broken["sick/1"] = CorruptBlobError("ab" * 32, "is gone")
-
-    asked = ask_for("hot", "sick", "nope", "NOT A NAME")
-    found = [name_of(it) async for it in bench.service.stream(asked)]
-
-    expected = ["corrupt_blob", "hot", "invalid_name", "task_not_found"]
-    assert sorted(found) == expected
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
 async def test_a_stream_that_is_closed_gives_up_what_is_open(

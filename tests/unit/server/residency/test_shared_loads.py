@@ -83,23 +83,6 @@ async def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeS
     await residency.aclose()
 
 
-async def test_waiters_that_all_give_up_leave_no_lease(store: FakeStore) -> None:
-    residency = make_residency(store)
-    reference = store.add("tone")
-    store.may_load.clear()
-    waiting = [asyncio.create_task(lease(residency, store, reference)) for _ in range(3)]
-    await settle()
-    for each in waiting:
-        each.cancel()
-    await asyncio.wait(waiting)
-
-    store.may_load.set()
-    await use(residency, store, reference)
-
-    assert residency.evict("tone") == (1,)
-    await residency.aclose()
-
-
 async def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) -> None:
     residency = make_residency(store)
     store.may_load.clear()
@@ -202,18 +185,6 @@ async def test_preload_tries_again_at_once(store: FakeStore) -> None:
     loaded = await residency.preload(store.manifests[reference])
 
     assert residency.resident() == (loaded,)
-    await residency.aclose()
-
-
-async def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(
-    store: FakeStore,
-) -> None:
-    reference = store.add("tone")
-    store.broken["tone/1"] = ZeroDivisionError()
-    residency = make_residency(store)
-
-    with pytest.raises(TaskUnhealthyError, match="ZeroDivisionError"):
-        await lease(residency, store, reference)
     await residency.aclose()
 
 

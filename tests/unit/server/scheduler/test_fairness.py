@@ -14,7 +14,6 @@ from nunatak_server.scheduler.planner import TurnRules
 TOKENS = 16
 PROCESSOR = Machine(fixed_s=0.002, per_token_s=0.005 / TOKENS)
 """As MiniLM on one core: five milliseconds for a short text."""
-ACCELERATOR = Machine(fixed_s=0.004, per_token_s=1e-6)
 NOISY, LIGHT = 0, 10**6
 """First groups of the noisy task and of the light ones."""
 SECONDS = 10.0
@@ -62,16 +61,6 @@ def test_a_noisy_task_adds_two_short_batches_at_most_to_the_wait_of_light_ones(
     beside = p99(simulate(PROCESSOR, [*light, *noisy], until_s=SECONDS))
 
     assert beside <= alone + 2 * longest_batch(PROCESSOR)
-
-
-@pytest.mark.parametrize("machine", [PROCESSOR, ACCELERATOR], ids=["processor", "accelerator"])
-def test_a_light_row_waits_for_two_batches_at_most(machine: Machine) -> None:
-    noisy = rows_at([0.0] * 500, "noisy", first_group=NOISY)
-    longest = longest_batch(machine)
-
-    for moment in (0.0001, 0.0123, 0.0777):
-        light = rows_at([moment], "light", first_group=LIGHT)
-        assert simulate(machine, [*light, *noisy])[LIGHT] <= 2 * longest
 
 
 def longest_batch(machine: Machine) -> float:

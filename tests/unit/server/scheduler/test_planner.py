@@ -143,14 +143,6 @@ def test_a_hot_task_leaves_a_turn_to_a_light_one() -> None:
     assert light in found.batch
 
 
-def test_tasks_take_turns() -> None:
-    rows = [row("a", 0), row("a", 1), row("a", 2), row("b", 3), row("b", 4), row("b", 5)]
-
-    found = plan(rows, BatchLimits(max_tokens=1000, max_rows=4))
-
-    assert [r.group for r in found.batch] == [0, 3, 1, 4]
-
-
 def test_rows_of_one_text_land_in_one_batch() -> None:
     fan_out = [row(task, 7) for task in "abc"]
     others = [row(task, group) for group, task in enumerate("ddd")]

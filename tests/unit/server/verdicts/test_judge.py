@@ -9,18 +9,17 @@ from doubles.drafts import CREATED_AT
 from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
-from doubles.refusals import raises
 from doubles.serving import make_facts
 from doubles.traffic import TrafficBench
-from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import OnFailure, VerdictAction
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
 from nunatak_model import Backbone, Branch
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
-from nunatak_server.scheduler.rows import Priority, RowAnswer
-from nunatak_server.verdicts.judge import Judge, Judgement, handling_for
+from nunatak_server.scheduler.rows import RowAnswer
+from nunatak_server.verdicts.judge import Judge, Judgement
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
 CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
@@ -134,21 +133,6 @@ async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Ma
     assert (found.action, found.is_by_failure) == (BLOCK, True)
 
 
-@pytest.mark.parametrize("deadline_ms", [None, 30_000])
-async def test_no_header_makes_the_tasks_of_a_policy_late_that_allows_on_failure(
-    make: Make, deadline_ms: int | None
-) -> None:
-    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=deadline_ms)
-    judge, engine, _ = await make(policy)
-    hurried = Handling(default_deadline_s=60, own_deadline_s=0.001, priority=Priority.LOW)
-
-    found = await judge.judge(policy.name, ("a", "b"), hurried)
-
-    assert (found.action, found.is_by_failure) == (BLOCK, False)
-    assert {row.priority for row in engine.rows} == {Priority.NORMAL}
-    assert handling_for(policy, hurried).deadline_s == (deadline_ms or 60_000) / 1000
-
-
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
     policy = make_policy(make_rule(when("nobody", "yes")))
     judge, _, _ = await make(policy)
@@ -157,30 +141,3 @@ async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
 
     assert (found.action, found.is_by_failure) == (BLOCK, True)
     assert [it.error.code for it in found.failures] == ["task_not_found"]
-
-
-async def test_a_text_that_no_task_reads_has_no_verdict(make: Make) -> None:
-    judge, _, bench = await make(two_tasks())
-    with raises("empty_text"):
-        await judge.judge("guard", (" ",), Handling(default_deadline_s=60))
-    assert bench.admission.num_requests == 0
-
-
-async def test_a_dry_run_decides_and_allows(make: Make) -> None:
-    policy = two_tasks(mode=PolicyMode.DRY_RUN)
-    judge, _, _ = await make(policy)
-
-    found = await ask(judge, policy)
-
-    assert (found.decided, found.action) == (BLOCK, ALLOW)
-    assert counted(judge, found) == 1
-
-
-def counted(judge: Judge, found: Judgement) -> float:
-    """The counter of a judgement's decision."""
-    policy = found.published.document
-    by = "failure" if found.is_by_failure else "rules"
-    (family,) = judge.metrics.counter.collect()
-    wanted = {"policy": policy.name, "mode": policy.mode.value, "action": found.decided.value}
-    named = [it for it in family.samples if it.name.endswith("_total")]
-    return sum(it.value for it in named if it.labels == {**wanted, "by": by})
