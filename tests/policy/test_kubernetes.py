@@ -83,22 +83,6 @@ def test_kubernetes_accepts_each_object(document: dict[str, Any], release: str) 
     kubernetes_validate.validate(document, release, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        ("selector", None),
-        ("replica", 2),
-        ("replicas", "two"),
-        ("template.spec.containers.0.name", None),
-        ("template.spec.containers.0.ports.0.port", 80),
-        ("template.spec.containers.0.env.0.NAME", "x"),
-    ],
-)
-def test_a_broken_deployment_is_refused(place: str, value: object) -> None:
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken(DEPLOYMENT, place, value), RELEASES[-1], strict=True)
-
-
 def test_keda_accepts_the_scaled_object() -> None:
     check_scaled(SCALED)
 

@@ -6,13 +6,11 @@ import struct
 from typing import Any
 
 import httpx
-import pytest
 
 from doubles.compat import (
     OTHER,
     SCORE,
     TEXT,
-    TOO_LONG,
     native,
     post,
 )
@@ -58,33 +56,6 @@ async def test_openai_counts_every_token_that_was_read(
     count = sum(encoding.num_tokens for encoding in read)
     assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
     assert answer["model"] == backbone.name
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "code"),
-    [
-        ({"model": "topic"}, 404, "model_not_found"),
-        ({"input": ""}, 422, "empty_text"),
-        ({"input": []}, 422, "invalid_request"),
-        ({"input": [1, 2]}, 422, "invalid_request"),
-        ({"input": TOO_LONG}, 422, "too_many_tokens"),
-        ({"input": [TEXT] * 9}, 422, "too_many_inputs"),
-        ({"dimensions": 8}, 422, "invalid_request"),
-        ({"encoding_format": "int8"}, 422, "invalid_request"),
-        ({"unheard": 1}, 422, "invalid_request"),
-    ],
-)
-async def test_openai_refuses_in_its_own_shape(
-    client: httpx.AsyncClient, backbone: Backbone, change: dict[str, Any], status: int, code: str
-) -> None:
-    body = {"input": TEXT, "model": backbone.name, **change}
-
-    refused = await post(client, "/v1/embeddings", body, status)
-
-    assert refused.keys() == {"error"}
-    assert refused["error"].keys() == {"message", "type", "param", "code"}
-    assert refused["error"]["type"] == "invalid_request_error"
-    assert refused["error"]["code"] == code
 
 
 async def test_openai_lists_the_model_that_embeds(

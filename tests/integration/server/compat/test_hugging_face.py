@@ -114,32 +114,3 @@ async def test_a_list_of_inputs_gets_a_list_of_answers(client: httpx.AsyncClient
     assert await ask("names", [TEXT, OTHER]) == await native(
         client, "names", [TEXT, OTHER], aggregation_strategy="simple"
     )
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("tasks/ranks", {"inputs": {"query": OTHER, "documents": DOCUMENTS}}),
-        ("tasks/topic", {"inputs": {"question": OTHER, "context": TEXT}}),
-        ("tasks/topic", {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}),
-        ("tasks/names", {"inputs": TEXT, "parameters": {"top_k": 2}}),
-        ("tasks/names", {"inputs": TEXT, "parameters": {"return_documents": True}}),
-        ("tasks/topic", {"inputs": TEXT, "options": {"wait_for_model": True}}),
-        ("tasks/topic", {"inputs": ""}),
-        ("tasks/topic", {"inputs": [TEXT] * 9}),
-        ("backbone", {"inputs": TEXT}),
-        ("backbone", {"inputs": {"source_sentence": TEXT, "sentences": []}}),
-        ("backbone", {"inputs": {"source_sentence": TEXT, "sentences": [TEXT] * 8}}),
-        (
-            "backbone",
-            {"inputs": {"source_sentence": TEXT, "sentences": [TEXT]}, "parameters": {"a": 1}},
-        ),
-    ],
-)
-async def test_hugging_face_refuses_in_one_line(
-    client: httpx.AsyncClient, path: str, body: object
-) -> None:
-    refused = await post(client, f"/hf/{path}", body, 422)
-
-    assert refused.keys() == {"error"}
-    assert TEXT not in refused["error"]

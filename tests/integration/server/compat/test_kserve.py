@@ -5,7 +5,6 @@ NeMo Guardrails' `hf_classifier` (nemoguardrails/library/hf_classifier/backends.
 """
 
 import httpx
-import pytest
 
 from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
 
@@ -37,26 +36,3 @@ async def test_kserve_answers_every_kind_of_head(client: httpx.AsyncClient) -> N
         expected = await native(client, task, [instance])
         path = f"/v1/models/{task}:predict"
         assert (await post(client, path, {"instances": [instance]}))["predictions"] == expected
-
-
-@pytest.mark.parametrize(
-    ("task", "body", "status"),
-    [
-        ("none", {"instances": [TEXT]}, 404),
-        ("topic@none", {"instances": [TEXT]}, 404),
-        ("topic", {"instances": []}, 422),
-        ("topic", {"instances": TEXT}, 422),
-        ("topic", {"instances": [[1.0, 2.0]]}, 422),
-        ("topic", {"inputs": [TEXT]}, 422),
-        ("topic", {"instances": [TEXT], "signature_name": "serving_default"}, 422),
-        ("topic", {"instances": [{"question": OTHER, "context": TEXT}]}, 422),
-        ("topic", {"instances": [TEXT] * 9}, 422),
-    ],
-)
-async def test_kserve_refuses_in_one_line(
-    client: httpx.AsyncClient, task: str, body: object, status: int
-) -> None:
-    refused = await post(client, f"/v1/models/{task}:predict", body, status)
-
-    assert refused.keys() == {"error"}
-    assert TEXT not in refused["error"]

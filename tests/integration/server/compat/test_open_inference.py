@@ -3,7 +3,6 @@
 from typing import Any
 
 import httpx
-import pytest
 
 from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
 
@@ -99,32 +98,3 @@ async def test_open_inference_takes_a_no_to_what_it_does_not_offer(
     path = "/v2/models/topic/infer"
 
     assert await post(client, path, refusing, 200) == await post(client, path, plain, 200)
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"inputs": []}, 422),
-        ({"inputs": [tensor("unheard", TEXT)]}, 422),
-        ({"inputs": [tensor("text", TEXT), tensor("text", OTHER)]}, 422),
-        ({"inputs": [tensor("text", TEXT), tensor("text_pair", TEXT, OTHER)]}, 422),
-        ({"inputs": [tensor("text", TEXT, shape=[2])]}, 422),
-        ({"inputs": [tensor("text", TEXT, datatype="FP32")]}, 422),
-        ({"inputs": [tensor("text", TEXT, parameters={"binary_data_size": 9})]}, 422),
-        ({"inputs": [tensor("text", TEXT, parameters={"binary_data": True})]}, 422),
-        ({"inputs": [tensor("text", TEXT)], "parameters": {"binary_data_output": "yes"}}, 422),
-        ({"inputs": [tensor("text", TEXT)], "parameters": {"binary_data": True}}, 422),
-        ({"inputs": [tensor("text", TEXT)], "parameters": {"return_documents": True}}, 422),
-        ({"inputs": [tensor("text", TEXT)], "parameters": {"top_k": 0}}, 422),
-        ({"inputs": [tensor("text", TEXT)], "outputs": [{"name": "logits"}]}, 422),
-        ({"inputs": [tensor("question", OTHER), tensor("context", TEXT)]}, 422),
-        ({"inputs": [tensor("text", TEXT)], "timeout": 3}, 422),
-    ],
-)
-async def test_open_inference_refuses_in_one_line(
-    client: httpx.AsyncClient, body: object, status: int
-) -> None:
-    refused = await post(client, "/v2/models/topic/infer", body, status)
-
-    assert refused.keys() == {"error"}
-    assert TEXT not in refused["error"]

@@ -3,7 +3,6 @@
 from typing import Any, cast
 
 import httpx
-import pytest
 from huggingface_hub import InferenceClient
 
 from doubles.compat import DOCUMENTS, OTHER, QUERY, SCORE, TEXT, TOO_LONG, native, post
@@ -54,40 +53,6 @@ async def test_tei_cuts_long_texts_only_on_request(client: httpx.AsyncClient) ->
     assert await post(client, "/tei/tasks/topic/predict", cut) == expected
     await post(client, "/tei/backbone/embed", {"inputs": TOO_LONG}, 422)
     assert len(await post(client, "/tei/backbone/embed", cut)) == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "kind"),
-    [
-        ("tasks/none/predict", {"inputs": TEXT}, 404, "validation"),
-        ("tasks/names/predict", {"inputs": TEXT}, 422, "validation"),
-        ("tasks/ranks/predict", {"inputs": TEXT}, 422, "validation"),
-        ("tasks/topic/rerank", QUERY, 422, "validation"),
-        ("tasks/topic/predict", {"inputs": " "}, 422, "empty"),
-        ("tasks/topic/predict", {"inputs": []}, 422, "validation"),
-        ("tasks/topic/predict", {"inputs": [[TEXT, TEXT, TEXT]]}, 422, "validation"),
-        ("tasks/topic/predict", {"inputs": [[TEXT]] * 9}, 422, "validation"),
-        (
-            "tasks/topic/predict",
-            {"inputs": TEXT, "truncation_direction": "left"},
-            422,
-            "validation",
-        ),
-        ("tasks/topic/predict", {"inputs": TEXT, "parameters": {}}, 422, "validation"),
-        ("tasks/topic/predict", {"inputs": [7, 8]}, 422, "validation"),
-        ("backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
-        ("backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
-        ("backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
-    ],
-)
-async def test_tei_refuses_in_its_own_shape(
-    client: httpx.AsyncClient, path: str, body: object, status: int, kind: str
-) -> None:
-    refused = await post(client, f"/tei/{path}", body, status)
-
-    assert refused.keys() == {"error", "error_type"}
-    assert refused["error_type"] == kind
-    assert TEXT not in refused["error"]
 
 
 async def test_tei_names_what_each_base_url_is(client: httpx.AsyncClient) -> None:

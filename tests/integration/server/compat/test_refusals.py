@@ -1,0 +1,204 @@
+"""What the protocols of other servers refuse, each in the shape of its own errors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.compat import DOCUMENTS, OTHER, QUERY, TEXT, TOO_LONG, post
+from nunatak_model import Backbone
+
+BACKBONE = "(backbone)"
+"""Stands for the name of the backbone."""
+PAIR = {"question": OTHER, "context": TEXT}
+RANKING = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+VECTOR = {"model": BACKBONE, "input": [{"type": "text", "text": TEXT}]}
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+
+
+def tensor(name: str, *texts: str, **fields: object) -> dict[str, Any]:
+    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": [*texts], **fields}
+
+
+def router(model: str, text: str = TEXT, **options: object) -> dict[str, Any]:
+    return {"model": model, "input": [{"text": text}], "options": options}
+
+
+def classified(**fields: object) -> dict[str, Any]:
+    return {"model": "topic", "input": TEXT, **fields}
+
+
+def inferred(**fields: object) -> dict[str, Any]:
+    return {"inputs": [tensor("text", TEXT)], **fields}
+
+
+def has_vllms_shape(refused: Any, status: int, _: str) -> None:  # noqa: ANN401 - JSON
+    assert refused["error"]["type"] == {404: "NotFoundError", 422: "BadRequestError"}[status]
+    assert refused["error"]["code"] == status
+
+
+def has_a_code(refused: Any, _: int, code: str) -> None:  # noqa: ANN401 - JSON
+    assert refused["error"]["code"] == code
+    assert refused["error"].get("type", "invalid_request_error") == "invalid_request_error"
+
+
+def has_one_line(refused: Any, _: int, kind: str) -> None:  # noqa: ANN401 - JSON
+    assert TEXT not in refused["error"]
+    assert refused.get("error_type", "") == kind
+
+
+INFER, KSERVE = "/v2/models/topic/infer", "/v1/models/topic:predict"
+HF_TOPIC = "/hf/tasks/topic"
+WRONG, NONE = "invalid_request", "model_not_found"
+Row = tuple[str, object, int, str]
+VLLM: list[Row] = [
+    ("/classify", classified(model="none"), 404, ""),
+    ("/classify", classified(model="names"), 422, ""),
+    ("/classify", classified(model="ranks"), 422, ""),
+    ("/classify", classified(model="a b"), 422, ""),
+    ("/classify", {"input": TEXT}, 422, ""),
+    ("/classify", classified(input=[1, 2]), 422, ""),
+    ("/classify", {"model": "topic", "messages": []}, 422, ""),
+    ("/classify", classified(priority=1), 422, ""),
+    ("/classify", classified(truncate_prompt_tokens=8), 422, ""),
+    ("/classify", classified(inputs=TEXT), 422, ""),
+    ("/classify", {"inputs": TEXT}, 422, ""),
+    ("/classify", [], 422, ""),
+    ("/classify", classified(input=[TEXT] * 9), 422, ""),
+    ("/score", {"model": "topic", "text_1": TEXT, "text_2": TEXT}, 422, ""),
+    ("/score", {"model": "ranks", "text_1": [TEXT, TEXT], "text_2": TEXT}, 422, ""),
+    ("/score", {"model": "ranks", "queries": TEXT, "text_2": TEXT}, 422, ""),
+    ("/score", [], 422, ""),
+    ("/rerank", {**RANKING, "model": "topic"}, 422, ""),
+    ("/rerank", {**RANKING, "documents": []}, 422, ""),
+    ("/rerank", {**RANKING, "instruction": "be kind"}, 422, ""),
+    ("/v1/rerank", {**RANKING, "rank_fields": ["text"]}, 422, ""),
+    ("/v2/rerank", {**RANKING, "max_tokens_per_doc": 4096}, 422, ""),
+]
+ROUTER: list[Row] = [
+    ("/srun/v1/classify", router("nobody"), 404, NONE),
+    ("/srun/v1/classify", router("ranks"), 422, WRONG),
+    ("/srun/v1/classify", router("stars"), 422, WRONG),
+    ("/srun/v1/classify", router("answers"), 422, WRONG),
+    ("/srun/v1/classify", router("topic", profile="fast"), 422, WRONG),
+    ("/srun/v1/classify", router("topic", threshold=0.5), 422, WRONG),
+    ("/srun/v1/classify", router("topic", window={"tokens": 9}), 422, WRONG),
+    ("/srun/v1/classify", router("topic", return_tokens=True), 422, WRONG),
+    ("/srun/v1/classify", router("names", overflow="reject"), 422, WRONG),
+    ("/srun/v1/classify", {**router("topic"), "head": "other"}, 422, WRONG),
+    ("/srun/v1/classify", {"input": TEXT}, 422, WRONG),
+    ("/srun/v1/classify", router("topic", TOO_LONG, overflow="truncate", max_tokens=9), 422, WRONG),
+    ("/srun/v1/rerank", {**RANKING, "model": "topic"}, 422, WRONG),
+    ("/srun/v1/rerank", {**RANKING, "layer": 3}, 422, WRONG),
+    ("/srun/v1/embeddings", {**VECTOR, "model": "topic"}, 404, NONE),
+    ("/srun/v1/embeddings", {**VECTOR, "layer": 1}, 422, WRONG),
+    ("/srun/v1/embeddings", {**VECTOR, "dimensions": 3}, 422, WRONG),
+    ("/srun/v1/embeddings", {**VECTOR, "input_type": "query"}, 422, WRONG),
+    ("/srun/v1/embeddings", {**VECTOR, "options": {"max_tokens": 9}}, 422, WRONG),
+    ("/srun/v1/embeddings", {**VECTOR, "input": IMAGE}, 422, WRONG),
+    ("/srun/v1/bundle", {"tasks": []}, 422, WRONG),
+    ("/srun/v1/bundle", {"tasks": [{"id": "a"}]}, 422, WRONG),
+    ("/srun/v1/bundle", {"tasks": [{"id": "a", "decisions": TEXT}]}, 422, WRONG),
+]
+OPENAI: list[Row] = [
+    ("/v1/embeddings", {"model": "topic", "input": TEXT}, 404, NONE),
+    ("/v1/embeddings", {"model": BACKBONE, "input": ""}, 422, "empty_text"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": []}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": [1, 2]}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TOO_LONG}, 422, "too_many_tokens"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": [TEXT] * 9}, 422, "too_many_inputs"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "dimensions": 8}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "encoding_format": "int8"}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "unheard": 1}, 422, WRONG),
+]
+TEI: list[Row] = [
+    ("/tei/tasks/none/predict", {"inputs": TEXT}, 404, "validation"),
+    ("/tei/tasks/names/predict", {"inputs": TEXT}, 422, "validation"),
+    ("/tei/tasks/ranks/predict", {"inputs": TEXT}, 422, "validation"),
+    ("/tei/tasks/topic/rerank", QUERY, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": " "}, 422, "empty"),
+    ("/tei/tasks/topic/predict", {"inputs": []}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [[TEXT, TEXT, TEXT]]}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [[TEXT]] * 9}, 422, "validation"),
+    (
+        "/tei/tasks/topic/predict",
+        {"inputs": TEXT, "truncation_direction": "left"},
+        422,
+        "validation",
+    ),
+    ("/tei/tasks/topic/predict", {"inputs": TEXT, "parameters": {}}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [7, 8]}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
+]
+ONE_LINE: list[Row] = [
+    ("/hf/tasks/ranks", {"inputs": {"query": OTHER, "documents": DOCUMENTS}}, 422, ""),
+    (HF_TOPIC, {"inputs": PAIR}, 422, ""),
+    (HF_TOPIC, {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}, 422, ""),
+    ("/hf/tasks/names", {"inputs": TEXT, "parameters": {"top_k": 2}}, 422, ""),
+    ("/hf/tasks/names", {"inputs": TEXT, "parameters": {"return_documents": True}}, 422, ""),
+    (HF_TOPIC, {"inputs": TEXT, "options": {"wait_for_model": True}}, 422, ""),
+    (HF_TOPIC, {"inputs": ""}, 422, ""),
+    (HF_TOPIC, {"inputs": [TEXT] * 9}, 422, ""),
+    ("/hf/backbone", {"inputs": TEXT}, 422, ""),
+    ("/hf/backbone", {"inputs": {"source_sentence": TEXT, "sentences": []}}, 422, ""),
+    ("/hf/backbone", {"inputs": {"source_sentence": TEXT, "sentences": [TEXT] * 8}}, 422, ""),
+    ("/v1/models/none:predict", {"instances": [TEXT]}, 404, ""),
+    ("/v1/models/topic@none:predict", {"instances": [TEXT]}, 404, ""),
+    (KSERVE, {"instances": []}, 422, ""),
+    (KSERVE, {"instances": TEXT}, 422, ""),
+    (KSERVE, {"instances": [[1.0, 2.0]]}, 422, ""),
+    (KSERVE, {"inputs": [TEXT]}, 422, ""),
+    (KSERVE, {"instances": [TEXT], "signature_name": "x"}, 422, ""),
+    (KSERVE, {"instances": [PAIR]}, 422, ""),
+    (KSERVE, {"instances": [TEXT] * 9}, 422, ""),
+    (INFER, {"inputs": []}, 422, ""),
+    (INFER, {"inputs": [tensor("unheard", TEXT)]}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT)] * 2}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT), tensor("text_pair", TEXT, OTHER)]}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT, shape=[2])]}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT, datatype="FP32")]}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT, parameters={"binary_data_size": 9})]}, 422, ""),
+    (INFER, {"inputs": [tensor("text", TEXT, parameters={"binary_data": True})]}, 422, ""),
+    (INFER, inferred(parameters={"binary_data_output": "yes"}), 422, ""),
+    (INFER, inferred(parameters={"binary_data": True}), 422, ""),
+    (INFER, inferred(parameters={"return_documents": True}), 422, ""),
+    (INFER, inferred(parameters={"top_k": 0}), 422, ""),
+    (INFER, inferred(outputs=[{"name": "logits"}]), 422, ""),
+    (INFER, {"inputs": [tensor("question", OTHER), tensor("context", TEXT)]}, 422, ""),
+    (INFER, inferred(timeout=3), 422, ""),
+]  # fmt: skip
+SHAPES: list[tuple[Callable[[Any, int, str], None], list[Row]]] = [
+    (has_vllms_shape, VLLM),
+    (has_a_code, ROUTER + OPENAI),
+    (has_one_line, TEI + ONE_LINE),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "body", "status", "told"),
+    [
+        pytest.param(check, *row, id=f"{row[0]}-{number}")
+        for check, rows in SHAPES
+        for number, row in enumerate(rows)
+    ],
+)
+async def test_a_wrong_request_is_refused_in_the_shape_of_its_protocol(
+    client: httpx.AsyncClient,
+    backbone: Backbone,
+    check: Callable[[Any, int, str], None],
+    path: str,
+    body: Any,  # noqa: ANN401 - JSON
+    status: int,
+    told: str,
+) -> None:
+    if isinstance(body, dict) and body.get("model") == BACKBONE:
+        body = {**body, "model": backbone.name}
+
+    refused = await post(client, path, body, status)
+
+    assert refused.keys() - {"error_type"} == {"error"}
+    assert TEXT not in str(refused)
+    check(refused, status, told)
