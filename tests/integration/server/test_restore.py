@@ -14,7 +14,6 @@ from doubles.tasks import spec_of as tiny_spec
 from nunatak_model import Backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
 
-PREDICT = "/v1/tasks/tone/predict"
 TEXT = "where is my parcel?"
 OLD, LOST, NEW = 11, 22, 33
 """The seeds of version 1, of the version 2 that the restore removes, and of the new version 2."""
@@ -64,53 +63,6 @@ async def become_held(registry: Registry, version: int) -> None:
             pass
 
 
-async def resident(client: httpx.AsyncClient) -> list[int]:
-    tasks = (await client.get("/v1/memory")).json()["tasks"]
-    return [task["version"] for task in tasks]
-
-
-async def test_what_a_restored_registry_says_is_served_within_a_second(
-    backbone: Backbone, registry: Registry, site: RestoreSite
-) -> None:
-    async with running_client(backbone, registry) as client:
-        assert await ask(client) == (2, expected(backbone, LOST))
-
-        await asyncio.to_thread(site.restore, "early")
-
-        await become(client, 1)
-        assert await ask(client) == (1, expected(backbone, OLD))
-        gone = await client.post("/v1/tasks/tone/2/predict", json={"inputs": TEXT})
-        assert (gone.status_code, gone.json()["code"]) == (404, "version_not_found")
-
-
-async def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
-    backbone: Backbone, registry: Registry, site: RestoreSite
-) -> None:
-    def restore() -> None:
-        site.restore("early")
-        # Before the server polls, so the number of the generation has its old value.
-        with Registry.open(site.location) as other:
-            publish_tiny_task(other, backbone, seed=NEW)
-            other.promote("tone", "prod", 2)
-
-    async with running_client(backbone, registry) as client:
-        pinned = await client.post("/v1/tasks/tone/pin?version=2")
-        assert pinned.status_code == 200
-        assert await ask(client) == (2, expected(backbone, LOST))
-
-        await asyncio.to_thread(restore)
-
-        async with asyncio.timeout(1):
-            while (await ask(client))[1] != expected(backbone, NEW):
-                pass
-        for task in ("tone", "tone/2", "tone@prod"):
-            assert await ask(client, task) == (2, expected(backbone, NEW))
-        # Pinned versions with lost content do not keep their memory.
-        async with asyncio.timeout(1):
-            while (await resident(client)).count(2) != 1:
-                await ask(client)
-
-
 async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
@@ -126,18 +78,6 @@ async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_inde
         assert await ask(client) == (2, expected(backbone, NEW))
         with Registry.open(site.location) as other:
             assert other.task("tone").aliases == {"prod": 2}
-
-
-async def test_holds_are_written_to_a_restored_index_at_once(
-    backbone: Backbone, registry: Registry, site: RestoreSite
-) -> None:
-    async with running_client(backbone, registry) as client:
-        await client.post("/v1/tasks/tone/preload?version=1")
-        await become_held(registry, 1)
-
-        await asyncio.to_thread(site.restore, "early")
-
-        await become_held(registry, 1)
 
 
 async def test_a_candidate_of_a_reused_number_is_validated_again(

@@ -1,7 +1,6 @@
 """Canaries, shadows and streams, as callers and operators see them."""
 
 import asyncio
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.serving import make_settings, running_client, running_server
+from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
@@ -206,34 +205,6 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
         await client.post(f"{SHADOW}/end")
         none = await client.get("/v1/tasks/tone/shadow")
         assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
-
-
-def test_a_fan_out_is_streamed_line_by_line_over_a_socket(
-    backbone: Backbone, registry: Registry
-) -> None:
-    body = {"inputs": ["one", "two"], "tasks": ["tone", "nope", "intent", "tone/1"]}
-    with running_server(backbone, registry) as address, httpx.Client(base_url=address) as client:
-        whole = client.post("/v1/predict", json=body).json()["results"]
-        headers = {"accept": "application/x-ndjson"}
-        with client.stream("POST", "/v1/predict", json=body, headers=headers) as answer:
-            lines = [json.loads(line) for line in answer.iter_lines()]
-        refused = client.post("/v1/predict", json=body | {"inputs": []}, headers=headers)
-
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    assert "x-compute-ms" not in answer.headers
-    assert sorted(line["reference"] for line in lines) == sorted(body["tasks"])
-    by_reference = {line["reference"]: line for line in lines}
-    for expected in whole:
-        line = by_reference[expected["reference"]]
-        timings = line.pop("timings")
-        assert set(timings) == {"queue_ms", "tokenize_ms", "compute_ms", "batch_size"}
-        if "error" in expected:
-            assert line["error"]["code"] == "task_not_found"
-        else:
-            assert (line["version"], line["head"]) == (expected["version"], expected["head"])
-            assert len(line["outputs"]) == 2
-    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
 
 
 @pytest.mark.parametrize(

@@ -139,54 +139,6 @@ CHANGE: dict[str, JsonValue] = {
     "version": 3,
     "previous_version": 1,
 }
-MEMORY: dict[str, JsonValue] = {
-    "backbone": {"name": "b", "digest": "d", "dtype": "float32", "bytes": 9, "parameters": 2},
-    "tasks": [
-        {
-            "task": "tone",
-            "version": 3,
-            "method": "topk",
-            "split_depth": 4,
-            "bytes": 1,
-            "parameters": 1,
-            "pinned": False,
-        }
-    ],
-    "shared_bytes": 10,
-    "dedicated_bytes": 20,
-    "saved_share": 0.5,
-    "saved_share_formula": 0.5,
-    "tiers": {
-        "device": {
-            "bytes": 1,
-            "budget_bytes": 9,
-            "pinned_bytes": 0,
-            "loading_bytes": 0,
-            "versions": 1,
-        },
-        "host": {"bytes": 0, "budget_bytes": 0, "blobs": 0, "hits": 0, "misses": 1},
-    },
-    "trunk_cache": {
-        "bytes": 4,
-        "max_bytes": 8,
-        "states": 1,
-        "hits": 2,
-        "misses": 1,
-        "evictions": 0,
-        "saved_tokens": 6,
-    },
-    "activations": {"peak_bytes": None},
-    "process": {"rss_bytes": 30, "peak_rss_bytes": None, "pss_bytes": None, "uss_bytes": None},
-}
-INFO: dict[str, JsonValue] = {
-    "name": "nunatak",
-    "version": "1",
-    "backbone": {"name": "b"},
-    "device": "cpu",
-    "dtype": "float32",
-    "registry": "folder",
-    "limits": {"max_inputs": 64},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,19 +152,10 @@ class Route:
 
 
 ROUTES = {
-    "tasks": Route(
-        use=lambda client: client.tasks(), asks="GET /v1/tasks", answer={"tasks": [SUMMARY]}
-    ),
     "task": Route(
         use=lambda client: client.task("tone@prod"),
         asks="GET /v1/tasks/tone@prod",
         answer={**SUMMARY, "manifest": {"a": 1}},
-    ),
-    "promote": Route(
-        use=lambda client: client.promote("tone", "prod", 3),
-        asks="PUT /v1/tasks/tone/aliases/prod",
-        body={"version": 3},
-        answer=CHANGE,
     ),
     "promote-with-expectation": Route(
         use=lambda client: client.promote("tone", "prod", 3, expected_version=0),
@@ -226,11 +169,6 @@ ROUTES = {
         body={},
         answer=CHANGE,
     ),
-    "preload": Route(
-        use=lambda client: client.preload("tone/3"),
-        asks="POST /v1/tasks/tone/preload?version=3",
-        answer={"task": "tone", "version": 3, "resident": True, "pinned": False, "bytes": 5},
-    ),
     "pin": Route(
         use=lambda client: client.pin("tone@prod"),
         asks="POST /v1/tasks/tone@prod/pin",
@@ -241,13 +179,6 @@ ROUTES = {
         asks="POST /v1/tasks/tone/unpin?version=3",
         answer={"task": "tone", "versions": [3]},
     ),
-    "evict": Route(
-        use=lambda client: client.evict("tone"),
-        asks="POST /v1/tasks/tone/evict",
-        answer={"task": "tone", "versions": [3]},
-    ),
-    "memory": Route(use=lambda client: client.memory(), asks="GET /v1/memory", answer=MEMORY),
-    "info": Route(use=lambda client: client.info(), asks="GET /info", answer=INFO),
 }
 
 

@@ -295,16 +295,6 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "unsupported_import",
         "it is a regression to 3 numbers; a regression task gives one number",
     ),
-    "another-class": (
-        lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
-        "unsupported_import",
-        "it is a BertForMaskedLM",
-    ),
-    "another-architecture": (
-        lambda it: edit(it / "config.json", model_type="albert"),
-        "unsupported_import",
-        "'albert'",
-    ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
         "foreign_backbone",
@@ -314,11 +304,6 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         lambda it: edit(it / "config.json", problem_type="poetry"),
         "unsupported_import",
         "problem_type in config.json is 'poetry'; expected one of single_label_classification, ",
-    ),
-    "another-depth": (
-        lambda it: edit(it / "config.json", num_hidden_layers=5),
-        "foreign_backbone",
-        "its num_layers is 5, the backbone's is 4",
     ),
     "no-tokenizer": (
         lambda it: (it / "tokenizer.json").unlink(),
@@ -344,11 +329,6 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         lambda it: (it / "model.safetensors").unlink(),
         "invalid_folder",
         "no file model.safetensors",
-    ),
-    "pickled": (
-        lambda it: (it / "model.safetensors").rename(it / "pytorch_model.bin"),
-        "pickled_weights",
-        "save_pretrained",
     ),
     "truncated": (
         lambda it: (it / "model.safetensors").write_bytes(

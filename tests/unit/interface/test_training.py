@@ -97,34 +97,6 @@ def test_settings_are_those_of_the_recipe_and_unknown_ones_are_refused(
         trained(places, TEXTS, LABELS, kind="poem")
 
 
-@pytest.mark.parametrize(
-    ("data", "labels", "problem"),
-    [
-        (TEXTS, LABELS[1:], "one label for each text, got 48 texts and 47 labels"),
-        ("tone.jsonl", LABELS, "labels belong to a list of texts"),
-        (TEXTS, None, "expected rows by column"),
-        ([3, 4], ["a", "b"], "'text' must be a string"),
-    ],
-)
-def test_data_of_another_form_is_refused(
-    places: tuple[Path, Path], data: object, labels: object, problem: str
-) -> None:
-    with pytest.raises(nunatak.NunatakError, match=problem):
-        trained(places, data, labels)
-
-
-def test_pairs_and_several_labels_are_rows_of_their_kind(places: tuple[Path, Path]) -> None:
-    pairs = [(text, "once more") for text in TEXTS]
-    several = [[label, "text"] if place % 3 else set[str]() for place, label in enumerate(LABELS)]
-
-    with trained(places, pairs, several, task="tags") as mine:
-        answer = mine.predict([pairs[0], pairs[1]])
-
-    assert mine.manifest.head.labels == ("early", "late", "text")
-    assert len(answer.predicted) == 2
-    assert isinstance(answer.predicted[0], tuple)
-
-
 def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
     texts, labels = [*TEXTS, TEXTS[0]], [*LABELS, LABELS[1]]
 

@@ -281,24 +281,6 @@ def test_a_command_that_cannot_work_is_refused_before_the_first_row(
     assert [it.name for it in tmp_path.iterdir()] == [name]
 
 
-def test_a_run_that_was_killed_after_its_last_rename_only_has_to_tidy_up(
-    place: Path, tmp_path: Path
-) -> None:
-    corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
-    score(place, corpus, out)
-    content, parts = out.read_bytes(), tmp_path / "out.jsonl.parts"
-    parts.mkdir()
-    for name in ("finished", "run.json", "part-00000000.jsonl"):
-        (parts / name).touch()
-
-    ran = run(place, corpus, out)
-
-    assert ran.exit_code == 0
-    assert f"{out} is complete" in " ".join(ran.stderr.split("\n"))
-    assert out.read_bytes() == content
-    assert not parts.exists()
-
-
 def test_parts_without_a_record_are_never_used(place: Path, tmp_path: Path) -> None:
     corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     parts = tmp_path / "out.jsonl.parts"
@@ -367,10 +349,3 @@ def test_a_corpus_that_changes_while_it_is_scored_is_refused(place: Path, tmp_pa
         score(place, corpus, out, on_chunk=touch)
 
     assert not out.exists()
-
-
-def test_a_kept_column_with_the_name_of_an_answer_is_refused(place: Path, tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "in.jsonl", 3)
-
-    with pytest.raises(NunatakError, match="has a column 'tone' already"):
-        score(place, corpus, tmp_path / "out.jsonl", keep=("tone",))

@@ -98,10 +98,7 @@ def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> Non
     ("said", "problem"),
     [
         ("epoch: 3", "there is no setting 'epoch'; the nearest is 'epochs'"),
-        ("epochs: 0", "epochs: .*greater than"),
-        ("method: magic", "method must be one of topk"),
         ("layers: 9", "topk layers must be in"),
-        ("regularizer.rate: 0.1", "needs regularizer.name"),
         ("promote: ../prod", "alias"),
     ],
 )

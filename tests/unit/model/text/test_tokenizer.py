@@ -14,14 +14,6 @@ from nunatak_model.text.tokenizer import TextTokenizer
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 
 
-def test_texts_are_cut_at_the_length_asked_for() -> None:
-    for max_length in (3, 8, 20):
-        (encoding,) = TOKENIZER.encode(
-            ["a long text, longer than any limit"], max_length=max_length
-        )
-        assert encoding.num_tokens == max_length
-
-
 def test_the_longer_text_of_a_pair_is_cut_first() -> None:
     (encoding,) = TOKENIZER.encode([("ab", "c" * 40)], max_length=12)
 
@@ -66,26 +58,6 @@ def published_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("max_length", "stride"), [(16, 0), (16, 5), (33, 12), (512, 64)])
-def test_windows_of_a_text_match_transformers(family: Family, max_length: int, stride: int) -> None:
-    tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
-    expected = published_tokenizer(family)(
-        LONG,
-        truncation=True,
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-
-    (windows,) = tokenizer.encode_windows([LONG], max_length=max_length, stride=stride)
-
-    assert [list(window.token_ids) for window in windows] == expected["input_ids"]
-    offsets = [list(window.alignment.offsets) for window in windows if window.alignment]
-    assert offsets == expected["offset_mapping"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_only_the_context_of_a_question_is_windowed(family: Family) -> None:
     tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
     expected = published_tokenizer(family)(
@@ -115,26 +87,6 @@ def test_a_long_question_leaves_half_of_every_window_to_the_context() -> None:
     assert {ids.count(0) for ids in text_ids} == {10}
     assert all(ids.count(1) <= 10 for ids in text_ids)
     assert len(windows) == 19
-
-
-def test_windows_hold_every_token_of_the_text() -> None:
-    (windows,) = TOKENIZER.encode_windows([LONG], max_length=20, stride=3)
-
-    seen = {
-        place for window in windows if window.alignment for place in window.alignment.offsets
-    } - {(0, 0)}
-    letters = {place for place, letter in enumerate(LONG) if letter != " "}
-    assert {begin for begin, _ in seen} == letters
-
-
-def test_a_text_that_fits_is_one_window_equal_to_its_plain_encoding() -> None:
-    for text in ("a word", ("a word", "another")):
-        (plain,) = TOKENIZER.encode([text], max_length=40)
-        ((window,),) = TOKENIZER.encode_windows([text], max_length=40, stride=8)
-
-        assert window == plain
-        assert hash(window) == hash(plain)
-        assert window.alignment is not None
 
 
 def test_tokens_know_their_words_and_unknown_ones_their_spelling() -> None:
