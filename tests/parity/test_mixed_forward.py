@@ -84,23 +84,6 @@ def test_tasks_of_the_oracle_differ_from_one_another(twins: dict[str, Twin]) -> 
             assert (answer - other).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_each_method_alone_equals_its_published_model(
-    name: str, factory: TwinFactory, twins: dict[str, Twin]
-) -> None:
-    chance = random.Random(name)
-    num_types = factory.backbone.config.num_token_types
-
-    for num_tokens in (1, 2, 17, MAX_TOKENS):
-        encoding = random_encoding(chance, num_tokens, num_types=num_types)
-        with torch.inference_mode():
-            (logits,) = forward(
-                factory.backbone, [Row(encoding=encoding, branch=twins[name].branch)]
-            )
-        difference = (logits - twins[name].expected(encoding)).abs().max().item()
-        assert difference <= TOLERANCE
-
-
 @pytest.mark.each
 @pytest.mark.parametrize("seed", range(6))
 def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(

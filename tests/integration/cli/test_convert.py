@@ -1,5 +1,6 @@
 """`nunatak task convert`: a version moves to the integers of its backbone, if its score stays."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ def trained(
         train(settings, registry=registry, backbone=load_backbone(backbone))
 
 
+@pytest.fixture(scope="module", name="topk")
+def train_topk(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
+    folder = tmp_path_factory.mktemp("topk")
+    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
+    return folder
+
+
+@pytest.fixture(name="copied")
+def copy_topk(topk: Path, tmp_path: Path) -> Path:
+    """A folder with a version that owns one layer, and with its data."""
+    return shutil.copytree(topk, tmp_path / "copied")
+
+
 def convert(folder: Path, source: str, *options: str, task: str = "tone") -> Ran:
     data = folder / "data" / "dev.jsonl"
     registry = ("--registry", str(folder / "registry"))
@@ -115,9 +129,8 @@ def test_a_converted_version_has_the_scores_that_it_serves(
 
 
 def test_a_version_that_loses_its_score_is_refused_with_both_scores(
-    folder: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=2))
     right = nunatak_versions.draft_quantized
 
     def spoiled(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
@@ -127,36 +140,34 @@ def test_a_version_that_loses_its_score_is_refused_with_both_scores(
 
     monkeypatch.setattr(nunatak_versions, "draft_quantized", spoiled)
 
-    ran = convert(folder, f"{backbone}+int8")
+    ran = convert(copied, f"{backbone}+int8")
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [score_lost]: tone/1 scores ")
     assert "points are lost, and 0.5 are allowed" in " ".join(ran.stderr.split())
-    with Registry.open(folder / "registry") as registry:
+    with Registry.open(copied / "registry") as registry:
         assert [it.version for it in registry.versions("tone")] == [1]
 
 
-def test_examples_that_can_show_no_loss_convert_nothing(folder: Path, backbone: Path) -> None:
-    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
+def test_examples_that_can_show_no_loss_convert_nothing(copied: Path, backbone: Path) -> None:
     rows = toy_rows(TaskKind.SINGLE_LABEL, 160, seed=2)
     cases = {"at least 50 examples": rows[:1], "all examples have the same label": rows[::2]}
     for problem, some in cases.items():
-        write_jsonl(folder / "data" / "dev.jsonl", some)
+        write_jsonl(copied / "data" / "dev.jsonl", some)
 
-        ran = convert(folder, f"{backbone}+int8")
+        ran = convert(copied, f"{backbone}+int8")
 
         assert ran.exit_code == 1
         assert ran.stderr.startswith("error [too_few_examples]")
         assert problem in " ".join(ran.stderr.split())
 
 
-def test_a_second_conversion_says_that_nothing_is_new(folder: Path, backbone: Path) -> None:
-    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
+def test_a_second_conversion_says_that_nothing_is_new(copied: Path, backbone: Path) -> None:
     source = f"{backbone}+int8"
-    first = convert(folder, source, "--tolerance", "100")
+    first = convert(copied, source, "--tolerance", "100")
 
-    by_name = convert(folder, source, "--tolerance", "100")
-    by_number = convert(folder, source, "--tolerance", "100", task="tone/1")
+    by_name = convert(copied, source, "--tolerance", "100")
+    by_number = convert(copied, source, "--tolerance", "100", task="tone/1")
 
     assert first.stdout.startswith("published tone/2 on backbone+int8: ")
     assert by_name.stderr.startswith(
@@ -201,11 +212,9 @@ def test_a_conversion_keeps_what_it_was_scored_with_and_drops_what_it_was_not(
     ids=["plain", "another"],
 )
 def test_only_the_quantized_form_of_the_versions_backbone_is_taken(
-    source: str, problem: str, folder: Path, backbone: Path
+    source: str, problem: str, copied: Path
 ) -> None:
-    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
-
-    ran = convert(folder, source)
+    ran = convert(copied, source)
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith(problem)

@@ -106,14 +106,6 @@ def test_the_readme_commands_no_terminal(tmp_path: Path, backbone: Backbone) -> 
     assert str(front_matter(folder)["base_model"]).startswith("owner/evil[b]")
 
 
-def test_a_pulled_label_of_control_characters_is_refused(pushed: Path) -> None:
-    content = (pushed / "manifest.json").read_text(encoding="utf-8")
-    (pushed / "manifest.json").write_text(content.replace('"calm"', r'"calm\u001b[31m"'))
-
-    with raises("corrupt_file", match=r"head\.labels\.0: .*got 'calm\\x1b\[31m'"):
-        read_hub_folder(pushed)
-
-
 def test_the_name_of_a_folder_is_no_base_model(pushed: Path) -> None:
     assert "base_model" not in front_matter(pushed)
     assert "model-index" not in front_matter(pushed)
@@ -195,18 +187,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no-blob": (lambda it: (it / "parameters.safetensors").unlink(), "invalid_folder"),
     "one-bit-flipped": (lambda it: flip(it / "parameters.safetensors"), "corrupt_file"),
-    "longer": (
-        lambda it: (it / "parameters.safetensors").write_bytes(
-            (it / "parameters.safetensors").read_bytes() + b"x"
-        ),
-        "corrupt_file",
-    ),
-    "shorter": (
-        lambda it: (it / "parameters.safetensors").write_bytes(
-            (it / "parameters.safetensors").read_bytes()[:-1]
-        ),
-        "corrupt_file",
-    ),
     "link-out-of-the-folder": (link_outside, "escaping_file"),
 }
 
