@@ -45,15 +45,6 @@ def test_versions_are_loaded_pinned_shown_and_dropped_by_command(server: str) ->
     assert "evicted: tone/1" in memory(server, "evict", "tone/1")
 
 
-def test_a_pinned_version_is_not_dropped_by_command(server: str) -> None:
-    memory(server, "pin", "tone")
-
-    refused = CliRunner().invoke(app, ["memory", "evict", "tone", "--server", server])
-
-    assert refused.exit_code != 0
-    memory(server, "unpin", "tone")
-
-
 def test_the_formula_of_the_savings_stands_next_to_the_bytes_of_the_server(server: str) -> None:
     memory(server, "preload", "tone")
     command = ["savings", "--tasks", "2", "--server", server]

@@ -16,7 +16,7 @@ from doubles.tasks import (
     random_parameters,
     spec_of,
 )
-from nunatak_contract.enums import ProblemType, Reads
+from nunatak_contract.enums import ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -113,29 +113,6 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
     assert one["predicted"] == expected[0]
     assert many["predicted"] == expected
     assert fan_out["predicted"] == expected
-
-
-@pytest.mark.parametrize(("reads", "fitting"), [(Reads.SINGLE, "text"), (Reads.PAIR, "pair")])
-async def test_a_text_that_a_task_was_not_trained_on_is_refused(
-    backbone: Backbone, tmp_path: Path, reads: Reads, fitting: str
-) -> None:
-    inputs = {"text": "Come.", "pair": {"text": "Come.", "text_pair": "Why?"}}
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, backbone, reads=reads)
-        async with running_client(backbone, registry) as client:
-            asked = {
-                kind: await client.post("/v1/tasks/tone/predict", json={"inputs": item})
-                for kind, item in inputs.items()
-            }
-            listed = (await client.get("/v1/tasks")).json()["tasks"][0]
-            columns = (await client.get("/v2/models/tone")).json()["inputs"]
-    refused = asked.pop("pair" if fitting == "text" else "text")
-
-    assert asked[fitting].status_code == 200
-    assert (refused.status_code, refused.json()["code"]) == (422, "wrong_input_kind")
-    assert f"reads a {fitting};" in refused.json()["detail"]
-    assert listed["reads"] == reads.value
-    assert len(columns) == (1 if reads is Reads.SINGLE else 2)
 
 
 async def test_answers_tell_version_times_and_request_id(client: httpx.AsyncClient) -> None:

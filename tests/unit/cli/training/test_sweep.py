@@ -6,7 +6,6 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
-from nunatak_training.sweeps import RunContext, plan_runs, read_grid
 
 SWEEP = """
 name: small
@@ -46,25 +45,6 @@ def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
     assert printed.stdout.startswith("| task |")
     assert nunatak("sweep", "report", str(results), "--out", str(tmp_path / "out")).exit_code == 0
     assert (tmp_path / "out" / "table.md").read_text() == printed.stdout
-
-
-def test_overrides_win_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(
-        "tasks: [{name: toy}]\n"
-        "methods: [{kind: head, recipe: {epochs: 2}}]\n"
-        "seeds: [0, 1]\n"
-        "recipe: {max_length: 32}\n"
-    )
-    grid = read_grid(
-        tmp_path / "own.yaml",
-        {"data_root": str(folder), "backbones": [str(folder / "backbone")]},
-        texts={"overrides.epochs": "1", "overrides.seed": "7"},
-    )
-
-    context = RunContext()
-    runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
-
-    assert [(it.description.recipe.epochs, it.description.recipe.seed) for it in runs] == [(1, 7)]
 
 
 def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path: Path) -> None:
@@ -118,28 +98,6 @@ def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
     assert ran.exit_code == 1
     assert "error [invalid_sweep]" in ran.stderr
-
-
-def test_publish_trains_the_best_run_again_and_says_so(folder: Path, tmp_path: Path) -> None:
-    results, registry = tmp_path / "results", str(tmp_path / "registry")
-    assert sweep(folder, results, "--set", "seeds=[0,1]").exit_code == 0
-
-    ran = nunatak(
-        "sweep", "publish", str(results), "--task", "tone", "--registry", registry,
-        "--promote", "prod", "--create",
-    )  # fmt: skip
-    again = nunatak(
-        "sweep", "publish", str(results), "--task", "tone", "--registry", registry, "--json"
-    )
-
-    assert ran.exit_code == 0, ran.stderr
-    assert "best by dev score: toy" in ran.stderr
-    assert "trained again" in ran.stderr
-    assert "published tone/1" in ran.stdout
-    assert "tone@prod -> version 1" in ran.stdout
-    said = again.json()
-    assert said["reference"] == "tone/1"  # the same weights are the same version
-    assert said["dev_score"] == said["dev_score_in_sweep"]
 
 
 def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -28,42 +28,6 @@ def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
         assert registry.tasks() == []
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "parts"),
-    [
-        ({"text": "", "label": "late"}, "invalid_row", ("train.jsonl:13", "'text'")),
-        ({"text": "  ", "label": "late"}, "invalid_row", ("train.jsonl:13", "'text'")),
-        ({"text": "a", "label": ["x"]}, "invalid_row", ("train.jsonl:13", "'label'")),
-        ({"text": "a"}, "missing_column", ("train.jsonl:13", "'label'", "found 'text'")),
-        ({"sentence": "a", "label": "x"}, "missing_column", ("train.jsonl:13", "'sentence'")),
-    ],
-)
-def test_a_broken_row_is_named_by_its_line(
-    tmp_path: Path, row: dict[str, object], code: str, parts: tuple[str, ...]
-) -> None:
-    data = write_jsonl(tmp_path / "train.jsonl", [*GOOD, row])
-
-    assert_refused(trained(tmp_path, "--data", str(data)), tmp_path, code, *parts)
-
-
-@pytest.mark.parametrize(
-    ("row", "code", "part"),
-    [
-        ({"text": "a", "label": "never"}, "unknown_label", "'never'"),
-        ({"text": "a"}, "missing_column", "'label'"),
-    ],
-)
-def test_dev_labels_that_are_missing_or_unknown_are_named_by_their_line(
-    tmp_path: Path, row: dict[str, object], code: str, part: str
-) -> None:
-    data = write_jsonl(tmp_path / "train.jsonl", GOOD)
-    dev = write_jsonl(tmp_path / "dev.jsonl", [*GOOD[:2], row])
-
-    ran = trained(tmp_path, "--data", str(data), "--dev", str(dev))
-
-    assert_refused(ran, tmp_path, code, "dev.jsonl:3", part)
-
-
 def test_a_label_of_control_characters_is_refused_before_training(tmp_path: Path) -> None:
     rows = [{**row, "label": f"{row['label']}\x1b[31m"} for row in GOOD]
     data = write_jsonl(tmp_path / "train.jsonl", rows)

@@ -35,17 +35,3 @@ async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(num_tu
 
     assert bench.residency.evict("one") == (1,)
     assert bench.residency.evict("two") == (1,)
-
-
-async def test_every_row_of_a_caller_that_goes_is_withdrawn() -> None:
-    bench = new_bench()
-    bench.engine.is_silent = True
-    bench.store.add("one")
-    asking = asyncio.create_task(bench.ask("one"))
-    await bench.engine.has_rows.wait()
-    await asyncio.sleep(0)
-
-    asking.cancel()
-    await asyncio.wait([asking])
-
-    assert bench.engine.withdrawn == bench.engine.rows

@@ -1,6 +1,5 @@
 """Laws of running a sweep, in one process and in several."""
 
-from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -178,19 +177,3 @@ def test_worker_that_died_before_it_was_given_a_run_fails_it(
     assert record is not None
     assert isinstance(record.outcome, Failed)
     assert record.outcome.code == "worker_died"
-
-
-@pytest.mark.parametrize("read", [Connection.recv, Connection.fileno], ids=["read", "unread"])
-def test_worker_that_died_with_a_run_fails_it(
-    dying: tuple[Worker, Connection], run: Run, read: Callable[[Connection], object]
-) -> None:
-    worker, other_end = dying
-    assert worker.give(run) is None
-    read(other_end)
-    other_end.close()  # an unread run resets the pipe, which is another error than its end
-
-    record = worker.answer(run)
-
-    assert isinstance(record.outcome, Failed)
-    assert record.outcome.code == "worker_died"
-    assert record.run == run.description
