@@ -20,6 +20,7 @@ from doubles import native_ops
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
 
 if TYPE_CHECKING:
+    from doubles.published import TwinFactory
     from nunatak_model import Backbone
     from nunatak_registry import Registry
 
@@ -134,12 +135,20 @@ def postgres() -> Generator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def backbone() -> "Backbone":
     """Return the tiny backbone of random weights."""
     from doubles.backbones import tiny_backbone  # noqa: PLC0415 - many tests need no torch
 
     return tiny_backbone()
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> "TwinFactory":
+    """Return what makes BERT checkpoints on one base, as transformers saves them."""
+    from doubles.published import TwinFactory  # noqa: PLC0415 - many tests need no transformers
+
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
 
 
 @pytest.fixture

@@ -38,14 +38,9 @@ CROSS_ENCODER: Any = CrossEncoder
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {SIGMOID: nn.Sigmoid, IDENTITY: nn.Identity}
 
 
-@pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
-def saved(factory: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
+def saved(bert: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
     """A cross-encoder in the layout of a release; without an activation, the field is missing."""
-    save_checkpoint(factory, folder, method=TopK(num_layers=1), num_labels=1)
+    save_checkpoint(bert, folder, method=TopK(num_layers=1), num_labels=1)
     if release >= 6:
         chosen = None if activation is None else ACTIVATIONS[activation]()
         peer = CROSS_ENCODER(str(folder), device="cpu", activation_fn=chosen)
@@ -73,27 +68,25 @@ def check_rank(folder: Path, ours: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("activation", [SIGMOID, IDENTITY, None])
 @pytest.mark.parametrize("release", [2, 4, 6])
 def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
-    factory: TwinFactory, tmp_path: Path, release: int, activation: str | None
+    bert: TwinFactory, tmp_path: Path, release: int, activation: str | None
 ) -> None:
-    folder = saved(factory, tmp_path / "it", release=release, activation=activation)
+    folder = saved(bert, tmp_path / "it", release=release, activation=activation)
     # Without a chosen activation, release 2 writes no mark of a cross-encoder.
     is_silent = release == 2 and activation is None
     choices = ImportChoices(logit_use=LogitUse.RANKING if is_silent else None)
 
     query = {"query": QUERY, "documents": DOCUMENTS}
-    (ours,) = answers(folder, factory.backbone, [query], choices=choices)
+    (ours,) = answers(folder, bert.backbone, [query], choices=choices)
 
     check_rank(folder, ours)
 
 
-def test_a_request_may_choose_another_score(factory: TwinFactory, tmp_path: Path) -> None:
-    folder = saved(factory, tmp_path / "it", release=6, activation=IDENTITY)
+def test_a_request_may_choose_another_score(bert: TwinFactory, tmp_path: Path) -> None:
+    folder = saved(bert, tmp_path / "it", release=6, activation=IDENTITY)
     query = {"query": QUERY, "documents": DOCUMENTS}
 
-    (plain,) = answers(folder, factory.backbone, [query])
-    (chosen,) = answers(
-        folder, factory.backbone, [query], parameters={"function_to_apply": "sigmoid"}
-    )
+    (plain,) = answers(folder, bert.backbone, [query])
+    (chosen,) = answers(folder, bert.backbone, [query], parameters={"function_to_apply": "sigmoid"})
 
     logits = torch.tensor([it["score"] for it in plain])
     torch.testing.assert_close(torch.tensor([it["score"] for it in chosen]), logits.sigmoid())
@@ -101,39 +94,39 @@ def test_a_request_may_choose_another_score(factory: TwinFactory, tmp_path: Path
 
 @pytest.mark.parametrize("activation", [SIGMOID, IDENTITY])
 def test_an_exported_ranking_ranks_there_as_here(
-    factory: TwinFactory, tmp_path: Path, activation: str
+    bert: TwinFactory, tmp_path: Path, activation: str
 ) -> None:
-    folder = saved(factory, tmp_path / "it", release=6, activation=activation)
+    folder = saved(bert, tmp_path / "it", release=6, activation=activation)
     query = {"query": QUERY, "documents": DOCUMENTS}
-    task = loaded_task(factory.backbone, TopK(num_layers=1), kind=HeadKind.RANKING)
-    score = import_transformers(Checkpoint(folder), factory.backbone).score
+    task = loaded_task(bert.backbone, TopK(num_layers=1), kind=HeadKind.RANKING)
+    score = import_transformers(Checkpoint(folder), bert.backbone).score
     head = task.manifest.head.model_copy(update={"score": score})
     exported = tmp_path / "exported"
 
     manifest = task.manifest.model_copy(update={"head": head})
-    export_transformers(replace(task, manifest=manifest), exported, factory.backbone)
+    export_transformers(replace(task, manifest=manifest), exported, bert.backbone)
 
     assert score is {SIGMOID: RankingScore.SIGMOID, IDENTITY: RankingScore.NONE}[activation]
-    (ours,) = answers(exported, factory.backbone, [query])
+    (ours,) = answers(exported, bert.backbone, [query])
     check_rank(exported, ours)
 
 
-def test_the_longest_pair_matches_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
-    folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
+def test_the_longest_pair_matches_the_folder(bert: TwinFactory, tmp_path: Path) -> None:
+    folder = saved(bert, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / "tokenizer_config.json", {"model_max_length": 30})
-    assert import_transformers(Checkpoint(folder), factory.backbone).max_length == 30
+    assert import_transformers(Checkpoint(folder), bert.backbone).max_length == 30
 
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
-    assert import_transformers(Checkpoint(folder), factory.backbone).max_length == 20
-    (ours,) = answers(folder, factory.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
+    assert import_transformers(Checkpoint(folder), bert.backbone).max_length == 20
+    (ours,) = answers(folder, bert.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
     check_rank(folder, ours)
 
 
 def test_the_longest_pair_of_an_adapter_matches_the_folder(
-    factory: TwinFactory, tmp_path: Path
+    bert: TwinFactory, tmp_path: Path
 ) -> None:
     base = tmp_path / "it"
-    save_checkpoint(factory, base, method=HeadOnly(), num_labels=1)
+    save_checkpoint(bert, base, method=HeadOnly(), num_labels=1)
     peer = CROSS_ENCODER(str(base), device="cpu")
     head = ["classifier", "pooler"]
     peer.add_adapter(LoraConfig(target_modules=["query"], modules_to_save=head))
@@ -149,11 +142,11 @@ def test_the_longest_pair_of_an_adapter_matches_the_folder(
     choices = ImportChoices(allows_other_base=True)
 
     query = {"query": QUERY, "documents": DOCUMENTS}
-    (ours,) = answers(folder, factory.backbone, [query], choices=choices)
+    (ours,) = answers(folder, bert.backbone, [query], choices=choices)
 
     check_rank(folder, ours)
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 40})
-    (longer,) = answers(folder, factory.backbone, [query], choices=choices)
+    (longer,) = answers(folder, bert.backbone, [query], choices=choices)
     assert longer != ours
 
 
@@ -181,13 +174,13 @@ def test_the_longest_pair_of_an_adapter_matches_the_folder(
     ],
 )
 def test_what_scores_otherwise_is_refused_by_name(
-    factory: TwinFactory, tmp_path: Path, file: str, changes: dict[str, object], named: str
+    bert: TwinFactory, tmp_path: Path, file: str, changes: dict[str, object], named: str
 ) -> None:
-    folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
+    folder = saved(bert, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / file, changes)
 
     with raises("unsupported_import", match=named):
-        import_transformers(Checkpoint(folder), factory.backbone)
+        import_transformers(Checkpoint(folder), bert.backbone)
 
 
 @pytest.mark.parametrize(
@@ -199,20 +192,20 @@ def test_what_scores_otherwise_is_refused_by_name(
     ids=["use", "problem-type"],
 )
 def test_the_caller_may_take_a_cross_encoder_as_a_classifier(
-    factory: TwinFactory, tmp_path: Path, choices: ImportChoices
+    bert: TwinFactory, tmp_path: Path, choices: ImportChoices
 ) -> None:
-    folder = saved(factory, tmp_path / "it", release=4, activation=SIGMOID)
+    folder = saved(bert, tmp_path / "it", release=4, activation=SIGMOID)
 
-    imported = import_transformers(Checkpoint(folder), factory.backbone, choices)
+    imported = import_transformers(Checkpoint(folder), bert.backbone, choices)
 
     assert imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
     assert imported.problem_type is (choices.problem_type or ProblemType.MULTI_LABEL)
 
 
-def test_a_ranking_of_several_logits_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(factory, tmp_path)
+def test_a_ranking_of_several_logits_is_refused(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
 
     with raises("unsupported_import", match="3 logits"):
         import_transformers(
-            Checkpoint(tmp_path), factory.backbone, ImportChoices(logit_use=LogitUse.RANKING)
+            Checkpoint(tmp_path), bert.backbone, ImportChoices(logit_use=LogitUse.RANKING)
         )

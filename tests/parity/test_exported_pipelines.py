@@ -31,11 +31,6 @@ STRATEGIES = ["none", "simple", "first", "average", "max"]
 SPECIAL = ("unk", "cls", "sep", "mask", "pad", "bos", "eos")
 
 
-@pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
 def exported(folder: Path, backbone: Backbone, target: Path) -> Path:
     imported = import_folder(Checkpoint(folder), backbone)
     draft = draft_imported("it", imported, backbone, origin="there", created_at=CREATED_AT)
@@ -47,17 +42,17 @@ def exported(folder: Path, backbone: Backbone, target: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 def test_texts_with_unknown_tokens_have_the_same_entities_there(
-    factory: TwinFactory, tmp_path: Path
+    bert: TwinFactory, tmp_path: Path
 ) -> None:
     save_checkpoint(
-        factory, tmp_path / "tuned", method=TopK(num_layers=1), kind=HeadKind.TOKEN_CLASSIFICATION
+        bert, tmp_path / "tuned", method=TopK(num_layers=1), kind=HeadKind.TOKEN_CLASSIFICATION
     )
-    folder = exported(tmp_path / "tuned", factory.backbone, tmp_path / "exported")
+    folder = exported(tmp_path / "tuned", bert.backbone, tmp_path / "exported")
 
     for strategy in STRATEGIES:
         theirs = PIPELINE("token-classification", model=str(folder), aggregation_strategy=strategy)
         wanted = {"aggregation_strategy": strategy}
-        ours = answers(tmp_path / "tuned", factory.backbone, TEXTS, parameters=wanted)
+        ours = answers(tmp_path / "tuned", bert.backbone, TEXTS, parameters=wanted)
         for text, found in zip(TEXTS, ours, strict=True):
             expected = theirs(text)
             assert [named(it) for it in found] == [named(it) for it in expected], strategy
@@ -72,7 +67,7 @@ def named(entity: dict[str, Any]) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_special_tokens_of_the_tokenizer_are_named(tmp_path: Path, family: Family) -> None:
-    factory = TwinFactory(tmp_path / "base", family=family)
+    bert = TwinFactory(tmp_path / "base", family=family)
     tokenizer = tiny_tokenizer(family)
     names = [
         *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -81,8 +76,8 @@ def test_special_tokens_of_the_tokenizer_are_named(tmp_path: Path, family: Famil
     known = [name for name in names if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)  # pyright: ignore[reportUnknownMemberType] - a stub without types
     tokenizer.save(str(tmp_path / "base" / "tokenizer.json"))
-    backbone = load_backbone(factory.folder)
-    save_checkpoint(factory, tmp_path / "tuned")
+    backbone = load_backbone(bert.folder)
+    save_checkpoint(bert, tmp_path / "tuned")
     (tmp_path / "tuned" / "tokenizer.json").write_text(backbone.tokenizer.definition)
 
     there = TOKENIZERS.from_pretrained(exported(tmp_path / "tuned", backbone, tmp_path / "out"))

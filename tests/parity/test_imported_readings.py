@@ -34,11 +34,6 @@ TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
 
 
-@pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
 def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
     theirs = PIPELINE("text-classification", model=str(folder), top_k=None)
     for item, answer in zip(INPUTS, ours, strict=True):
@@ -59,26 +54,24 @@ def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
     ],
 )
 def test_scores_match_the_pipeline(
-    factory: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
+    bert: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
 ) -> None:
     save_checkpoint(
-        factory,
+        bert,
         tmp_path,
         method=TopK(num_layers=1),
         num_labels=num_labels,
         problem_type=problem_type,
     )
 
-    check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
+    check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
 
 
-def test_the_caller_may_say_that_one_logit_is_a_number(
-    factory: TwinFactory, tmp_path: Path
-) -> None:
-    save_checkpoint(factory, tmp_path, num_labels=1)
+def test_the_caller_may_say_that_one_logit_is_a_number(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=1)
     choices = ImportChoices(problem_type=ProblemType.REGRESSION)
 
-    ours = answers(tmp_path, factory.backbone, INPUTS, choices=choices)
+    ours = answers(tmp_path, bert.backbone, INPUTS, choices=choices)
 
     edit(tmp_path / "config.json", {"problem_type": "regression"})
     check_scores(tmp_path, ours)
@@ -88,13 +81,13 @@ def test_the_caller_may_say_that_one_logit_is_a_number(
     "settings", [{}, GENERAL, GENERAL | TYPES, NO_TYPES], ids=["own", "general", "named", "none"]
 )
 def test_pairs_have_the_token_types_that_the_tokenizer_gives(
-    factory: TwinFactory, tmp_path: Path, settings: Mapping[str, object]
+    bert: TwinFactory, tmp_path: Path, settings: Mapping[str, object]
 ) -> None:
-    save_checkpoint(factory, tmp_path / "tuned", method=TopK(num_layers=1))
+    save_checkpoint(bert, tmp_path / "tuned", method=TopK(num_layers=1))
     edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
     base = save_tiny_backbone(tmp_path / "base")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
-        (base / file).write_bytes((factory.folder / file).read_bytes())
+        (base / file).write_bytes((bert.folder / file).read_bytes())
     (base / "tokenizer_config.json").write_text(json.dumps(settings))
     backbone = load_backbone(base)
 
@@ -102,10 +95,10 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
 
     check_scores(tmp_path / "tuned", ours)
     gives_types = settings in ({}, GENERAL | TYPES)
-    assert (backbone.digest == factory.backbone.digest) == gives_types
+    assert (backbone.digest == bert.backbone.digest) == gives_types
     if not gives_types:
         with raises("foreign_backbone", match="gives none to the texts of a pair"):
-            import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
+            import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
 
 
 def test_a_tokenizer_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -126,16 +119,16 @@ OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_a_setting_that_contradicts_the_tokenizer_is_refused(
-    factory: TwinFactory, tmp_path: Path, name: str
+    bert: TwinFactory, tmp_path: Path, name: str
 ) -> None:
     settings, named = OTHERWISE[name]
-    save_checkpoint(factory, tmp_path / "tuned")
+    save_checkpoint(bert, tmp_path / "tuned")
     edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
     base = save_tiny_backbone(tmp_path / "base")
     edit(base / "tokenizer_config.json", settings)
 
     with raises("unsupported_import", match=named):
-        import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
+        import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
     with pytest.raises(UnsupportedBackboneError, match=named):
         load_backbone(base)
 
@@ -150,13 +143,11 @@ def test_texts_that_the_tokenizer_itself_cuts_on_the_left_are_refused(tmp_path: 
         load_backbone(folder)
 
 
-def test_the_general_class_takes_the_tokenizer_as_it_is(
-    factory: TwinFactory, tmp_path: Path
-) -> None:
-    save_checkpoint(factory, tmp_path)
+def test_the_general_class_takes_the_tokenizer_as_it_is(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
     edit(tmp_path / "tokenizer_config.json", {**GENERAL, **TYPES, "do_lower_case": False})
 
-    check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
+    check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
@@ -20,11 +19,6 @@ QUERY = "who came?"
 DOCUMENTS = [f"{number} ann met bob in oslo, and cy came later." for number in range(NUM_DOCUMENTS)]
 RANKS, TOPIC = "ranks", "topic"
 MIN_ANSWERED = 3
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import httpx
 import psutil
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.events import logged_events
 from doubles.replicas import beat
 from doubles.serving import make_settings, running_client
@@ -25,11 +24,6 @@ from nunatak_registry import Registry
 PREDICT, PROD = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod"
 SEEDS = {1: 11, 2: 22}
 LIMIT_S, POLL_S = 20, 0.02
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from doubles.access import add_key
-from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
@@ -25,11 +24,6 @@ LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 GUARD = "/v1/verdicts/guard"
 STREAM = f"{GUARD}/stream"
 TEXT = "ann met bob in oslo and then they went to see the sea . " * 12
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,6 @@ TEXT = "ann met \U0001f600 bob in oslo."
 GUARD = "/v1/verdicts/guard"
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 @pytest.fixture
 def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
     with Registry.open(tmp_path) as opened:

@@ -27,14 +27,9 @@ from nunatak_versions import VersionDraft, load_task
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
-def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
+def drafted(bert: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
     return draft_imported(
-        task, imported, factory.backbone, origin="tuned", created_at=NOW, note="for the desk"
+        task, imported, bert.backbone, origin="tuned", created_at=NOW, note="for the desk"
     )
 
 
@@ -79,14 +74,14 @@ def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", HeadKind)
 def test_every_kind_of_head_becomes_a_version_that_loads(
-    factory: TwinFactory, tmp_path: Path, kind: HeadKind
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind
 ) -> None:
-    save_checkpoint(factory, tmp_path, method=TopK(num_layers=1), kind=kind)
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1), kind=kind)
 
-    draft = drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone))
+    draft = drafted(bert, import_folder(Checkpoint(tmp_path), bert.backbone))
 
     manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
-    loaded = load_task(manifest, draft.blobs["parameters"], factory.backbone)
+    loaded = load_task(manifest, draft.blobs["parameters"], bert.backbone)
     assert loaded.branch.split_depth == 3
     assert manifest.probe.inputs == PROBE_INPUTS
     assert (manifest.max_length, manifest.metrics, manifest.data) == (40, (), None)
@@ -95,30 +90,30 @@ def test_every_kind_of_head_becomes_a_version_that_loads(
 
 
 def test_what_the_folder_does_not_say_is_as_long_as_the_backbone_reads(
-    factory: TwinFactory, tmp_path: Path
+    bert: TwinFactory, tmp_path: Path
 ) -> None:
-    save_checkpoint(factory, tmp_path)
+    save_checkpoint(bert, tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
 
-    draft = drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone))
+    draft = drafted(bert, import_folder(Checkpoint(tmp_path), bert.backbone))
 
-    assert draft.manifest.max_length == factory.backbone.config.max_tokens
+    assert draft.manifest.max_length == bert.backbone.config.max_tokens
 
 
-def test_labels_that_no_head_can_have_are_refused(factory: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(factory, tmp_path)
+def test_labels_that_no_head_can_have_are_refused(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
     unnamed = ImportChoices(labels=("a", "b", ""))
-    blank = import_folder(Checkpoint(tmp_path), factory.backbone, choices=unnamed)
+    blank = import_folder(Checkpoint(tmp_path), bert.backbone, choices=unnamed)
 
     with raises("invalid_folder", match="labels and head do not fit"):
-        drafted(factory, blank)
+        drafted(bert, blank)
 
 
-def test_a_malformed_name_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(factory, tmp_path)
+def test_a_malformed_name_is_refused(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
 
     with pytest.raises(InvalidNameError):
-        drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone), task="../x")
+        drafted(bert, import_folder(Checkpoint(tmp_path), bert.backbone), task="../x")
 
 
 def test_all_checks_of_a_folder_see_the_same_settings(tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ def factory(
     return TwinFactory(tmp_path_factory.mktemp(family), family=family)
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
 def skip_without_class(factory: TwinFactory, kind: HeadKind) -> None:
     if kind is HeadKind.QUESTION_ANSWERING and factory.family not in ANSWERING:
         pytest.skip("transformers has no such class")

@@ -40,11 +40,6 @@ def factory(
     return TwinFactory(tmp_path_factory.mktemp(family), family=family)
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
-    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
-
-
 @pytest.mark.each
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
