@@ -197,6 +197,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
         self.resident_set = ResidentSet(budget_bytes=BUDGET)
         self.claims: dict[VersionKey, int] = {}
         self.leases: list[VersionKey] = []
+        self.pins: set[VersionKey] = set()
         self.told: set[VersionKey] = set()
         """The versions in memory, by the recorded additions and evictions."""
 
@@ -239,15 +240,18 @@ class ResidentSetInUse(RuleBasedStateMachine):
     def pin(self, name: str) -> None:
         if self.resident_set.get(key(name)) is not None:
             self.resident_set.pin(key(name))
+            self.pins.add(key(name))
 
     @rule(name=NAMES)
     def unpin(self, name: str) -> None:
         _, gone = self.resident_set.unpin(name, None)
+        self.pins.discard(key(name))
         self.told.difference_update(gone)
 
     @rule(name=NAMES)
     def discard(self, name: str) -> None:
         gone = self.resident_set.discard(key(name))
+        self.pins.discard(key(name))
         assert not self.resident_set.is_pinned(key(name))
         assert bool(gone) == (key(name) in self.told and key(name) not in self.leases)
         self.told.difference_update(gone)
@@ -265,8 +269,10 @@ class ResidentSetInUse(RuleBasedStateMachine):
         assert {"task_in_use": key(name) in self.leases, "task_pinned": is_pinned}[refusal]
 
     @invariant()
-    def what_is_in_use_is_there(self) -> None:
-        assert all(self.resident_set.get(leased) is not None for leased in self.leases)
+    def what_is_in_use_or_pinned_is_there(self) -> None:
+        assert self.pins.union(self.leases) <= {
+            key_of(task.manifest) for task in self.resident_set.resident()
+        }
 
     @invariant()
     def the_bytes_add_up(self) -> None:
