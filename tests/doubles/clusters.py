@@ -39,14 +39,6 @@ class NodesOfRay:
         """Kill a node with all of its processes, without a word to the others."""
         self._cluster.remove_node(node, allow_graceful=False)
 
-    def kill_head(self) -> None:
-        """Kill the head with the cluster's own services; this process must not have joined."""
-        self.kill(self._cluster.head_node)
-
-    def start_head(self) -> None:
-        """Start a head at the address of the killed one, with the state that is in Redis."""
-        self._cluster.add_node(wait=False, **self._head)
-
 
 @contextmanager
 def ray_nodes(

@@ -227,6 +227,7 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
     assert again.problem_type == task.manifest.head.problem_type
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", IA3)
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_scales_answer_alike_in_peft_imported_and_exported_back(

@@ -44,15 +44,6 @@ def test_publishing_equal_content_again_returns_the_version_there_is(registry: R
     assert registry.generation() == generation
 
 
-def test_reopened_registry_knows_what_was_published(registry: Registry, location: str) -> None:
-    publish_many(registry, 2)
-    registry.promote("intent", "prod", 1)
-
-    with Registry.open(location) as reopened:
-        assert reopened.tasks() == registry.tasks()
-        assert reopened.history("intent", "prod") == registry.history("intent", "prod")
-
-
 def test_bare_name_means_the_newest_version_while_there_is_no_prod(registry: Registry) -> None:
     publish_many(registry, 2)
     registry.promote("intent", "canary", 1)
@@ -140,14 +131,6 @@ def test_deleted_number_is_never_given_out_again(registry: Registry) -> None:
     assert registry.tasks() == []
     assert publish_one(registry, seed=1).version == 3
     assert registry.task("intent").versions == (3,)
-
-
-@pytest.mark.parametrize("version", [0, 2, 2**70])
-def test_deletion_of_a_missing_version_is_refused(registry: Registry, version: int) -> None:
-    publish_one(registry)
-
-    with pytest.raises(VersionNotFoundError):
-        registry.delete("intent", version)
 
 
 def test_collection_removes_the_blob_with_its_last_reference(registry: Registry) -> None:

@@ -2,11 +2,8 @@
 
 from datetime import UTC, datetime
 
-import pytest
-
 from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
-from nunatak_contract.errors import InvalidNameError
 from nunatak_registry import Registry
 
 READER = "host-a:4711"
@@ -71,9 +68,3 @@ def test_hold_is_no_change_of_what_is_served(registry: Registry) -> None:
     registry.hold(READER, [("intent", 1)], seconds=LONG_S)
 
     assert registry.generation() == generation
-
-
-@pytest.mark.parametrize("name", ["", "a" * 201, "line\n", "\u0430"])
-def test_reader_needs_a_plain_name(registry: Registry, name: str) -> None:
-    with pytest.raises(InvalidNameError):
-        registry.hold(name, [], seconds=LONG_S)

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
@@ -179,15 +178,3 @@ async def test_a_version_with_nan_is_refused_and_never_gets_an_alias(
         assert (moved.status_code, moved.json()["code"]) == (503, "non_finite_parameter")
         assert await version_served(client) == 1
     assert registry.task("tone").aliases == {"prod": 1}
-
-
-async def test_a_task_of_another_backbone_is_a_conflict(
-    backbone: Backbone, registry: Registry
-) -> None:
-    publish_tiny_task(registry, tiny_backbone(seed=99), task="foreign")
-
-    async with running_client(backbone, registry) as client:
-        answer = await client.post("/v1/tasks/foreign/predict", json={"inputs": "x"})
-
-        assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
-        assert await version_served(client) == 1
