@@ -5,7 +5,7 @@
 # pyright: reportUnknownArgumentType=false
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -26,9 +26,8 @@ ENVIRONMENT: Final = {
 class NodesOfRay:
     """The nodes of a cluster. The head has the cluster's own services."""
 
-    def __init__(self, cluster: Any, head: Mapping[str, object]) -> None:  # noqa: ANN401 - Ray's own test cluster has no types
+    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - Ray's own test cluster has no types
         self._cluster = cluster
-        self._head = head
         self.address: str = cluster.address
 
     def add(self, *, num_cpus: int = 1) -> object:
@@ -64,7 +63,7 @@ def ray_nodes(
     cluster: Any = Cluster(initialize_head=True, connect=False, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        yield NodesOfRay(cluster, head)
+        yield NodesOfRay(cluster)
     finally:
         cluster.shutdown()
         os.environ.clear()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import cast
 
 import pytest
 from pydantic import JsonValue
@@ -51,22 +50,6 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
     assert sorted(depths) == [1, 1, 2, 2, 3, 3]
     done = [line for line in ran.stderr.splitlines() if ": epoch " not in line]
     assert [line.split()[1] for line in done] == ["two:", "one:", "head:"]
-
-
-def test_a_calibrated_task_says_temperature_and_errors(folder: Path) -> None:
-    write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(50, seed=3)))
-    task: dict[str, JsonValue] = {"data": "tone.jsonl", "dev": "dev.jsonl", "method": "head"}
-
-    ran = trained(folder, {"tone": {**task, "calibrate": True}})
-
-    assert ran.exit_code == 0
-    with Registry.open(str(folder / "registry")) as registry:
-        record = registry.resolve("tone").calibration
-    assert record is not None
-    assert record.dev.num_examples == 50
-    (told,) = cast("list[dict[str, JsonValue]]", ran.json()["tasks"])
-    expected = record.model_dump(mode="json", include={"temperature", "dev", "test"})
-    assert told["calibration"] == expected
 
 
 def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:
