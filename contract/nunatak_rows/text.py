@@ -122,11 +122,7 @@ def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             else:
                 values, problem = _json_object(line)
         yield FileRow(
-            file=file.name,
-            number=lines.number,
-            values=values,
-            problem=problem,
-            end=lines.position,
+            file=file.name, number=lines.number, values=values, problem=problem, end=lines.position
         )
 
 

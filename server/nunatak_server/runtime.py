@@ -21,10 +21,7 @@ import torch
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
-from nunatak_model import (
-    TrunkCache,
-    on_own_thread,
-)
+from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.catalog.facts import KnownFacts
@@ -147,8 +144,7 @@ class Runtime:
             stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
         self._tokenization = Tokenization(
-            {it.digest: it.tokenizer for it in backbones},
-            num_threads=settings.tokenizer_threads,
+            {it.digest: it.tokenizer for it in backbones}, num_threads=settings.tokenizer_threads
         )
         self.admission = Admission(
             max_requests=settings.max_queued_requests,

@@ -24,12 +24,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import (
-    API_KEY_VARIABLE,
-    CACHE_VARIABLE,
-    DEFAULT_BACKBONE,
-    TaskReference,
-)
+from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE, DEFAULT_BACKBONE, TaskReference
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 
 Count = Annotated[int, Field(ge=1, le=2**31)]

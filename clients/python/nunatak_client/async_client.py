@@ -93,10 +93,7 @@ class AsyncClient:
         self._clock = clock
 
     async def predict(
-        self,
-        task: str,
-        inputs: Inputs,
-        **options: Unpack[PredictOptions],
+        self, task: str, inputs: Inputs, **options: Unpack[PredictOptions]
     ) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
@@ -113,19 +110,13 @@ class AsyncClient:
         return await self._run(calls.predict(task, inputs, **options))
 
     async def predict_many(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
         return await self._run(calls.predict_many(inputs, tasks, **options))
 
     async def predict_all(
-        self,
-        inputs: Iterable[Input],
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Iterable[Input], tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> AsyncGenerator[tuple[list[Input], FanOut]]:
         """Ask several tasks about any number of inputs, in order.
 
@@ -147,10 +138,7 @@ class AsyncClient:
                 yield part, answer
 
     async def stream(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> AsyncGenerator[TaskResult]:
         """Ask several tasks about the same inputs, and yield each task's result on arrival.
 

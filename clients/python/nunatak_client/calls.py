@@ -159,10 +159,7 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
 
 
 def set_candidate(
-    place: tuple[str, str, CandidateRole],
-    version: int,
-    share: float,
-    expected_version: int | None,
+    place: tuple[str, str, CandidateRole], version: int, share: float, expected_version: int | None
 ) -> Call[CandidateChange]:
     path = _alias_path(*place)
     return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)

@@ -93,12 +93,7 @@ class Client:
         self._sleep = sleep
         self._clock = clock
 
-    def predict(
-        self,
-        task: str,
-        inputs: Inputs,
-        **options: Unpack[PredictOptions],
-    ) -> Prediction:
+    def predict(self, task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
         Args:
@@ -114,19 +109,13 @@ class Client:
         return self._run(calls.predict(task, inputs, **options))
 
     def predict_many(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
         return self._run(calls.predict_many(inputs, tasks, **options))
 
     def predict_all(
-        self,
-        inputs: Iterable[Input],
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Iterable[Input], tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> Generator[tuple[list[Input], FanOut]]:
         """Ask several tasks about any number of inputs, in order.
 
@@ -148,10 +137,7 @@ class Client:
                 yield part, answer
 
     def stream(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> Generator[TaskResult]:
         """Ask several tasks about the same inputs, and yield each task's result on arrival.
 

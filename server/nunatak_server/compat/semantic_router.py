@@ -37,13 +37,7 @@ from nunatak_server.compat.runtime_contract import (
     embedding_card,
     is_served,
 )
-from nunatak_server.compat.translation import (
-    base64_of,
-    embed_texts,
-    find_task,
-    span_of,
-    usage_of,
-)
+from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of

@@ -18,12 +18,7 @@ from nunatak_server.http.access import find_caller, sharing_headers
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.state import give_id, request_id_of, state_of
 from nunatak_server.telemetry.logs import fields
-from nunatak_server.telemetry.records import (
-    OK,
-    PredictionRecord,
-    RequestNotes,
-    current_notes,
-)
+from nunatak_server.telemetry.records import OK, PredictionRecord, RequestNotes, current_notes
 from nunatak_server.telemetry.tracing import RequestSpan
 
 NO_ROUTE: Final = "none"

@@ -118,9 +118,6 @@ def _words(alignment: Alignment) -> Sequence[Span]:
     return [
         alignment.offsets[token]
         if word is None
-        else (
-            alignment.offsets[first[text, word]][0],
-            alignment.offsets[last[text, word]][1],
-        )
+        else (alignment.offsets[first[text, word]][0], alignment.offsets[last[text, word]][1])
         for token, (text, word) in enumerate(keys)
     ]

@@ -48,10 +48,7 @@ NOTHING = "nothing found"
 def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     text: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TEXT]",
-            help="The text, context or query to ask about.",
-        ),
+        typer.Argument(metavar="[TEXT]", help="The text, context or query to ask about."),
     ] = None,
     *,
     task: Annotated[
@@ -233,9 +230,7 @@ def _parameters(
     from nunatak_client import Parameters
 
     return Parameters(
-        on_long=on_long,
-        aggregation_strategy=aggregation,
-        return_documents=True if ranks else None,
+        on_long=on_long, aggregation_strategy=aggregation, return_documents=True if ranks else None
     )
 
 

@@ -61,8 +61,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN",
-            help="Column of IN that OUT keeps. Repeatable. Absent: all columns.",
+            metavar="COLUMN", help="Column of IN that OUT keeps. Repeatable. Absent: all columns."
         ),
     ] = None,
     scores: Annotated[

@@ -73,7 +73,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         Reads | None,
         typer.Option(
             help="Whether the task reads a single text or a pair of texts; it then refuses the "
-            "other. Absent: both.",
+            "other. Absent: both."
         ),
     ] = None,
     on_long: Annotated[
@@ -82,21 +82,20 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help=(
                 "Treatment of a text with more tokens than the task reads at once. Absent: "
                 "windows, and cut for ranking."
-            ),
+            )
         ),
     ] = None,
     problem_type: Annotated[
         ProblemType | None,
         typer.Option(
             help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
-            "transformers does.",
+            "transformers does."
         ),
     ] = None,
     head: Annotated[
         LogitUse | None,
         typer.Option(
-            help="Head of a model with one logit. Absent: ranking if the folder is a "
-            "cross-encoder.",
+            help="Head of a model with one logit. Absent: ranking if the folder is a cross-encoder."
         ),
     ] = None,
     backbone: BackboneOption = None,
@@ -223,8 +222,7 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
     task: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Name of the task in this registry. Absent: its original name.",
+            metavar="NAME", help="Name of the task in this registry. Absent: its original name."
         ),
     ] = None,
     revision: RevisionOption = None,
@@ -236,13 +234,7 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_exchange import (
-            HuggingFaceHub,
-            draft_pulled,
-            fetched,
-            hub,
-            read_hub_folder,
-        )
+        from nunatak_exchange import HuggingFaceHub, draft_pulled, fetched, hub, read_hub_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)

@@ -56,10 +56,7 @@ def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = Fals
 
 
 def show(
-    name: PolicyArgument,
-    *,
-    version: VersionOption = None,
-    registry: RegistryOption = None,
+    name: PolicyArgument, *, version: VersionOption = None, registry: RegistryOption = None
 ) -> None:
     """Print a policy as JSON, the newest version or an older one. `policy put` reads it again."""
     with existing_registry(registry) as opened:

@@ -35,8 +35,7 @@ def copy(
     ],
     *,
     task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Copy only this task. Repeatable.")
     ] = None,
     create: CreateOption = False,
     as_json: JsonOption = False,
@@ -236,13 +235,4 @@ def _versions_text(versions: Sequence[int]) -> str:
     return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
-registry_app = group(
-    "registry",
-    "Copy whole registries.",
-    {
-        "copy": (
-            copy,
-            COPY_EXAMPLE,
-        ),
-    },
-)
+registry_app = group("registry", "Copy whole registries.", {"copy": (copy, COPY_EXAMPLE)})

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 
 CandidateAliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
 CandidateVersionOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Number of the candidate version."),
+    int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
 ]
 CandidateExpectOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N",
-        min=0,
-        help="Change only if version N is the candidate now (0: no candidate).",
+        metavar="N", min=0, help="Change only if version N is the candidate now (0: no candidate)."
     ),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
@@ -47,10 +44,7 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     share: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1.0,
-            help="Share of the requests, above 0 and up to 1.",
+            metavar="SHARE", min=0.0, max=1.0, help="Share of the requests, above 0 and up to 1."
         ),
     ] = None,
     end: EndOption = False,
@@ -100,10 +94,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     report: Annotated[
         bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
     ] = False,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Address of a server."),
-    ] = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
     alias: CandidateAliasOption = "prod",
     expect: CandidateExpectOption = None,
     backbone: BackboneOption = None,

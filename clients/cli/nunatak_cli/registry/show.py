@@ -277,8 +277,7 @@ def thresholds(
     reference: ReferenceArgument,
     *,
     label: Annotated[
-        str | None,
-        typer.Option(metavar="LABEL", help="Only this label, with all its thresholds."),
+        str | None, typer.Option(metavar="LABEL", help="Only this label, with all its thresholds.")
     ] = None,
     precision: Annotated[
         float | None,

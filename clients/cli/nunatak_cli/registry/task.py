@@ -46,12 +46,10 @@ VersionArgument = Annotated[
 ]
 
 WaitOption = Annotated[
-    bool,
-    typer.Option("--wait", help="Return when every live server process follows the change."),
+    bool, typer.Option("--wait", help="Return when every live server process follows the change.")
 ]
 TimeoutOption = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time."),
+    float, typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time.")
 ]
 
 
@@ -68,11 +66,7 @@ def history(
     name: NameArgument,
     *,
     alias: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ALIAS",
-            help="Only this alias. Absent: all aliases.",
-        ),
+        str | None, typer.Option(metavar="ALIAS", help="Only this alias. Absent: all aliases.")
     ] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
@@ -262,20 +256,14 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "show": (show, "nunatak task show tone@prod"),
     "versions": (versions, "nunatak task versions tone"),
     "diff": (diff, "nunatak task diff tone/1 tone@prod"),
-    "thresholds": (
-        thresholds,
-        "nunatak task thresholds tone@prod --label urgent --precision 0.95",
-    ),
+    "thresholds": (thresholds, "nunatak task thresholds tone@prod --label urgent --precision 0.95"),
     "history": (history, "nunatak task history tone --alias prod"),
     "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
     "rollback": (rollback, "nunatak task rollback tone --alias prod"),
     "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
     "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
     "verify": (verify, "nunatak task verify --probe"),
-    "import": (
-        import_,
-        "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
-    ),
+    "import": (import_, "nunatak task import ./finetuned --task tone --backbone bert-base-uncased"),
     "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
     "push": (push, "nunatak task push tone@prod owner/tone"),
     "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),

@@ -32,8 +32,7 @@ class Check:
 
 def verify(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks."),
+        str | None, typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks.")
     ] = None,
     *,
     probe: Annotated[

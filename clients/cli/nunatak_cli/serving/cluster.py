@@ -154,10 +154,7 @@ cluster_app = group(
     "cluster",
     "Serve on a Ray cluster.",
     {
-        "up": (
-            up,
-            UP_EXAMPLE,
-        ),
+        "up": (up, UP_EXAMPLE),
         "status": (status, "nunatak cluster status"),
         "down": (down, "nunatak cluster down"),
     },

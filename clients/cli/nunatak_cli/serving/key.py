@@ -49,15 +49,11 @@ def create(
     *,
     file: FileOption,
     scope: Annotated[
-        list[ScopeName] | None,
-        typer.Option(help="Scope of the key (predict). Repeatable."),
+        list[ScopeName] | None, typer.Option(help="Scope of the key (predict). Repeatable.")
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|PREFIX*",
-            help="Task that the key may use (all). Repeatable.",
-        ),
+        typer.Option(metavar="NAME|PREFIX*", help="Task that the key may use (all). Repeatable."),
     ] = None,
     weight: Annotated[
         float,
@@ -67,12 +63,7 @@ def create(
     ] = 1.0,
     days: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=36_500,
-            metavar="N",
-            help="Days until the key expires (never).",
-        ),
+        typer.Option(min=1, max=36_500, metavar="N", help="Days until the key expires (never)."),
     ] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""

@@ -103,10 +103,7 @@ memory_app = group(
     "Show and choose the task versions in a server's memory.",
     {
         "show": (show, "nunatak memory show --server http://127.0.0.1:8080"),
-        "preload": (
-            preload,
-            "nunatak memory preload tone@prod --server http://127.0.0.1:8080",
-        ),
+        "preload": (preload, "nunatak memory preload tone@prod --server http://127.0.0.1:8080"),
         "pin": (pin, "nunatak memory pin tone@prod --server http://127.0.0.1:8080"),
         "unpin": (unpin, "nunatak memory unpin tone --server http://127.0.0.1:8080"),
         "evict": (evict, "nunatak memory evict tone/2 --server http://127.0.0.1:8080"),

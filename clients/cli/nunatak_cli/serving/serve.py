@@ -73,8 +73,7 @@ def serve(
         ),
     ] = None,
     show_config: Annotated[
-        bool,
-        typer.Option("--show-config", help="Print every setting with its origin, then exit."),
+        bool, typer.Option("--show-config", help="Print every setting with its origin, then exit.")
     ] = False,
     create: CreateOption = False,
 ) -> None:

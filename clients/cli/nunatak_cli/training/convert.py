@@ -40,9 +40,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     backbone: Annotated[
         str,
         typer.Option(
-            "--backbone",
-            metavar="NAME+int8",
-            help="The quantized form of the version's backbone.",
+            "--backbone", metavar="NAME+int8", help="The quantized form of the version's backbone."
         ),
     ],
     data: Annotated[
@@ -50,8 +48,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
     ],
     tolerance: Annotated[
-        float,
-        typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall."),
+        float, typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall.")
     ] = 0.5,
     text_column: TextColumnOption = None,
     label_column: LabelColumnOption = None,

@@ -47,10 +47,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv|FILE.jsonl",
-            help="Write all doubts to this file.",
-        ),
+        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Write all doubts to this file."),
     ] = None,
     text_column: TextColumnOption = None,
     label_column: LabelColumnOption = None,
@@ -59,8 +56,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
     escape_formulas: EscapeFormulasOption = False,
     max_length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens that are read of a text (128)."),
+        int | None, typer.Option(metavar="N", help="Tokens that are read of a text (128).")
     ] = None,
     as_json: JsonOption = False,
     cache: CacheOption = True,
@@ -101,10 +97,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         write_rows("--out", out, kept, like)
     rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
     print_outcome(
-        {"doubts": rows},
-        _table(found),
-        f"{len(found)} examples in doubt{rest}",
-        as_json=as_json,
+        {"doubts": rows}, _table(found), f"{len(found)} examples in doubt{rest}", as_json=as_json
     )
 
 

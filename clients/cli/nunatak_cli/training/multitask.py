@@ -41,8 +41,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     data: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=PATH",
-            help="A task and its examples, as for `train`; give two or more.",
+            metavar="NAME=PATH", help="A task and its examples, as for `train`; give two or more."
         ),
     ],
     kind: Annotated[

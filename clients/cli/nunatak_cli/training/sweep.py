@@ -127,8 +127,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
     of: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one."),
+        str | None, typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one.")
     ] = None,
     registry: RegistryOption = None,
     create: CreateOption = False,
@@ -139,11 +138,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="CPU threads that compute. Absent: as in the sweep.",
-        ),
+        typer.Option(metavar="N", min=1, help="CPU threads that compute. Absent: as in the sweep."),
     ] = None,
 ) -> None:
     """Train the run with the best dev score again, with its seed, and publish it."""

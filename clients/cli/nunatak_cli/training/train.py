@@ -111,8 +111,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     dev: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH",
-            help="Examples that choose the best epoch. Absent: a tenth of the data.",
+            metavar="PATH", help="Examples that choose the best epoch. Absent: a tenth of the data."
         ),
     ] = None,
     kind: KindOption = None,
