@@ -18,18 +18,26 @@ from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Releva
 from nunatak_training.data.splits import majority
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.calibration import calibration_error
-from nunatak_training.scoring.counts import (
+from nunatak_training.scoring.scores import (
     LabelCounts,
+    Values,
     accuracy,
     confusion,
     count_pairs,
     count_sets,
+    entities_in,
+    exact_match,
     f1_macro,
     f1_micro,
     f1_of,
     label_statistics,
+    ndcg,
+    overlap_f1,
+    pearson,
+    reciprocal_rank,
+    spearman,
+    uses_bio,
 )
-from nunatak_training.scoring.spans import entities_in, exact_match, overlap_f1, uses_bio
 from nunatak_training.scoring.statistics import (
     Interval,
     Statistic,
@@ -39,7 +47,6 @@ from nunatak_training.scoring.statistics import (
     weights_of_all,
     wilson_interval,
 )
-from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
