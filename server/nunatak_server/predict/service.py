@@ -23,8 +23,7 @@ from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
-from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
-from nunatak_server.predict.ask import Dispatcher, RowSink
+from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (

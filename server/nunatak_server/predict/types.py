@@ -24,8 +24,7 @@ from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
 from nunatak_server.predict.growing import Growing
-from nunatak_server.rollouts.canary import Arm
-from nunatak_server.rollouts.rollouts import ShadowRun
+from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
 from nunatak_server.telemetry.records import OK, VersionWork
