@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.memory import MemorySample
+from nunatak_loadtest.processes import MemorySample
 from nunatak_loadtest.scenarios import Scenario
 
 LATE = "late"

@@ -13,16 +13,17 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
-from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    PIECE_BYTES,
     Attempts,
     Connections,
     RetryPolicy,
+    VerdictExchange,
     key_headers,
     server_url,
     tls_context,

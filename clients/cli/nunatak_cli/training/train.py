@@ -1,15 +1,17 @@
-"""`nunatak train` and `nunatak train-all`: their options.
+"""`nunatak train`, `nunatak train-all` and `nunatak multitask`: their options.
 
-`runs` does the work; it imports torch.
+`runs` does the work of the first two; it imports torch.
 """
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
+# ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.options import (
@@ -34,14 +36,19 @@ from nunatak_cli.options import (
     TextColumnOption,
     ThreadsOption,
     assignments,
+    check_names,
     file_set_option,
     labelled_format,
     made_options,
     settings_given,
 )
-from nunatak_cli.output import console, print_outcome, tell_rejected
+from nunatak_cli.output import console, facts_table, print_outcome, tell_rejected
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
+
+if TYPE_CHECKING:
+    from nunatak_training.multitask import MultitaskOutcome
+
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
 SETTINGS = (
@@ -227,3 +234,89 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(results_json(results), results_table(results), as_json=as_json)
     if any(isinstance(found, NunatakError) for _, found in results):
         raise typer.Exit(1)
+
+
+class MultitaskCommand(SettingsCommand):
+    """A command with options of some settings."""
+
+    setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
+
+
+def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
+    output: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder of the backbone.")],
+    *,
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=PATH", help="A task and its examples, as for `train`; give two or more."
+        ),
+    ],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=KIND",
+            help="The kind of a task, as for `train --kind`. Absent: by the first row.",
+        ),
+    ] = None,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+    resume: ResumeOption = True,
+) -> None:
+    """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
+    sources, kinds = assignments("--data", data), assignments("--kind", kind)
+    check_names("--kind", kinds, sources)
+    changes: dict[str, JsonValue] = dict(settings_given(settings, context.obj))
+    with needs_extra("training"):
+        from nunatak_contract.methods import Full
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_training.cache import default_cache_folder
+        from nunatak_training.kinds import kind_named
+        from nunatak_training.multitask import SharedTask, train_backbone
+        from nunatak_training.recipes import default_recipe
+        from nunatak_training.report import ProgressBar
+    tasks = {
+        name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
+        for name, path in sources.items()
+    }
+    default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
+    base = load_backbone(backbone or DEFAULT_BACKBONE)
+    recipe = default_recipe(Full(), backbone=base.name, changes=changes)
+    outcome = train_backbone(
+        tasks,
+        recipe,
+        output,
+        base,
+        report=ProgressBar(", ".join(sources)),
+        checkpoints=default_cache_folder() if resume else None,
+    )
+    line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"
+    print_outcome(_outcome_json(outcome), _outcome_table(outcome), line, as_json=as_json)
+
+
+def _outcome_table(outcome: "MultitaskOutcome") -> Table:
+    fitted = outcome.fitted
+    scores = {
+        f"dev {name}": ", ".join(f"{metric} {value:.4f}" for metric, value in it.metrics.items())
+        for name, it in fitted.scores.items()
+    }
+    return facts_table(
+        {
+            **scores,
+            "best epoch": f"{fitted.best_epoch} of {fitted.history[-1].epoch}",
+            "backbone": f"{outcome.digest[:12]}...",
+            "time": f"{outcome.seconds:.1f} s",
+        }
+    )
+
+
+def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, object]:
+    fitted = outcome.fitted
+    return {
+        "folder": str(outcome.folder),
+        "digest": outcome.digest,
+        "scores": {name: dict(scores.metrics) for name, scores in fitted.scores.items()},
+        "best_epoch": fitted.best_epoch,
+        "seconds": outcome.seconds,
+    }
