@@ -155,8 +155,6 @@ class ApplicationPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplicationState:
-    """The state of an application."""
-
     name: str
     status: str
     message: str

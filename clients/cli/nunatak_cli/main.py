@@ -85,7 +85,6 @@ GROUPS = {
 
 
 def build_app() -> Program:
-    """Return the program with all commands."""
     built = Program(
         name="nunatak",
         cls=FailureGroup,

@@ -16,8 +16,6 @@ from nunatak_rows import RowFormat
 
 
 class DeviceName(StrEnum):
-    """Devices that train."""
-
     CPU = "cpu"
     CUDA = "cuda"
 
@@ -174,8 +172,6 @@ RevisionOption = Annotated[
 
 
 class ExportFormat(StrEnum):
-    """The format that `task export` writes."""
-
     TRANSFORMERS = "transformers"
     SENTENCE_TRANSFORMERS = "sentence-transformers"
     PEFT = "peft"
@@ -246,7 +242,6 @@ def settings_given(
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Check that an option names only known names."""
     unknown = sorted(named.keys() - known.keys())
     if unknown:
         raise NunatakError(
@@ -273,7 +268,6 @@ def row_format(
     delimiter: str | None = None,
     rejected: Path | None = None,
 ) -> RowFormat:
-    """Return the columns and the delimiter that options name."""
     if delimiter is not None:
         delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
         if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
@@ -322,12 +316,10 @@ class SettingsCommand(TyperCommand):
 
     @staticmethod
     def setting_options() -> tuple[Any, ...]:
-        """Return the options."""
         return ()
 
     # Typer hands in a typer.Context, but names its own private base classes here.
     def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the command's own options, then those of the settings."""
         own: list[Any] = super().get_params(ctx)  # pyright: ignore[reportArgumentType]
         try:
             return [*own, *_setting_options(type(self))]

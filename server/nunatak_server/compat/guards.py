@@ -38,8 +38,6 @@ ENDS_IN_A_TEXT: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a text of a call, and its place in a joined text."""
-
     text: str
     begin: int
     size: int
@@ -114,7 +112,6 @@ def _at(piece: Piece, place: int) -> Piece:
 
 
 def _is_in_a_word(one: Piece, other: Piece) -> bool:
-    """Return whether a word may go on from the end of a text to the begin of the next."""
     return one.is_end and one.characters[-1].isalnum() and other.characters[0].isalnum()
 
 
@@ -173,8 +170,6 @@ PARTS: Final = {name: part for part, names in NAMES_OF_PARTS.items() for name in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """A text, who says it, and the name of its field."""
-
     author: str
     name: str
     text: str
@@ -200,11 +195,7 @@ class CallContent:
     """The role of the message that is read."""
 
     def read(self, value: JsonValue) -> JsonValue:
-        """Read a call or its texts; return the value with changed texts.
-
-        Raises:
-            NunatakError: `invalid_request`, the call has too many values.
-        """
+        """Read a call or its texts; return the value with changed texts."""
         changed = self._read(value, "")
         for _, run in groupby(self._said, key=attrgetter("author")):
             said = tuple(run)
@@ -304,10 +295,6 @@ async def judge_call(
     Texts that follow each other are judged as one text too. What is found there is masked in each
     of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
     to judge.
-
-    Raises:
-        NunatakError: `invalid_request`, the call has an unread part that the policy does not name,
-            or a text to mask that is not replaceable.
     """
     joined = dict[str, Sequence[Piece]]()
     max_chars = state_of(request.scope).settings.max_text_chars

@@ -281,7 +281,6 @@ async def _timed(answer: Awaitable[tuple[dict[str, Any], dict[str, str]]]) -> Re
 
 
 async def _served(request: Request) -> list[TaskManifest]:
-    """Return the caller's tasks that the contract can ask, and for which a backbone is here."""
     tasks = (it.manifest for it in await catalog_of(request).tasks())
     backbones = runtime_of(request).backbones
     return [it for it in tasks if backbones.serves(it) and is_served(it)]

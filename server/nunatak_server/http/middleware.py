@@ -37,8 +37,6 @@ logger = logging.getLogger("nunatak_server.access")
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One request, and the known facts of its answer."""
-
     method: str
     span: RequestSpan | None
     started: float = field(default_factory=time.perf_counter)
@@ -48,8 +46,6 @@ class Exchange:
 
 
 class RequestObserver:
-    """Records requests in the metrics, in traces and in the log."""
-
     def __init__(self, *, access_log: bool) -> None:
         self._access_log = access_log
 
@@ -75,7 +71,6 @@ class RequestObserver:
         return response
 
     def conclude(self, scope: Scope, exchange: Exchange) -> None:
-        """Record an answered request."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
         metrics = state_of(scope).runtime.metrics
@@ -118,7 +113,6 @@ class ObservingMiddleware:
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and record it after its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -152,7 +146,6 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    """Return the log fields of a prediction, with the times of its slowest version."""
     tasks, failed = list[str](), dict[str, str]()
     tokenize_s = load_s = queue_s = compute_s = 0.0
     batch_rows = 0

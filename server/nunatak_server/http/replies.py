@@ -83,7 +83,6 @@ def _plain(value: object) -> object:
 
 
 def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
-    """Return the inputs as a list for the service, also for one input."""
     items = inputs if isinstance(inputs, list) else [inputs]
     return tuple(map(_input, items))
 
@@ -161,14 +160,12 @@ def timing_headers(timings: StageTimes) -> dict[str, str]:
 
 
 def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
-    """Return the number of tokens read of all inputs, and whether one was cut."""
     return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
 def summaries_of(
     tasks: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
-    """Return tasks, with their versions in memory."""
     # One pass over tasks and versions in memory, because there may be thousands of both.
     versions = defaultdict[str, list[int]](list)
     for loaded in resident:
@@ -256,7 +253,6 @@ class LinesResponse(StreamingResponse):
         self._held: AbstractContextManager[object] = nullcontext()
 
     def hold(self, held: AbstractContextManager[object]) -> None:
-        """Hold the source of lines until the last is sent or the caller has gone."""
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,15 +38,9 @@ from nunatak_server.scheduler.turns import SLICE, Pace
 
 
 class RowSink(Protocol):
-    """Computes rows."""
+    def submit(self, rows: Sequence[PendingRow]) -> None: ...
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; the future of each row is resolved later."""
-        ...
-
-    def withdraw(self, rows: Sequence[PendingRow]) -> None:
-        """Cancel the futures of rows, and drop the rows that wait."""
-        ...
+    def withdraw(self, rows: Sequence[PendingRow]) -> None: ...
 
 
 Report = Callable[[AskedTask], None]
@@ -110,7 +104,6 @@ class Dispatcher:
     def _leased(
         self, asked: Sequence[AskedTask]
     ) -> tuple[list[tuple[AskedTask, Lease]], list[AskedTask]]:
-        """Return the tasks whose versions are in memory, with leases, and the other tasks."""
         there, rest = list[tuple[AskedTask, Lease]](), list[AskedTask]()
         for each in asked:
             lease = self._residency.lease_resident(each.manifest)
@@ -296,7 +289,6 @@ class RequestPart:
                 self.put(item)
 
     def put(self, asked: Asked) -> None:
-        """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
             del self._open[asked.reference]
             self._arrive((asked, self._tokenize_s))
@@ -338,11 +330,7 @@ async def arrivals(
 
 
 async def hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
-    """Yield results on arrival, but hold refusals back until the first result that is no refusal.
-
-    Raises:
-        NunatakError: all results are refusals; the first refusal is raised.
-    """
+    """Hold refusals back until a result is none; if all results are refusals, raise the first."""
     held = list[StreamedResult]()
     refusal: NunatakError | None = None
     has_begun = False

@@ -71,8 +71,6 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The version that answers, and the shadow if it runs."""
-
     manifest: TaskManifest
     arm: Arm | None = None
     """The answering version; None if the alias has no canary."""

@@ -51,8 +51,6 @@ from nunatak_training.scoring.statistics import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleAnswer:
-    """The answer of a task to one example."""
-
     value: str | float | tuple[str, ...]
     """By the kind of task: a label, an answer, a value, the score of a document, all labels that
     apply, or the tag of each word."""
@@ -62,8 +60,6 @@ class ExampleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelReport:
-    """The scores of one label, or of the entities of one type."""
-
     label: str
     precision: float
     recall: float
@@ -78,8 +74,6 @@ class LabelReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """All scores of a task on labelled examples."""
-
     metrics: Mapping[Metric, float]
     intervals: Mapping[Metric, Interval]
     """At 95 %; a score may have none (see `score_intervals`)."""
@@ -288,7 +282,6 @@ def tag_statistics(
 
 
 def answer_statistics(pairs: Sequence[tuple[str, Sequence[str]]]) -> Statistics:
-    """Return the scores of answers, each with the right answers."""
     return Statistics(
         num_units=len(pairs),
         by_metric={

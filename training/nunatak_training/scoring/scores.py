@@ -46,8 +46,6 @@ LABEL_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelCounts:
-    """The expected and the predicted labels of each unit."""
-
     num_labels: int
     hits: Events
     expected: Events

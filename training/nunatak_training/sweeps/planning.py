@@ -233,8 +233,6 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One planned run."""
-
     description: results.RunDescription
     origin: results.RunOrigin
 

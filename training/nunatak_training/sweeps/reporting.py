@@ -93,8 +93,6 @@ ORIGINS: dict[str, Callable[[RunDescription], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """All runs with the same settings and different seeds."""
-
     axes: tuple[str, ...]
     """Values in the order of `COLUMNS`."""
     origins: tuple[str, ...]

@@ -179,8 +179,6 @@ class InProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One process and the pipe to it."""
-
     process: SpawnProcess
     pipe: Connection
 
@@ -239,8 +237,6 @@ def dead_run(run: Run, message: str) -> RunRecord:
 
 
 class SweepProgress:
-    """A bar over the runs, with a line for each run."""
-
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: tqdm[NoReturn] | None = None

@@ -205,7 +205,6 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
 ) -> Input:
-    """Return the one input that the options describe."""
     match pair, question, documents:
         case None, None, ():
             return text
@@ -237,7 +236,6 @@ def _parameters(
 def _stream_server(
     server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
 ) -> "Iterator[TaskResult]":
-    """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -257,7 +255,6 @@ def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
 
 
 def _answers_table(answers: "Iterable[TaskResult]") -> Table:
-    """Return one row per task."""
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     for heading in ("version", "score"):

@@ -173,7 +173,6 @@ class Meter:
         """The time and the place of the end of the first chunk."""
 
     def after(self, chunk: Chunk, num_bytes: int, *, now: float) -> str:
-        """Return the text after a chunk."""
         self._num_rows += chunk.num_rows
         text = f"{self._num_rows:,} rows"
         if chunk.is_done or self._begun is None:

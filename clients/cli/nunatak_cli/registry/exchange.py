@@ -251,7 +251,6 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
 
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
-    """Return the scores of `--threshold`, by label."""
     found = dict[str, float]()
     for label, text in assignments("--threshold", given).items():
         try:

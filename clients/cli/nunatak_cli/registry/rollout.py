@@ -197,7 +197,6 @@ def candidate_json(event: "CandidateEvent") -> dict[str, object]:
 
 
 def _report_table(report: "ShadowReport") -> Table:
-    """Return the agreement of a shadow with the version that answers, and its drift."""
     bounds = {
         "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
         for it in report.drift_histogram

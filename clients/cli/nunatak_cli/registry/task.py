@@ -180,7 +180,6 @@ def collect(
 
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
-    """Return one row per task, about the version that the bare name serves."""
     from nunatak_contract.cards import shared_text
 
     table = plain_table()
@@ -204,7 +203,6 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
 
 
 def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
-    """Return one row per move of an alias and per change of a candidate, oldest first."""
     table = plain_table("when", "alias", "what", "from", "to", "by")
     # The sort is stable: a move stays before the candidates that it ends at the same time.
     for event in sorted((*events, *changes), key=lambda event: event.at):

@@ -134,11 +134,6 @@ def down(*, on: ClusterOption = "ray") -> None:
 
 
 def _bounds(replicas: str) -> tuple[int, int]:
-    """Return the least and the largest number of replicas.
-
-    Raises:
-        typer.BadParameter: `replicas` is not `N` or `N:M` with 1 <= N <= M.
-    """
     least, _, most = replicas.partition(":")
     try:
         bounds = int(least), int(most or least)

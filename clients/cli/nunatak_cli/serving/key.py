@@ -37,8 +37,6 @@ SHOWN_DIGITS = 8
 
 
 class ScopeName(StrEnum):
-    """The permissions of a key."""
-
     PREDICT = "predict"
     READ = "read"
     ADMIN = "admin"
@@ -141,7 +139,6 @@ def _create_key(file: Path, **members: object) -> str:
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
-    """Return one row per key, with only the start of its digest."""
     table = plain_table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
     for key in keys:
         table.add_row(

@@ -84,7 +84,6 @@ def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
 
 
 def saved_line(report: "MemoryReport") -> str:
-    """Return what the versions in memory save, compared with one full model for each."""
     pss = report.process.pss_bytes
     return (
         f"the server holds {len(report.tasks)} task versions: {decimal(report.shared_bytes)} of "

@@ -57,8 +57,6 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Labelled examples, the answer to each, and the scores."""
-
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
     said: "Sequence[ExampleAnswer]"
@@ -206,7 +204,6 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 def _said(
     answer: "TaskResult", members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
-    """Return the part of an answer for each of the examples of one input."""
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
     items, predicted = items_of(answer), predicted_of(answer)

@@ -199,7 +199,6 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    """Read a results folder."""
     from nunatak_training.sweeps import ResultsFolder
 
     records = ResultsFolder(results).records()

@@ -59,7 +59,6 @@ SETTINGS = (
 
 
 def options_of(*names: str) -> tuple[Any, ...]:
-    """Return the options of settings, made from the fields of methods and recipe."""
     with needs_extra("training"):
         from nunatak_training.recipes import recipe_settings
         from nunatak_training.run_settings import all_settings
@@ -237,8 +236,6 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 class MultitaskCommand(SettingsCommand):
-    """A command with options of some settings."""
-
     setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
 
 
