@@ -1,4 +1,4 @@
-"""The asyncio client; `make client` makes the blocking client from this file."""
+"""The asyncio client; the build makes the blocking client from this file."""
 
 import asyncio
 import time
