@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nunatak_cli.options import (
-    BackboneOption,
-    CreateOption,
-    ExportFormat,
-    JsonOption,
-    NewAliasOption,
-    ReferenceArgument,
-    RegistryOption,
-    RevisionOption,
-    assignments,
-)
+from nunatak_cli import options
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import existing_registry, publishing_registry
@@ -98,7 +88,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help="Head of a model with one logit. Absent: ranking if the folder is a cross-encoder."
         ),
     ] = None,
-    backbone: BackboneOption = None,
+    backbone: options.BackboneOption = None,
     allow_other_base: Annotated[
         bool,
         typer.Option(
@@ -106,12 +96,12 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help="Accept an adapter whose folder names another base model, or none.",
         ),
     ] = False,
-    revision: RevisionOption = None,
-    promote: NewAliasOption = None,
+    revision: options.RevisionOption = None,
+    promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
@@ -156,17 +146,17 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def export(
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="New or empty folder to write to.")
     ],
     *,
     wanted: Annotated[
-        ExportFormat, typer.Option("--format", help="Format of the folder.")
-    ] = ExportFormat.TRANSFORMERS,
-    backbone: BackboneOption = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+        options.ExportFormat, typer.Option("--format", help="Format of the folder.")
+    ] = options.ExportFormat.TRANSFORMERS,
+    backbone: options.BackboneOption = None,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
@@ -182,9 +172,9 @@ def export(
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         writers = {
-            ExportFormat.TRANSFORMERS: export_transformers,
-            ExportFormat.SENTENCE_TRANSFORMERS: export_sentence_transformers,
-            ExportFormat.PEFT: export_peft,
+            options.ExportFormat.TRANSFORMERS: export_transformers,
+            options.ExportFormat.SENTENCE_TRANSFORMERS: export_sentence_transformers,
+            options.ExportFormat.PEFT: export_peft,
         }
         if (write := writers.get(wanted)) is None:
             write_hub_folder(manifest, _blobs(opened, manifest), target)
@@ -198,12 +188,12 @@ def export(
 
 
 def push(
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     place: PlaceArgument,
     *,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
@@ -225,12 +215,12 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="NAME", help="Name of the task in this registry. Absent: its original name."
         ),
     ] = None,
-    revision: RevisionOption = None,
-    backbone: BackboneOption = None,
-    promote: NewAliasOption = None,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
+    revision: options.RevisionOption = None,
+    backbone: options.BackboneOption = None,
+    promote: options.NewAliasOption = None,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
@@ -252,7 +242,7 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
     found = dict[str, float]()
-    for label, text in assignments("--threshold", given).items():
+    for label, text in options.assignments("--threshold", given).items():
         try:
             found[label] = float(text)
         except ValueError:

@@ -8,13 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import (
-    BackboneOption,
-    JsonOption,
-    NameArgument,
-    RegistryOption,
-    UnprobedOption,
-)
+from nunatak_cli import options
 from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import prove_version
@@ -38,7 +32,7 @@ EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
 
 
 def canary(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     version: CandidateVersionOption = None,
     share: Annotated[
@@ -50,10 +44,10 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     end: EndOption = False,
     alias: CandidateAliasOption = "prod",
     expect: CandidateExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
     from nunatak_registry import CandidateRole
@@ -78,7 +72,7 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     version: CandidateVersionOption = None,
     share: Annotated[
@@ -97,10 +91,10 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
     alias: CandidateAliasOption = "prod",
     expect: CandidateExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
     from nunatak_registry import CandidateRole

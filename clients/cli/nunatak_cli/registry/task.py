@@ -13,15 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import (
-    AliasOption,
-    BackboneOption,
-    ExpectOption,
-    JsonOption,
-    NameArgument,
-    RegistryOption,
-    UnprobedOption,
-)
+from nunatak_cli import options
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
@@ -53,7 +45,9 @@ TimeoutOption = Annotated[
 ]
 
 
-def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+def list_tasks(
+    *, registry: options.RegistryOption = None, as_json: options.JsonOption = False
+) -> None:
     """List the tasks, each with the version that its bare name serves."""
     with existing_registry(registry) as opened:
         tasks = opened.tasks()
@@ -63,13 +57,13 @@ def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) 
 
 
 def history(
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     alias: Annotated[
         str | None, typer.Option(metavar="ALIAS", help="Only this alias. Absent: all aliases.")
     ] = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
     with existing_registry(registry) as opened:
@@ -88,17 +82,17 @@ def history(
 
 
 def promote(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     version: VersionArgument,
     *,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
+    alias: options.AliasOption = "prod",
+    expect: options.ExpectOption = None,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 30,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Load and probe a version, then point an alias at it. Servers follow within a second."""
     with existing_registry(registry) as opened:
@@ -112,16 +106,16 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def rollback(  # noqa: PLR0913 - as above
-    name: NameArgument,
+    name: options.NameArgument,
     *,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
+    alias: options.AliasOption = "prod",
+    expect: options.ExpectOption = None,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 30,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Point an alias back at its previous version. A second rollback goes further back."""
     with existing_registry(registry) as opened:
@@ -136,12 +130,12 @@ def rollback(  # noqa: PLR0913 - as above
 
 
 def delete(
-    name: NameArgument,
+    name: options.NameArgument,
     version: VersionArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Delete a version that no alias or server holds; its number is never used again."""
     with existing_registry(registry) as opened:
@@ -164,8 +158,8 @@ def collect(
             "longest load or publish takes.",
         ),
     ] = 3600.0,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Remove the blobs of deleted versions and the files that killed writers left."""
     with existing_registry(registry) as opened:

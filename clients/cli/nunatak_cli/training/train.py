@@ -14,34 +14,7 @@ import typer
 from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.options import (
-    BackboneOption,
-    CacheOption,
-    CreateOption,
-    DelimiterOption,
-    DeviceName,
-    DeviceOption,
-    JsonOption,
-    KindOption,
-    LabelColumnOption,
-    NewAliasOption,
-    OnBadRow,
-    OnBadRowOption,
-    PairColumnOption,
-    RegistryOption,
-    ResumeOption,
-    SetOption,
-    SettingsCommand,
-    StrictOption,
-    TextColumnOption,
-    ThreadsOption,
-    assignments,
-    check_names,
-    file_set_option,
-    labelled_format,
-    made_options,
-    settings_given,
-)
+from nunatak_cli import options
 from nunatak_cli.output import console, facts_table, print_outcome, tell_rejected
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
@@ -77,10 +50,10 @@ def options_of(*names: str) -> tuple[Any, ...]:
                     rich_help_panel=RECIPE if setting.name in recipe_settings() else METHOD,
                 ),
             )
-    return made_options(wanted)
+    return options.made_options(wanted)
 
 
-class TrainCommand(SettingsCommand):
+class TrainCommand(options.SettingsCommand):
     """A command with options of settings, whose help lists every setting of `--set`."""
 
     setting_options = staticmethod(partial(options_of, *SETTINGS))
@@ -120,27 +93,27 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="PATH", help="Examples that choose the best epoch. Absent: a tenth of the data."
         ),
     ] = None,
-    kind: KindOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
-    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
-    strict: StrictOption = False,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    promote: NewAliasOption = None,
+    kind: options.KindOption = None,
+    text_column: options.TextColumnOption = None,
+    label_column: options.LabelColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
+    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    strict: options.StrictOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
-    as_json: JsonOption = False,
-    cache: CacheOption = True,
-    resume: ResumeOption = True,
-    device: DeviceOption = DeviceName.CPU,
-    threads: ThreadsOption = None,
-    backbone: BackboneOption = None,
-    settings: SetOption = None,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    resume: options.ResumeOption = True,
+    device: options.DeviceOption = options.DeviceName.CPU,
+    threads: options.ThreadsOption = None,
+    backbone: options.BackboneOption = None,
+    settings: options.SetOption = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
-    named = settings_given(settings, context.obj)
+    named = options.settings_given(settings, context.obj)
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
             outcome_json,
@@ -162,7 +135,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         note=note,
         settings=read_settings(named),
         promote=promote,
-        spelt=labelled_format(
+        spelt=options.labelled_format(
             data,
             on_bad_row,
             text=text_column,
@@ -200,16 +173,16 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     *,
     settings: Annotated[
-        list[str] | None, file_set_option("shared.epochs=3 or tasks.tone.layers=1")
+        list[str] | None, options.file_set_option("shared.epochs=3 or tasks.tone.layers=1")
     ] = None,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
-    cache: CacheOption = True,
-    resume: ResumeOption = True,
-    device: DeviceOption = DeviceName.CPU,
-    threads: ThreadsOption = None,
-    strict: StrictOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    resume: options.ResumeOption = True,
+    device: options.DeviceOption = options.DeviceName.CPU,
+    threads: options.ThreadsOption = None,
+    strict: options.StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
@@ -223,7 +196,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
             train_in_turn,
         )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-    listed = read_task_file(file, assignments("--set", settings))
+    listed = read_task_file(file, options.assignments("--set", settings))
     prepare_device(device, threads)
     runs = runs_of(listed, file, strict=strict)
     backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
@@ -235,7 +208,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
         raise typer.Exit(1)
 
 
-class MultitaskCommand(SettingsCommand):
+class MultitaskCommand(options.SettingsCommand):
     setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
 
 
@@ -256,15 +229,15 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
             help="The kind of a task, as for `train --kind`. Absent: by the first row.",
         ),
     ] = None,
-    backbone: BackboneOption = None,
-    as_json: JsonOption = False,
-    settings: SetOption = None,
-    resume: ResumeOption = True,
+    backbone: options.BackboneOption = None,
+    as_json: options.JsonOption = False,
+    settings: options.SetOption = None,
+    resume: options.ResumeOption = True,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
-    sources, kinds = assignments("--data", data), assignments("--kind", kind)
-    check_names("--kind", kinds, sources)
-    changes: dict[str, JsonValue] = dict(settings_given(settings, context.obj))
+    sources, kinds = options.assignments("--data", data), options.assignments("--kind", kind)
+    options.check_names("--kind", kinds, sources)
+    changes: dict[str, JsonValue] = dict(options.settings_given(settings, context.obj))
     with needs_extra("training"):
         from nunatak_contract.methods import Full
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
