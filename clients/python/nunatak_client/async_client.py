@@ -28,21 +28,10 @@ from nunatak_client.transport import (
     to_reply,
     without_proxy,
 )
+from nunatak_contract import wire
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
-from nunatak_contract.wire import (
-    AliasChange,
-    CandidateChange,
-    Eviction,
-    ResidencyReport,
-    ServerInfo,
-    ShadowReport,
-    StreamEvent,
-    TaskDetail,
-    TaskSummary,
-    Unpinning,
-)
 
 
 class AsyncClient:
@@ -178,7 +167,7 @@ class AsyncClient:
 
     async def judge_stream(
         self, policy: str, chunks: AsyncIterable[str]
-    ) -> AsyncGenerator[StreamEvent]:
+    ) -> AsyncGenerator[wire.StreamEvent]:
         """Judge a text while it arrives; the last event has the final verdict.
 
         Show the texts of all events, one after the other. Events are read after each chunk, and
@@ -209,17 +198,17 @@ class AsyncClient:
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise ConnectionFailedError(f"the stream to {url.host} broke: {error!r}") from error
 
-    async def tasks(self) -> tuple[TaskSummary, ...]:
+    async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""
         return await self._run(calls.tasks())
 
-    async def task(self, reference: str) -> TaskDetail:
+    async def task(self, reference: str) -> wire.TaskDetail:
         """Describe a task and the version that `reference` means."""
         return await self._run(calls.task(reference))
 
     async def promote(
         self, task: str, alias: str, version: int, expected_version: int | None = None
-    ) -> AliasChange:
+    ) -> wire.AliasChange:
         """Point `alias` at `version`, which the server loads and probes first.
 
         Raises:
@@ -230,7 +219,7 @@ class AsyncClient:
 
     async def rollback(
         self, task: str, alias: str, expected_version: int | None = None
-    ) -> AliasChange:
+    ) -> wire.AliasChange:
         """Point `alias` back at the previous version."""
         return await self._run(calls.rollback(task, alias, expected_version))
 
@@ -242,7 +231,7 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """Let `version`, once loaded and probed, answer a share of the alias's requests.
 
         Raises:
@@ -259,7 +248,7 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """Run `version` unseen on a share of the alias's requests, to compare it."""
         place = (task, alias, CandidateRole.SHADOW)
         return await self._run(calls.set_candidate(place, version, share, expected_version))
@@ -271,37 +260,37 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """End the canary or the shadow of an alias."""
         return await self._run(calls.end_candidate((task, alias, role), expected_version))
 
-    async def shadow_report(self, task: str, *, alias: str = "prod") -> ShadowReport:
+    async def shadow_report(self, task: str, *, alias: str = "prod") -> wire.ShadowReport:
         """Report the results of an alias's shadow on this server."""
         return await self._run(calls.shadow_report(task, alias))
 
-    async def preload(self, reference: str) -> ResidencyReport:
+    async def preload(self, reference: str) -> wire.ResidencyReport:
         """Load a task version into memory and check it."""
-        return await self._run(calls.hold(reference, "preload", ResidencyReport))
+        return await self._run(calls.hold(reference, "preload", wire.ResidencyReport))
 
-    async def pin(self, reference: str) -> ResidencyReport:
+    async def pin(self, reference: str) -> wire.ResidencyReport:
         """Load the version that `reference` means now, and keep it in memory."""
-        return await self._run(calls.hold(reference, "pin", ResidencyReport))
+        return await self._run(calls.hold(reference, "pin", wire.ResidencyReport))
 
-    async def unpin(self, reference: str) -> Unpinning:
+    async def unpin(self, reference: str) -> wire.Unpinning:
         """Let the server evict a task again, or the one version `name/3`."""
-        return await self._run(calls.hold(reference, "unpin", Unpinning))
+        return await self._run(calls.hold(reference, "unpin", wire.Unpinning))
 
-    async def evict(self, reference: str) -> Eviction:
+    async def evict(self, reference: str) -> wire.Eviction:
         """Drop a task, or the one version `name/3`, from memory."""
-        return await self._run(calls.hold(reference, "evict", Eviction))
+        return await self._run(calls.hold(reference, "evict", wire.Eviction))
 
     async def memory(self) -> MemoryReport:
         """Report bytes in use, and the bytes of one full model per task."""
         return await self._run(calls.show("/v1/memory", MemoryReport))
 
-    async def info(self) -> ServerInfo:
+    async def info(self) -> wire.ServerInfo:
         """Report the facts about the server."""
-        return await self._run(calls.show("/info", ServerInfo))
+        return await self._run(calls.show("/info", wire.ServerInfo))
 
     async def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""

@@ -13,21 +13,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from nunatak_contract import wire
+from nunatak_contract import memory, wire
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.memory import (
-    ActivationsMemory,
-    BackboneMemory,
-    DeviceTierMemory,
-    HostTierMemory,
-    MemoryReport,
-    ProcessMemory,
-    TaskMemory,
-    TiersMemory,
-    TrunkCacheMemory,
-)
 from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
@@ -175,8 +164,8 @@ def summaries_of(
     return [{**vars(it), "resident_versions": versions.get(it.name, ())} for it in summaries]
 
 
-def backbone_memory(backbone: Backbone) -> BackboneMemory:
-    return BackboneMemory(
+def backbone_memory(backbone: Backbone) -> memory.BackboneMemory:
+    return memory.BackboneMemory(
         name=backbone.name,
         digest=backbone.digest,
         dtype=str(backbone.dtype).removeprefix("torch."),
@@ -189,11 +178,11 @@ def memory_report(
     runtime: Runtime,
     resident: Sequence[LoadedTask],
     ledger: MemoryLedger,
-    process: ProcessMemory,
+    process: memory.ProcessMemory,
     peak_activations: int | None,
-) -> MemoryReport:
+) -> memory.MemoryReport:
     tiers = runtime.residency.stats()
-    return MemoryReport(
+    return memory.MemoryReport(
         backbone=backbone_memory(runtime.backbone),
         other_backbones=tuple(map(backbone_memory, runtime.backbones.others)),
         tasks=tuple(_task_memory(it, is_pinned=runtime.residency.is_pinned(it)) for it in resident),
@@ -201,18 +190,18 @@ def memory_report(
         dedicated_bytes=ledger.dedicated_bytes,
         saved_share=ledger.saved_share,
         saved_share_formula=saved_by_formula(*_branches(runtime.backbones, resident)),
-        tiers=TiersMemory(
-            device=DeviceTierMemory(
+        tiers=memory.TiersMemory(
+            device=memory.DeviceTierMemory(
                 bytes=tiers.resident_bytes,
                 budget_bytes=tiers.budget_bytes,
                 pinned_bytes=tiers.pinned_bytes,
                 loading_bytes=tiers.loading_bytes,
                 versions=tiers.num_resident,
             ),
-            host=HostTierMemory.model_validate(runtime.host_tier.stats()),
+            host=memory.HostTierMemory.model_validate(runtime.host_tier.stats()),
         ),
-        trunk_cache=TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
-        activations=ActivationsMemory(peak_bytes=peak_activations),
+        trunk_cache=memory.TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
+        activations=memory.ActivationsMemory(peak_bytes=peak_activations),
         process=process,
     )
 
@@ -225,9 +214,9 @@ def _branches(
         yield backbone.config, own
 
 
-def _task_memory(task: LoadedTask, *, is_pinned: bool) -> TaskMemory:
+def _task_memory(task: LoadedTask, *, is_pinned: bool) -> memory.TaskMemory:
     branch = task.branch
-    return TaskMemory(
+    return memory.TaskMemory(
         task=task.manifest.task,
         version=task.manifest.version,
         method=task.manifest.method.kind,
