@@ -19,7 +19,7 @@ from benchmarks.server.tenants import publish, server
 from doubles.policies import make_policy, make_rule, when
 from doubles.streams import StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
-from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
+from nunatak_client.transport import PIECE_BYTES, VerdictExchange
 from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
