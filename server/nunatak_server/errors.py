@@ -24,18 +24,38 @@ class TooManyTokensError(NunatakError):
 
 
 class OverloadedError(NunatakError):
-    """The queue is full; or `holder`, the caller or a task of the caller, holds its share of it."""
+    """The queue is full; or `holder`, the caller or a task of the caller, holds its share of it.
+
+    With a `period`, the caller has spent its quota of a minute or a day.
+    """
 
     def __init__(
-        self, resource: str, limit: int, *, holder: str | None = None, retry_after_s: int
+        self,
+        resource: str,
+        limit: int,
+        *,
+        holder: str | None = None,
+        period: str | None = None,
+        retry_after_s: int,
     ) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(
-            "overloaded" if holder is None else "share_exceeded",
+            "quota_exceeded" if period else "share_exceeded" if holder else "overloaded",
             resource=resource,
             limit=limit,
             holder=holder,
+            period=period,
             retry_after_s=retry_after_s,
+        )
+
+
+class UnknownSignerError(NunatakError):
+    """No known key has signed the token: the keys of the issuer must be read, or read again."""
+
+    def __init__(self, *, has_keys: bool) -> None:
+        super().__init__(
+            "invalid_token" if has_keys else "issuer_unavailable",
+            reason="the issuer has no such key",
         )
 
 

@@ -33,6 +33,7 @@ RETRY_AFTER_S: Final = (1, 3)
 CLOSING: Final = frozenset(
     {
         "unauthenticated",
+        "invalid_token",
         "insufficient_scope",
         "cross_site",
         "body_too_large",
@@ -179,6 +180,10 @@ def _challenge(error: NunatakError) -> dict[str, str]:
         case "insufficient_scope":
             scope = error.fields["scope"]
             return {"www-authenticate": f'{realm}, error="insufficient_scope", scope="{scope}"'}
+        case "invalid_token":
+            reason = error.fields["reason"]
+            described = f'error="invalid_token", error_description="{reason}"'
+            return {"www-authenticate": f"{realm}, {described}"}
         case "unauthenticated" if error.fields["was_presented"]:
             return {"www-authenticate": f'{realm}, error="invalid_token"'}
         case "unauthenticated":

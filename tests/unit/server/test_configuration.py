@@ -5,7 +5,8 @@ import pytest
 
 from doubles.refusals import raises
 from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE
-from nunatak_server.settings import Origin, ServerSettings, as_toml, configure, unread_variables
+from nunatak_server.configuration import Origin, as_toml, configure, unread_variables
+from nunatak_server.settings import ServerSettings
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,12 @@ KeyNameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Owner of the key; the server's metrics use this name."),
 ]
+QuotaOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Quota of the key in each process (the server's NUNATAK_MAX_...)."
+    ),
+]
 SHOWN_DIGITS = 8
 """Hexadecimal digits of a key's SHA-256 in the table."""
 
@@ -44,7 +50,7 @@ class ScopeName(StrEnum):
     ADMIN = "admin"
 
 
-def create(
+def create(  # noqa: PLR0913 - one parameter per option is how typer works
     name: KeyNameArgument,
     *,
     file: FileOption,
@@ -74,9 +80,19 @@ def create(
             help="Days until the key expires (never).",
         ),
     ] = None,
+    max_requests_per_minute: QuotaOption = None,
+    max_requests_per_day: QuotaOption = None,
+    max_tokens_per_minute: QuotaOption = None,
+    max_tokens_per_day: QuotaOption = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
     now = datetime.now(UTC).replace(microsecond=0)
+    quotas = {
+        "requests_per_minute": max_requests_per_minute,
+        "requests_per_day": max_requests_per_day,
+        "tokens_per_minute": max_tokens_per_minute,
+        "tokens_per_day": max_tokens_per_day,
+    }
     key = _create_key(
         file,
         name=name,
@@ -85,6 +101,7 @@ def create(
         weight=weight,
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
+        quotas={name: most for name, most in quotas.items() if most is not None} or None,
     )
     print_text(key + "\n")
     error_console().print(
@@ -151,13 +168,18 @@ def _create_key(file: Path, **members: object) -> str:
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
     """Return one row per key, with only the start of its digest."""
-    table = plain_table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
+    table = plain_table(
+        "name", "scopes", "tasks", "weight", "quotas", "created", "expires", "sha256"
+    )
     for key in keys:
         table.add_row(
             key.name,
             ", ".join(sorted(key.scopes)),
             ", ".join(key.tasks),
             f"{key.weight:g}",
+            ", ".join(
+                f"{most} {name.replace('_', ' ')}" for name, most in (key.quotas or {}).items()
+            ),
             f"{key.created_at:%Y-%m-%d}",
             "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
             key.sha256[:SHOWN_DIGITS],
