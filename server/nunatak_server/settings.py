@@ -110,7 +110,7 @@ class ServerSettings(BaseSettings):
         default="", description="URL of the issuer (`iss`) whose tokens count beside API keys"
     )
     oidc_audience: str = Field(
-        default="nunatak", description="name of this server among the audiences (`aud`) of tokens"
+        default="nunatak", description="name of this server, which a token must have in `aud`"
     )
     oidc_jwks_url: SafeUrl = Field(
         default="",
@@ -134,7 +134,7 @@ class ServerSettings(BaseSettings):
     )
     max_requests_per_minute: Quantity = Field(
         default=None,
-        description="requests of one caller in a minute, in each process, for keys without an own "
+        description="requests of one caller in a minute, in each process, if its key has no own "
         "quota. Requests of scope `admin` do not count",
     )
     max_requests_per_day: Quantity = Field(default=None, description="the same in a day of UTC")

@@ -11,7 +11,7 @@ from doubles.access import access_by_route, add_key, filled, status_of
 from doubles.compat import litellm, portkey
 from doubles.issuers import running_issuer
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_client
+from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import OnFailure
 from nunatak_model import Backbone
@@ -153,3 +153,22 @@ async def test_tokens_and_open_servers_have_the_quotas_of_the_settings(
             for tenant in ("acme", "other"):
                 headers = {"authorization": f"Bearer {issuer.token(sub=tenant)}"}
                 assert await statuses(client, headers) == [200, 200, 429]
+
+
+def test_a_connection_stays_usable_after_a_refusal_before_the_body(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    spent = add_key(keys, "spent", quotas=A_DAY)
+    settings = make_settings(api_keys_file=keys)
+    limits = httpx.Limits(max_connections=1)
+    with (
+        running_server(backbone, registry, settings) as address,
+        httpx.Client(base_url=address, headers=spent, limits=limits) as client,
+    ):
+        sizes = [1, 900_000, 900_000]
+        answers = [client.post(PREDICT, json={"inputs": "x" * size}) for size in sizes]
+        alive = client.get("/livez")
+
+    assert [it.status_code for it in answers] == [200, 429, 429]
+    assert all("connection" not in it.headers for it in answers)
+    assert alive.status_code == 200
