@@ -218,8 +218,8 @@ TRAINING: Mapping[str, Reason] = {
 
 REQUESTS: Mapping[str, Reason] = {
     "unauthenticated": Reason(
-        "the request needs a valid API key; send the key as 'Authorization: Bearer KEY' (the "
-        "client and the command read NUNATAK_API_KEY)",
+        "the request needs a valid API key, or a token if the server takes tokens; send it as "
+        "'Authorization: Bearer KEY' (the client and the command read NUNATAK_API_KEY)",
         HTTPStatus.UNAUTHORIZED,
     ),
     "invalid_token": Reason(

@@ -96,13 +96,12 @@ def create_app(
     answers 503.
     """
     check_exposure(settings)
-    authenticator = authenticator_for(settings.api_keys_file)
+    keys_file = settings.api_keys_file
+    authenticator = authenticator_for(keys_file)
     if settings.oidc_issuer:
         with needs_extra("oidc"):
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
-        authenticator = TokenAuthenticator(
-            settings, keys=None if settings.api_keys_file is None else authenticator
-        )
+        authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:

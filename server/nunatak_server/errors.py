@@ -24,27 +24,17 @@ class TooManyTokensError(NunatakError):
 
 
 class OverloadedError(NunatakError):
-    """The queue is full; or `holder`, the caller or a task of the caller, holds its share of it.
-
-    With a `period`, the caller has spent its quota of a minute or a day.
-    """
+    """The queue is full; or `holder`, the caller or a task of the caller, holds its share of it."""
 
     def __init__(
-        self,
-        resource: str,
-        limit: int,
-        *,
-        holder: str | None = None,
-        period: str | None = None,
-        retry_after_s: int,
+        self, resource: str, limit: int, *, holder: str | None = None, retry_after_s: int
     ) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(
-            "quota_exceeded" if period else "share_exceeded" if holder else "overloaded",
+            "overloaded" if holder is None else "share_exceeded",
             resource=resource,
             limit=limit,
             holder=holder,
-            period=period,
             retry_after_s=retry_after_s,
         )
 

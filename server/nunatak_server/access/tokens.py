@@ -23,11 +23,10 @@ from nunatak_server.errors import UnknownSignerError
 from nunatak_server.settings import SafeUrl, ServerSettings
 
 REFRESH_S: Final = 300.0
-"""Time between two looks at the keys of the issuer."""
 PAUSE_S: Final = 10.0
-"""Least time between two looks, also for tokens without a known key."""
+"""Least time between two looks at the keys of the issuer."""
 MAX_AGE_S: Final = 3600.0
-"""Time for which keys are kept that the issuer does not confirm."""
+"""Time for which the issuer's keys are kept without another look."""
 TIMEOUT_S: Final = 5.0
 LEEWAY_S: Final = 30.0
 """Most difference between the clocks of the issuer and of this server."""
@@ -95,13 +94,9 @@ class IssuerKeys:
         await asyncio.wait({self._reading})
 
     async def run(self) -> None:
-        try:
-            while True:
-                await self.look_again()
-                await self._pause(REFRESH_S)
-        finally:
-            if self._reading is not None:
-                self._reading.cancel()
+        while True:
+            await self.look_again()
+            await self._pause(REFRESH_S)
 
     async def _read(self) -> None:
         try:
@@ -118,8 +113,7 @@ async def read_signers(settings: ServerSettings) -> Signers:
     """Ask an issuer for its keys.
 
     Raises:
-        httpx.HTTPError: there is no answer, or its status is no success.
-        ValueError, jwt.PyJWTError: the answer is no set of keys, or is of another issuer.
+        httpx.HTTPError, ValueError, jwt.PyJWTError: there is no answer with keys of the issuer.
     """
     url, issuer = settings.oidc_jwks_url, settings.oidc_issuer
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
@@ -153,8 +147,8 @@ class TokenAuthenticator(Authenticator):
     def __init__(
         self,
         settings: ServerSettings,
+        keys: Authenticator | None,
         *,
-        keys: Authenticator | None = None,
         signers: IssuerKeys | None = None,
     ) -> None:
         self._settings = settings

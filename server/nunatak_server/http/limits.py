@@ -252,13 +252,8 @@ class LoadShedder:
 
 
 def count_request(scope: Scope, needed: Access | None) -> None:
-    """Count a request for the quotas of its caller, before its body is read.
-
-    Operators' requests do not count: a spent quota must not keep an operator from a rollback.
-
-    Raises:
-        OverloadedError: a quota of the caller is spent.
-    """
+    """Count a request for its caller's quotas, or refuse it before its body is read."""
+    # A spent quota must not keep an operator from a rollback.
     if needed is not None and needed.scope is not AccessScope.ADMIN:
         caller = caller_of(scope)
         state_of(scope).runtime.service.count_request(caller.name, caller.quotas)

@@ -18,7 +18,6 @@ from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server.errors import OverloadedError
 from nunatak_server.http.access import sharing_headers
 from nunatak_server.http.state import request_id_of
 
@@ -164,8 +163,8 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 
 def headers_of(error: NunatakError) -> dict[str, str]:
     """Return the headers for the caller's transport: the time of a retry, the connection's end."""
-    if isinstance(error, OverloadedError):
-        return {"retry-after": str(error.retry_after_s)}
+    if "retry_after_s" in error.fields:
+        return {"retry-after": str(error.fields["retry_after_s"])}
     if REASONS[error.code].status is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
     if error.code in CLOSING:

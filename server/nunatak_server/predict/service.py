@@ -125,11 +125,7 @@ class PredictionService:
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
 
     def count_request(self, caller: str, limits: Limits) -> None:
-        """Count a request for the quotas of its caller.
-
-        Raises:
-            OverloadedError: a quota of the caller is spent.
-        """
+        """Count a request for the quotas of its caller, or refuse it."""
         with self._refusals():
             self._admission.quotas.count_request(caller, limits)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from nunatak_server.errors import OverloadedError
+from nunatak_contract.errors import NunatakError
 
 
 class Quota(StrEnum):
@@ -25,21 +25,12 @@ class Quota(StrEnum):
     TOKENS_PER_MINUTE = "tokens_per_minute"
     TOKENS_PER_DAY = "tokens_per_day"
 
-    @property
-    def resource(self) -> str:
-        return self.partition("_")[0]
-
-    @property
-    def period(self) -> str:
-        return self.rpartition("_")[2]
-
 
 Limits = Mapping[Quota, int]
 NO_LIMITS: Final[Limits] = MappingProxyType({})
 MAX_CALLERS: Final = 100_000
 """Callers with counts. Only more callers than this make the process forget a count."""
 _PERIODS_S: Final = {"minute": 60, "day": 86_400}
-
 _Count = tuple[int, float]
 """The number of a period, and the amount in this period."""
 
@@ -59,7 +50,7 @@ class Quotas:
         """Count one request of a caller, or refuse and do not count the request.
 
         Raises:
-            OverloadedError: a quota is spent.
+            NunatakError: `quota_exceeded`.
         """
         limits = {**self._default, **limits}
         now, known = self._now(), self._counts.pop(caller, {})
@@ -69,10 +60,15 @@ class Quotas:
         self._counts[caller] = counts
         spent = [quota for quota, limit in limits.items() if counts[quota][1] >= limit]
         if spent:
-            last = max(spent, key=lambda it: _PERIODS_S[it.period])
-            left_s = (counts[last][0] + 1) * _PERIODS_S[last.period] - now
-            raise OverloadedError(
-                last.resource, limits[last], period=last.period, retry_after_s=ceil(left_s)
+            ends = {it: (counts[it][0] + 1) * _period_s(it) for it in spent}
+            last = max(spent, key=ends.__getitem__)
+            resource, _, period = last.split("_")
+            raise NunatakError(
+                "quota_exceeded",
+                resource=resource,
+                period=period,
+                limit=limits[last],
+                retry_after_s=ceil(ends[last] - now),
             )
         self._add(caller, "requests", 1)
 
@@ -83,12 +79,16 @@ class Quotas:
     def _add(self, caller: str, resource: str, amount: float) -> None:
         counts = self._counts.get(caller, {})
         for quota, known in counts.items():
-            if quota.resource == resource:
+            if quota.startswith(resource):
                 period, before = _count_at(self._now(), quota, known)
                 counts[quota] = period, before + amount
 
 
+def _period_s(quota: Quota) -> int:
+    return _PERIODS_S[quota.rpartition("_")[2]]
+
+
 def _count_at(now: float, quota: Quota, known: _Count | None) -> _Count:
     """Return the count of the running period; a clock that goes back frees nothing."""
-    period = int(now // _PERIODS_S[quota.period])
+    period = int(now // _period_s(quota))
     return known if known is not None and known[0] >= period else (period, 0.0)

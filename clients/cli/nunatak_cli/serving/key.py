@@ -32,12 +32,7 @@ KeyNameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Owner of the key; the server's metrics use this name."),
 ]
-QuotaOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", help="Quota of the key in each process (the server's NUNATAK_MAX_...)."
-    ),
-]
+QuotaOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Quota per process.")]
 SHOWN_DIGITS = 8
 """Hexadecimal digits of a key's SHA-256 in the table."""
 
