@@ -40,8 +40,6 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Settings, and the origin of each."""
-
     settings: ServerSettings
     origins: Mapping[str, Origin]
 
@@ -72,7 +70,6 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
 
 
 def as_toml(configuration: Configuration) -> str:
-    """Return the configuration as a TOML file, with each origin as a comment."""
     return "".join(
         f"{_assignment(name, value)}  # {origin}\n" for name, value, origin in configuration.shown()
     )

@@ -11,10 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import (
-    DEFAULT_BACKBONE,
-    TaskReference,
-)
+from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 from nunatak_server.scheduler.quotas import Limits, Quota
 
@@ -26,13 +23,8 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 _SIGNATURE: Final = "(?:[RPE]S(?:256|384|512)|EdDSA)"
 """Signatures by a private key. Who can check one cannot make one, unlike with HS256."""
-SafeUrl = Annotated[
-    str,
-    Field(
-        pattern=r"^(?:(?:https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1))(?::\d{1,5})?"
-        r"(?:/\S*)?)?$"
-    ),
-]
+_SAFE: Final = r"https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1)"
+SafeUrl = Annotated[str, Field(pattern=rf"^(?:(?:{_SAFE})(?::\d{{1,5}})?(?:/\S*)?)?$")]
 """A URL whose answer nobody on the way can change; empty if not set."""
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
@@ -326,14 +318,12 @@ class ServerSettings(BaseSettings):
         return frozenset(_listed(self.cors_origins))
 
     def all_backbones(self) -> tuple[str, ...]:
-        """Return the names of all backbones, the default one first."""
         return (self.backbone, *_listed(self.other_backbones))
 
     def pinned(self) -> tuple[TaskReference, ...]:
         return _references_in(self.pins)
 
     def for_device(self, device_type: str) -> Self:
-        """Return the settings with the defaults of a type of device, such as `cuda`."""
         if device_type != "cuda":
             return self
         given = self.model_fields_set

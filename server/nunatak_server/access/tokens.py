@@ -110,11 +110,6 @@ class IssuerKeys:
 
 
 async def read_signers(settings: ServerSettings) -> Signers:
-    """Ask an issuer for its keys.
-
-    Raises:
-        httpx.HTTPError, ValueError, jwt.PyJWTError: there is no answer with keys of the issuer.
-    """
     url, issuer = settings.oidc_jwks_url, settings.oidc_issuer
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         if not url:
@@ -142,8 +137,6 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
 
 
 class TokenAuthenticator(Authenticator):
-    """The tokens of one issuer, beside API keys if there are any."""
-
     def __init__(
         self,
         settings: ServerSettings,

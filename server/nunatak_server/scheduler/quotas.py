@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from enum import StrEnum
 from math import ceil
-from types import MappingProxyType
 from typing import Final
 
 from cachetools import LRUCache
@@ -18,8 +17,6 @@ from nunatak_contract.errors import NunatakError
 
 
 class Quota(StrEnum):
-    """A limited resource and its period."""
-
     REQUESTS_PER_MINUTE = "requests_per_minute"
     REQUESTS_PER_DAY = "requests_per_day"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -27,31 +24,23 @@ class Quota(StrEnum):
 
 
 Limits = Mapping[Quota, int]
-NO_LIMITS: Final[Limits] = MappingProxyType({})
 MAX_CALLERS: Final = 100_000
 """Callers with counts. Only more callers than this make the process forget a count."""
 _PERIODS_S: Final = {"minute": 60, "day": 86_400}
-_Count = tuple[int, float]
-"""The number of a period, and the amount in this period."""
+_Count = tuple[int, float]  # the number of a period, and the amount in this period
 
 
 class Quotas:
     """Counts requests and tokens of callers; belongs to the event loop thread."""
 
-    def __init__(
-        self, default: Limits = NO_LIMITS, *, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, default: Limits, *, now: Callable[[], float] = time.time) -> None:
         """`default` holds the limits of callers without an own limit for a quota."""
         self._default = default
         self._now = now
         self._counts: MutableMapping[str, dict[Quota, _Count]] = LRUCache(MAX_CALLERS)
 
-    def count_request(self, caller: str, limits: Limits = NO_LIMITS) -> None:
-        """Count one request of a caller, or refuse and do not count the request.
-
-        Raises:
-            NunatakError: `quota_exceeded`.
-        """
+    def count_request(self, caller: str, limits: Limits) -> None:
+        """Count one request of a caller, or refuse it and do not count it."""
         limits = {**self._default, **limits}
         now, known = self._now(), self._counts.pop(caller, {})
         if not limits:
@@ -60,20 +49,15 @@ class Quotas:
         self._counts[caller] = counts
         spent = [quota for quota, limit in limits.items() if counts[quota][1] >= limit]
         if spent:
-            ends = {it: (counts[it][0] + 1) * _period_s(it) for it in spent}
-            last = max(spent, key=ends.__getitem__)
+            end, last = max(((counts[it][0] + 1) * _period_s(it), it) for it in spent)
             resource, _, period = last.split("_")
+            most, wait_s = limits[last], ceil(end - now)
             raise NunatakError(
-                "quota_exceeded",
-                resource=resource,
-                period=period,
-                limit=limits[last],
-                retry_after_s=ceil(ends[last] - now),
+                "quota_exceeded", resource=resource, limit=most, period=period, retry_after_s=wait_s
             )
         self._add(caller, "requests", 1)
 
     def count_tokens(self, caller: str, num_tokens: float) -> None:
-        """Count tokens of a caller whose request was counted."""
         self._add(caller, "tokens", num_tokens)
 
     def _add(self, caller: str, resource: str, amount: float) -> None:

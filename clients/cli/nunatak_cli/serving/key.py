@@ -38,8 +38,6 @@ SHOWN_DIGITS = 8
 
 
 class ScopeName(StrEnum):
-    """The permissions of a key."""
-
     PREDICT = "predict"
     READ = "read"
     ADMIN = "admin"
@@ -50,15 +48,11 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     file: FileOption,
     scope: Annotated[
-        list[ScopeName] | None,
-        typer.Option(help="Scope of the key (predict). Repeatable."),
+        list[ScopeName] | None, typer.Option(help="Scope of the key (predict). Repeatable.")
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|PREFIX*",
-            help="Task that the key may use (all). Repeatable.",
-        ),
+        typer.Option(metavar="NAME|PREFIX*", help="Task that the key may use (all). Repeatable."),
     ] = None,
     weight: Annotated[
         float,
@@ -68,12 +62,7 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = 1.0,
     days: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=36_500,
-            metavar="N",
-            help="Days until the key expires (never).",
-        ),
+        typer.Option(min=1, max=36_500, metavar="N", help="Days until the key expires (never)."),
     ] = None,
     max_requests_per_minute: QuotaOption = None,
     max_requests_per_day: QuotaOption = None,
@@ -162,7 +151,6 @@ def _create_key(file: Path, **members: object) -> str:
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
-    """Return one row per key, with only the start of its digest."""
     table = plain_table(
         "name", "scopes", "tasks", "weight", "quotas", "created", "expires", "sha256"
     )

@@ -290,6 +290,13 @@ async def test_a_wrong_answer_of_the_issuer_gives_no_keys(
     assert refused.value.code in {"invalid_token", "issuer_unavailable"}
 
 
+async def test_fields_that_are_not_known_change_nothing(fresh: Issuer) -> None:
+    right = fresh.answer("/keys")
+    fresh.documents["/keys"] = right[:-1] + b', "more": 1}'
+
+    assert await meet(door_of(fresh), fresh.token()) is not None
+
+
 async def test_a_key_for_encryption_signs_nothing(fresh: Issuer) -> None:
     right = fresh.answer("/keys")
     fresh.documents["/keys"] = right.replace(b'"use": "sig"', b'"use": "enc"')

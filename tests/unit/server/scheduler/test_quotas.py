@@ -50,7 +50,7 @@ def test_after_the_time_of_a_refusal_a_request_is_taken() -> None:
     for allowed in (2, 2, 2):
         assert [is_taken(quotas) for _ in range(2)] == [True] * allowed
         with raises("quota_exceeded") as refused:
-            quotas.count_request("one")
+            quotas.count_request("one", {})
         until = refused.value.fields["retry_after_s"]
         assert isinstance(until, int)
         clock.now += until - 2
@@ -64,7 +64,7 @@ def test_a_spent_day_names_the_time_of_the_next_day() -> None:
     assert is_taken(quotas)
 
     with raises("quota_exceeded", match="1 requests a day") as refused:
-        quotas.count_request("one")
+        quotas.count_request("one", {})
 
     assert refused.value.fields["retry_after_s"] == DAY_S - 10
 
@@ -94,7 +94,7 @@ def test_an_own_quota_stands_in_the_place_of_the_general_one() -> None:
 
 
 def test_without_a_quota_nothing_is_kept_of_a_caller() -> None:
-    quotas = Quotas(now=ManualClock())
+    quotas = Quotas({}, now=ManualClock())
 
     assert all(is_taken(quotas) for _ in range(1000))
     quotas.count_tokens("one", 1e12)
