@@ -128,6 +128,8 @@ def _as_known(
     message = first["msg"]
     if first["type"] == "extra_forbidden":
         message = "there is no such setting; `nunatak serve --show-config` lists them all"
+    elif first["type"] == "string_pattern_mismatch":
+        message = f"expected this form: {ServerSettings.model_fields[name].description}"
     match _origin(name, sources):
         case Origin.ENVIRONMENT:
             place = f"environment, {PREFIX}{name.upper()}"

@@ -99,14 +99,17 @@ class ServerSettings(BaseSettings):
         ),
     )
     oidc_issuer: SafeUrl = Field(
-        default="", description="URL of the issuer (`iss`) whose tokens count beside API keys"
+        default="",
+        description="URL of the issuer (`iss`) whose tokens count beside API keys: with https, or "
+        "with http at a loopback address",
     )
     oidc_audience: str = Field(
         default="nunatak", description="name of this server, which a token must have in `aud`"
     )
     oidc_jwks_url: SafeUrl = Field(
         default="",
-        description="URL of the issuer's keys; if not set, its discovery document names the URL",
+        description="URL of the issuer's keys, with https or at a loopback address; if not set, "
+        "the discovery document of the issuer names it",
     )
     oidc_algorithms: Annotated[str, Field(pattern=f"^{_SIGNATURE}(?:,{_SIGNATURE})*$")] = Field(
         default="RS256,ES256",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -32,7 +32,6 @@ KeyNameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Owner of the key; the server's metrics use this name."),
 ]
-QuotaOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Quota per process.")]
 SHOWN_DIGITS = 8
 """Hexadecimal digits of a key's SHA-256 in the table."""
 
@@ -41,6 +40,11 @@ class ScopeName(StrEnum):
     PREDICT = "predict"
     READ = "read"
     ADMIN = "admin"
+
+
+def _quota(resource: str, period: str) -> Any:  # noqa: ANN401 - an option, as typer types it
+    text = f"Most {resource} of the key in a {period}, in each process (no limit)."
+    return typer.Option(min=1, metavar="N", help=text)
 
 
 def create(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -64,10 +68,10 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
         int | None,
         typer.Option(min=1, max=36_500, metavar="N", help="Days until the key expires (never)."),
     ] = None,
-    max_requests_per_minute: QuotaOption = None,
-    max_requests_per_day: QuotaOption = None,
-    max_tokens_per_minute: QuotaOption = None,
-    max_tokens_per_day: QuotaOption = None,
+    max_requests_per_minute: Annotated[int | None, _quota("requests", "minute")] = None,
+    max_requests_per_day: Annotated[int | None, _quota("requests", "day")] = None,
+    max_tokens_per_minute: Annotated[int | None, _quota("tokens", "minute")] = None,
+    max_tokens_per_day: Annotated[int | None, _quota("tokens", "day")] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
     now = datetime.now(UTC).replace(microsecond=0)
