@@ -8,15 +8,17 @@ from functools import partial
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nunatak_client import Client
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import file_of_rows, read_rows
 from nunatak_rows.inputs import bad_row
+
+if TYPE_CHECKING:
+    from nunatak_client import Client
 
 Positive = Annotated[float, Field(gt=0)]
 PATIENCE_S = 4.0
@@ -242,7 +244,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 def tasks_of(
-    client: Client, scenario: Scenario, given: Sequence[str]
+    client: "Client", scenario: Scenario, given: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tasks to ask (or policies for verdicts), and those that read no single text."""
     if scenario.asks is Asks.VERDICT:
@@ -263,7 +265,7 @@ def tasks_of(
     return tuple(chosen[: scenario.most_tasks]), tuple(left_out)
 
 
-def _checked(client: Client, given: Sequence[str]) -> list[str]:
+def _checked(client: "Client", given: Sequence[str]) -> list[str]:
     for name in given:
         task = client.task(name)
         other = needed(task.head, task.reads)
