@@ -33,10 +33,9 @@ from nunatak_server.catalog.following import (
     run_together,
 )
 from nunatak_server.decisions.decider import Decider
-from nunatak_server.engine.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones, warm_up_batches, warm_up_tasks
 from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
-from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages

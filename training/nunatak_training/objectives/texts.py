@@ -26,7 +26,7 @@ from nunatak_training.scoring.evaluation import (
     ranking_statistics,
     value_statistics,
 )
-from nunatak_training.scoring.scores import LABEL_METRICS
+from nunatak_training.scoring.statistics import LABEL_METRICS
 
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 

@@ -7,10 +7,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-from nunatak_training.kinds import Metric
-from nunatak_training.scoring.evaluation import label_pair_statistics
 from nunatak_training.scoring.scores import (
     LABEL_METRICS,
     confusion,
@@ -21,6 +17,10 @@ from nunatak_training.scoring.scores import (
     f1_of,
     label_statistics,
 )
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from nunatak_training.kinds import Metric
+from nunatak_training.scoring.evaluation import label_pair_statistics
 from nunatak_training.scoring.statistics import weights_of_all
 
 NUM_UNITS, NUM_LABELS = 60, 4

@@ -1,7 +1,6 @@
 """Laws of entities and answers."""
 
 import pytest
-
 from nunatak_training.scoring.scores import Entity, entities_in, exact_match, overlap_f1, uses_bio
 
 
