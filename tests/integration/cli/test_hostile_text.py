@@ -37,7 +37,7 @@ from nunatak_exchange import export_transformers, write_hub_folder
 from nunatak_exchange.backbones import AddedBackbone
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
-from nunatak_training.sweeps import Failed, ResultsFolder
+from nunatak_training.sweeps.results import Failed, ResultsFolder
 from nunatak_versions import load_task
 
 LABELS = (MARKUP, "[link=https:evil]", "[/]")

@@ -18,7 +18,7 @@ from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import visible
 
 if TYPE_CHECKING:
-    from nunatak_training.sweeps import RunRecord
+    from nunatak_training.sweeps.results import RunRecord
     from nunatak_training.sweeps.running import Runner
 
 ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
@@ -103,7 +103,12 @@ def report(
 ) -> None:
     """Make tables and plots from the results of a sweep, even while the sweep still runs."""
     with needs_extra("training"):
-        from nunatak_training.sweeps import cells_markdown, cells_of, in_order, write_report
+        from nunatak_training.sweeps.reporting import (
+            cells_markdown,
+            cells_of,
+            in_order,
+            write_report,
+        )
     records = _existing_records(results)
     if out is None:
         print_text(cells_markdown(cells_of(in_order(records))))
@@ -134,7 +139,9 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training.sweeps import Finished, RunContext, best_run, publish_best, run_text
+        from nunatak_training.sweeps.reporting import run_text
+        from nunatak_training.sweeps.results import Finished
+        from nunatak_training.sweeps.running import RunContext, best_run, publish_best
     if promote is not None:
         check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
@@ -168,7 +175,8 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
-    from nunatak_training.sweeps import Finished, run_text
+    from nunatak_training.sweeps.reporting import run_text
+    from nunatak_training.sweeps.results import Finished
 
     table = plain_table("run", "score", "time", "CPU time", "node")
     for record in records:
@@ -189,7 +197,7 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    from nunatak_training.sweeps import ResultsFolder
+    from nunatak_training.sweeps.results import ResultsFolder
 
     records = ResultsFolder(results).records()
     if not records:
