@@ -7,7 +7,6 @@ the machine's CPU. It has no paths and no names of machines.
 from collections.abc import Iterator
 from pathlib import Path
 
-from nunatak_training.scoring.scores import LABEL_METRICS
 from pydantic import Field, ValidationError
 
 from benchmarks.harness.recording import FIGURES
@@ -15,6 +14,7 @@ from benchmarks.papers.scoring import score
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData
 from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.scoring.statistics import LABEL_METRICS
 from nunatak_training.sweeps.results import Finished, RunRecord
 
 LINES = FIGURES.parent / "papers"

@@ -8,9 +8,10 @@
 
 import numpy as np
 import pytest
-from nunatak_training.scoring.scores import ndcg, pearson, reciprocal_rank, spearman
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import ndcg_score
+
+from nunatak_training.scoring.statistics import ndcg, pearson, reciprocal_rank, spearman
 
 
 @pytest.mark.parametrize("seed", range(3))
