@@ -53,25 +53,26 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     given = options.assignments("--set", settings)
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training import sweeps
+        from nunatak_training.sweeps import planning, running
+        from nunatak_training.sweeps.results import Failed, ResultsFolder
     compute_with(threads)
-    grid = sweeps.read_grid(file, texts=given)
-    context = sweeps.RunContext(device=device)
-    runs = sweeps.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
-    kept = sweeps.ResultsFolder(results)
+    grid = planning.read_grid(file, texts=given)
+    context = running.RunContext(device=device)
+    runs = planning.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
+    kept = ResultsFolder(results)
     if retry_failed:
         kept.drop_failures()
     with ExitStack() as held:
         if on is not None:
             runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
         elif jobs == 1:
-            runner = sweeps.OneByOne(context)
+            runner = running.OneByOne(context)
         else:
-            runner = sweeps.InProcesses(jobs=jobs, device=device)
-        records = sweeps.run_sweep(runs, kept, runner, sweeps.SweepProgress(grid.name))
+            runner = running.InProcesses(jobs=jobs, device=device)
+        records = running.run_sweep(runs, kept, runner, running.SweepProgress(grid.name))
     if on is not None:
         console().print(_cost_table(records))
-    failures = sum(isinstance(record.outcome, sweeps.Failed) for record in records)
+    failures = sum(isinstance(record.outcome, Failed) for record in records)
     console().print(f"{len(records)} runs, {failures} failed: {results}")
     if failures:
         raise typer.Exit(1)
