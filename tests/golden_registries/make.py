@@ -3,7 +3,8 @@
 `regenerate` next to this file checks the commits out and runs this program once for each.
 """
 
-# pyright: basic, reportMissingImports=false
+# ruff: noqa: ANN201, PLC0415
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # The types are those of the older code.
 
 import sqlite3

@@ -243,6 +243,7 @@ class _SyncFailedError(OSError):
 
 
 def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder."""
     descriptor = os.open(folder, _FOLDER)
     try:
         _sync(descriptor)

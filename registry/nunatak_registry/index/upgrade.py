@@ -1,18 +1,18 @@
 """Upgrades of an index from an older layout, by the revisions of Alembic in `migrations`.
 
 Each step is one transaction, which also changes the number of the layout in the state row. The
-first transaction copies the index to a file and makes the number negative, so that no release opens
-the index before the last one. A repeated upgrade after a kill begins at the step that was cut short.
+first transaction copies the index to a file and makes the number negative, so no release opens the
+index before the last transaction. An upgrade after a kill begins with the step that was cut short.
 """
 
 import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +39,7 @@ from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
 from nunatak_registry.index.layouts import LAYOUTS, Layout, layout_of
 from nunatak_registry.index.schema import HoldRow, StateRow
+from nunatak_registry.locations import parse_location
 
 _REVISIONS = Path(__file__).parent / "migrations"
 _ROWS = 1000
@@ -61,30 +62,37 @@ class Upgraded:
     """References of the versions whose manifests this release cannot read."""
 
 
-def upgrade(url: URL, *, folder: Path, missing: NunatakError, now: datetime, tell: Told) -> Upgraded:
+def upgrade(
+    location: str | Path, *, folder: Path | None = None, now: datetime | None = None, tell: Told
+) -> Upgraded:
     """Bring an index to the layout of this release, after a copy of it into `folder`.
 
-    `missing` is raised if there is no index. `tell` gets a line for each step.
+    Without `folder`, the copy lies next to a SQLite index, or in the current folder. `tell` gets a
+    line for each step. Holds that end before `now` do not count.
 
     Raises:
-        NunatakError: `registry_in_use`, a server of the older release is running.
+        NunatakError: `registry_missing`; or `registry_in_use`, a server of the older release runs.
         StoreUnavailableError: the layout is unknown, or index or copy cannot be written.
     """
+    url, missing = _place(location)
     with writer_of(url, missing) as writer:
         with _locked(writer) as (connection, found):
             backup = None
             if not (found.is_current or found.is_upgrading):
                 _require_no_readers(connection, now)
-                backup = _back_up(connection, found, folder)
+                backup = _back_up(connection, found, folder or _folder_of(url))
                 tell(f"the index as it was: {backup}")
                 _note(connection, Layout(name=found.name, is_upgrading=True))
         steps = tuple(_steps(writer, tell))
     return _outcome(url, found, steps, backup)
 
 
-def rehearse(url: URL, *, missing: NunatakError, now: datetime, tell: Told) -> Upgraded:
-    """Upgrade a copy of an index, and leave the index as it is; the parameters of `upgrade`."""
-    with tempfile.TemporaryDirectory() as scratch:
+def rehearse(
+    location: str | Path, *, folder: Path | None = None, now: datetime | None = None, tell: Told
+) -> Upgraded:
+    """Upgrade a copy of an index in `folder`, and remove the copy; all else is as in `upgrade`."""
+    url, missing = _place(location)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with writer_of(url, missing) as writer, _locked(writer) as (connection, found):
             if not (found.is_current or found.is_upgrading):
                 _require_no_readers(connection, now)
@@ -94,8 +102,17 @@ def rehearse(url: URL, *, missing: NunatakError, now: datetime, tell: Told) -> U
         return _outcome(copy, found, steps, None)
 
 
+def _place(location: str | Path) -> tuple[URL, NunatakError]:
+    place = parse_location(location)
+    return place.index_url, NunatakError("registry_missing", location=place.shown)
+
+
+def _folder_of(url: URL) -> Path:
+    return Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
+
+
 @contextmanager
-def _locked(writer: Engine) -> Iterator[tuple[Connection, Layout]]:
+def _locked(writer: Engine) -> Generator[tuple[Connection, Layout]]:
     """Yield the connection of the only writer, and the layout that the writer found."""
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
@@ -134,7 +151,8 @@ def _note(connection: Connection, layout: Layout) -> None:
     connection.execute(update(StateRow).values(schema_version=layout.number))
 
 
-def _require_no_readers(connection: Connection, now: datetime) -> None:
+def _require_no_readers(connection: Connection, now: datetime | None) -> None:
+    now = now or datetime.now(UTC)
     if not inspect(connection).has_table(HoldRow.__tablename__):
         return
     holds = connection.execute(select(HoldRow.reader, HoldRow.until)).all()
@@ -190,9 +208,7 @@ def _copy_rows(source: Connection, target: Path) -> None:
         engine.dispose()
 
 
-def _outcome(
-    url: URL, found: Layout, steps: tuple[str, ...], backup: Path | None
-) -> Upgraded:
+def _outcome(url: URL, found: Layout, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
     unreadable = list[str]()
