@@ -128,7 +128,7 @@ def answers_of(location: str, backbone: Backbone) -> Answers:
                 logits = forward(
                     backbone, [Row(encoding=it, branch=loaded.branch) for it in encodings]
                 )
-            answers[name] = [it.flatten().tolist() for it in logits]
+            answers[name] = [[float(value) for value in it.flatten()] for it in logits]
     return answers
 
 

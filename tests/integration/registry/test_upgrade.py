@@ -88,10 +88,10 @@ def refusal_of(location: str) -> str:
     return ""
 
 
-def faults_of(location: str, backbone: Backbone) -> list[str]:
+def faults_of(location: str, backbone: Backbone, *, with_types: bool = True) -> list[str]:
     """Return what a release of today finds wrong with a golden registry."""
     engine = engine_of(location)
-    options = {"compare_type": True, "compare_server_default": True}
+    options = {"compare_type": with_types, "compare_server_default": True}
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts=options)
         faults = [str(it) for it in compare_metadata(context, Base.metadata)]
@@ -171,7 +171,10 @@ def test_a_server_opens_no_older_layout_and_changes_nothing(put: Put, layout: st
     assert rows_of(location) == before
 
 
-@pytest.mark.parametrize("layout", ["1", pytest.param("early_1", marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "layout", ["2", *(pytest.param(it, marks=pytest.mark.slow) for it in ("1", "early_1"))]
+)
 def test_an_upgrade_that_dies_at_any_statement_loses_nothing(
     put: Put, layout: str, backups: Path, backbone: Backbone
 ) -> None:
@@ -262,7 +265,8 @@ def test_the_copy_is_the_registry_as_it_was(
     restored = f"sqlite:///{copy}?blobs={tmp_path / '0' / 'blobs'}"
     assert rows_of(restored) == before
     upgrade(restored, folder=tmp_path, tell=silent)
-    assert faults_of(restored, backbone) == []
+    # A copy from PostgreSQL names the types of its columns as PostgreSQL does.
+    assert faults_of(restored, backbone, with_types=False) == []
 
 
 @pytest.mark.parametrize("layout", ["early_1", "2", "3"])
