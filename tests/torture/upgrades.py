@@ -1,14 +1,17 @@
 """Kill -9 of upgrades at random times, on registries of many versions of the layout before."""
 
-import multiprocessing
+import json
+import os
 import random
-import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import torch
 from sqlalchemy import URL, MetaData, insert
@@ -24,7 +27,6 @@ from nunatak_registry.index.index import Index
 from nunatak_registry.publication import number_draft
 from nunatak_versions import load_task
 from torture.tally import Tally
-from torture.upgrade_life import run
 
 BEFORE: Final = "2"
 NUM_TASKS: Final = 20
@@ -84,36 +86,59 @@ def kill_upgrades(
     """Kill upgrades until `num_kills` of them have died; look at the registry after each."""
     tally, source = Tally(campaign="kill -9 of upgrades", seed=seed), random.Random(seed)
     scratch.mkdir()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nunatak_registry.index.upgrade"])
-    longest = None
-    while tally.injected < num_kills:
-        location = new_location()
-        before, is_done = rows_of(location), False
-        while not is_done:
-            ready, begins = context.Pipe(duplex=False)
-            life = context.Process(target=run, args=(location, str(scratch), begins))
-            life.start()
-            ready.recv()
-            began = time.monotonic()
-            life.join(LIFE_LIMIT_S if longest is None else source.uniform(0, longest))
-            life.kill()
-            life.join()
-            was_killed = life.exitcode == -9
-            longest = longest or time.monotonic() - began
-            if life.exitcode not in {0, -9}:
+    longest_s = None
+    with Forks() as forks:
+        while tally.injected < num_kills:
+            location = new_location()
+            before, signal_number = rows_of(location), signal.SIGKILL
+            while signal_number == signal.SIGKILL:
+                lives_s = None if longest_s is None else source.uniform(0, longest_s)
+                began = time.monotonic()
+                signal_number = forks.upgrade(location, scratch, lives_s)
+                longest_s = longest_s or time.monotonic() - began
+                lost = lost_rows(before, rows_of(location))
+                tally.injected += signal_number == signal.SIGKILL
+                tally.survived += signal_number == signal.SIGKILL and not lost
+                tally.lost += len(lost)
+                for problem in lost:
+                    tally.note(problem)
+            if signal_number:
                 tally.wrong += 1
-                tally.note(f"the upgrade of {location} ended with {life.exitcode}")
-            tally.injected += was_killed
-            lost = lost_rows(before, rows_of(location))
-            tally.lost += len(lost)
-            tally.note(*lost[:1]) if lost else None
-            is_done = not was_killed
-            tally.survived += was_killed and not lost
-        _judge(tally, old, location)
-        shutil.rmtree(scratch)
-        scratch.mkdir()
+                tally.note(f"the upgrade of {location} ended with {signal_number}")
+            _judge(tally, old, location)
     return tally
+
+
+class Forks:
+    """A process that forks upgrades, see `upgrade_life`."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(  # noqa: S603 - a program of this folder
+            [sys.executable, str(Path(__file__).with_name("upgrade_life.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=LIFE_LIMIT_S)
+
+    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> int:
+        """Upgrade, and kill the process after some time; return the signal that ended it."""
+        commands, answers = self._process.stdin, self._process.stdout
+        assert commands is not None
+        assert answers is not None
+        commands.write(json.dumps([location, str(folder)]) + "\n")
+        commands.flush()
+        child = int(answers.readline())
+        if lives_s is not None:
+            time.sleep(lives_s)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return int(answers.readline())
 
 
 def answers_of(location: str, backbone: Backbone) -> Answers:

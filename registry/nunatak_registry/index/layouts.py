@@ -22,7 +22,7 @@ LAYOUTS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class IndexLayout:
     """The layout of one index."""
 
     name: str
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def is_current(self) -> bool:
-        return self == Layout(name=LAYOUTS[-1])
+        return self == IndexLayout(name=LAYOUTS[-1])
 
     def require_known(self) -> None:
         """Raise `StoreUnavailableError` for a layout from which this release cannot upgrade."""
@@ -64,7 +64,7 @@ class Layout:
             )
 
 
-def layout_of(connection: Connection) -> Layout:
+def layout_of(connection: Connection) -> IndexLayout:
     """Return the layout of an index that has its tables."""
     state = connection.execute(text("SELECT * FROM nunatak_state")).mappings().one()
     number = int(state["schema_version"])
@@ -72,6 +72,6 @@ def layout_of(connection: Connection) -> Layout:
     if abs(number) == NUM_EARLY and not is_early:
         moves = connection.execute(text("SELECT * FROM nunatak_alias_events LIMIT 0"))
         is_early = "by" not in moves.keys()  # noqa: SIM118 - rows of a result have no keys
-    return Layout(
+    return IndexLayout(
         name=f"early_{abs(number)}" if is_early else str(abs(number)), is_upgrading=number < 0
     )

@@ -37,7 +37,7 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
-from nunatak_registry.index.layouts import LAYOUTS, Layout, layout_of
+from nunatak_registry.index.layouts import LAYOUTS, IndexLayout, layout_of
 from nunatak_registry.index.schema import HoldRow, StateRow
 from nunatak_registry.locations import parse_location
 
@@ -82,7 +82,7 @@ def upgrade(
                 _require_no_readers(connection, now)
                 backup = _back_up(connection, found, folder or _folder_of(url))
                 tell(f"the index as it was: {backup}")
-                _note(connection, Layout(name=found.name, is_upgrading=True))
+                _note(connection, IndexLayout(name=found.name, is_upgrading=True))
         steps = tuple(_steps(writer, tell))
     return _outcome(url, found, steps, backup)
 
@@ -112,7 +112,7 @@ def _folder_of(url: URL) -> Path:
 
 
 @contextmanager
-def _locked(writer: Engine) -> Generator[tuple[Connection, Layout]]:
+def _locked(writer: Engine) -> Generator[tuple[Connection, IndexLayout]]:
     """Yield the connection of the only writer, and the layout that the writer found."""
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
@@ -130,24 +130,24 @@ def _steps(writer: Engine, tell: Told) -> Iterator[str]:
             step = next(iter(_revisions(found)), None)
             if step is None:
                 if found.is_upgrading:
-                    _note(connection, Layout(name=found.name))
+                    _note(connection, IndexLayout(name=found.name))
                     raise_generation(connection)
                 return
             with Operations.context(MigrationContext.configure(connection)):
                 step.module.upgrade()
-            _note(connection, Layout(name=step.revision, is_upgrading=True))
+            _note(connection, IndexLayout(name=step.revision, is_upgrading=True))
         tell(f"layout {found.name} -> {step.revision}: {step.doc}")
         yield step.revision
 
 
-def _revisions(found: Layout) -> Sequence[Script]:
+def _revisions(found: IndexLayout) -> Sequence[Script]:
     """Return the revisions that bring a layout to the newest, oldest first."""
     scripts = ScriptDirectory(_REVISIONS, version_locations=[_REVISIONS])
     lower = "base" if found.name == LAYOUTS[0] else found.name
     return [*scripts.iterate_revisions(LAYOUTS[-1], lower)][::-1]
 
 
-def _note(connection: Connection, layout: Layout) -> None:
+def _note(connection: Connection, layout: IndexLayout) -> None:
     connection.execute(update(StateRow).values(schema_version=layout.number))
 
 
@@ -161,7 +161,7 @@ def _require_no_readers(connection: Connection, now: datetime | None) -> None:
         raise NunatakError("registry_in_use", readers=", ".join(readers))
 
 
-def _back_up(connection: Connection, found: Layout, folder: Path) -> Path:
+def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
     """Write a copy of the index, as a SQLite index of its layout, and return the file.
 
     The name has a digest of the bytes, so no copy takes the place of another.
@@ -208,7 +208,7 @@ def _copy_rows(source: Connection, target: Path) -> None:
         engine.dispose()
 
 
-def _outcome(url: URL, found: Layout, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
+def _outcome(url: URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
     unreadable = list[str]()
