@@ -222,12 +222,18 @@ TRAINING: Mapping[str, Reason] = {
 
 REQUESTS: Mapping[str, Reason] = {
     "unauthenticated": Reason(
-        "the request needs a valid API key; send the key as 'Authorization: Bearer KEY' (the "
-        "client and the command read NUNATAK_API_KEY)",
+        "the request needs a valid API key, or a token if the server takes tokens; send it as "
+        "'Authorization: Bearer KEY' (the client and the command read NUNATAK_API_KEY)",
+        HTTPStatus.UNAUTHORIZED,
+    ),
+    "invalid_token": Reason(
+        "the token is refused: {reason}; get a new token from the issuer, and send it as "
+        "'Authorization: Bearer TOKEN'",
         HTTPStatus.UNAUTHORIZED,
     ),
     "insufficient_scope": Reason(
-        "the request needs a key with the scope '{scope}'{extent}; ask the operator of the server",
+        "the request needs a key or a token with the scope '{scope}'{extent}; ask the operator of "
+        "the server",
         _FORBIDDEN,
     ),
     "cross_site": Reason(
@@ -255,8 +261,7 @@ REQUESTS: Mapping[str, Reason] = {
         "the body must arrive within {limit_s:g} seconds", HTTPStatus.REQUEST_TIMEOUT
     ),
     "unsupported_stream_type": Reason(
-        "the content type of a stream must be one of {types}",
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "the content type of a stream must be one of {types}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     ),
     "unsupported_media_type": Reason(
         "the body must be declared as 'content-type: application/json'",
@@ -268,8 +273,7 @@ REQUESTS: Mapping[str, Reason] = {
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
     "too_many_inputs": Reason(
-        "a request may have at most {limit} {of}, got {count}; split the request",
-        _INVALID,
+        "a request may have at most {limit} {of}, got {count}; split the request", _INVALID
     ),
     "too_many_tasks": Reason(
         "a request may name at most {limit} tasks, got {count}; split the request", _INVALID
@@ -315,6 +319,16 @@ SERVER: Mapping[str, Reason] = {
         "this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
         "answers, or retry after {retry_after_s} seconds",
         _TOO_MANY,
+    ),
+    "quota_exceeded": Reason(
+        "this caller has spent its quota of {limit} {resource} a {period}; retry after "
+        "{retry_after_s} seconds, or ask the operator of the server for more",
+        _TOO_MANY,
+    ),
+    "issuer_unavailable": Reason(
+        "the keys of the issuer cannot be read, so no token can be checked; retry later, or use an "
+        "API key",
+        _UNAVAILABLE,
     ),
     "shared_port": Reason(
         "{processes} processes share this port, and each process has its own counts; ask each "

@@ -21,10 +21,7 @@ import torch
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
-from nunatak_model import (
-    TrunkCache,
-    on_own_thread,
-)
+from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.catalog.facts import KnownFacts
@@ -57,6 +54,7 @@ from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
+from nunatak_server.scheduler.quotas import Quotas
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
@@ -147,16 +145,16 @@ class Runtime:
             stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
         self._tokenization = Tokenization(
-            {it.digest: it.tokenizer for it in backbones},
-            num_threads=settings.tokenizer_threads,
+            {it.digest: it.tokenizer for it in backbones}, num_threads=settings.tokenizer_threads
         )
         self.admission = Admission(
             max_requests=settings.max_queued_requests,
             max_tokens=settings.max_queued_tokens,
             max_bytes=settings.max_held_bytes,
             # Without keys all requests have one caller.
-            caller_share=None if settings.api_keys_file is None else CALLER_SHARE,
+            caller_share=CALLER_SHARE if settings.knows_callers else None,
             weights=weights or {},
+            quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
         throttle = LoadThrottle(self.should_throttle_loads)
@@ -232,7 +230,6 @@ class Runtime:
         )
 
     def should_throttle_loads(self) -> bool:
-        """Return whether more rows wait for batches than requests wait for loads."""
         # Batches on an accelerator do not use the cores of a load.
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
@@ -277,7 +274,6 @@ class Runtime:
         return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def warnings(self) -> list[str]:
-        """Return the problems that do not keep the server from answering."""
         found = list[str]()
         if not self._watch.is_readable:
             found.append("the registry cannot be read: the server does not see its changes")
@@ -294,7 +290,6 @@ class Runtime:
         self.readiness.move_to(State.LEAVING)
 
     def begin_drain(self) -> None:
-        """Accept no new requests; requests in flight are answered."""
         self.readiness.move_to(State.DRAINING)
 
     async def aclose(self) -> None:

@@ -23,8 +23,6 @@ LAYOUTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLayout:
-    """The layout of one index."""
-
     name: str
     is_upgrading: bool = False
     """Whether an upgrade to a later layout has begun and has not ended."""

@@ -48,8 +48,6 @@ Told = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgraded:
-    """The outcome of an upgrade, or of its rehearsal on a copy."""
-
     found: str
     """The layout before."""
     layout: str

@@ -21,8 +21,8 @@ from starlette.types import Scope
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
-from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
+from nunatak_server.errors import DeadlineExceededError, UnknownSignerError
+from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of, let_in
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
 from nunatak_server.http.protocol import is_given_up
@@ -53,11 +53,8 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that admits callers, and reads bodies under limits."""
-
     @cached_property
     def needed(self) -> Access | None:
-        """The permission that a caller needs; None for a public route."""
         return access_of(self.dependencies)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -67,7 +64,8 @@ class StrictRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             # The caller is admitted before the body is read, so that strangers cause no work.
             scope = request.scope
-            admit(scope, needed)
+            await let_in(scope, needed)
+            count_request(scope, needed)
             self.check_query(request)
             if scope["method"] not in METHODS_WITH_BODY:
                 return await handle(request)
@@ -99,9 +97,6 @@ class StrictRoute(APIRoute):
         """Refuse a query parameter that would have no effect.
 
         Probes and balancers may add parameters to the address of a public route.
-
-        Raises:
-            NunatakError: `invalid_request`, a parameter is unknown, or is sent twice.
         """
         if not request.scope["query_string"] or self.needed is None:
             return
@@ -117,16 +112,10 @@ class StrictRoute(APIRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
-        """Read the body; see `read_strictly`."""
         return await read_strictly(request, settings, held=held, parse=self.parse)
 
     def parse(self, scope: Scope, body: bytes) -> object:
-        """Parse a body, which must be declared as JSON.
-
-        Raises:
-            NunatakError: `unsupported_media_type`, the body is not declared as JSON.
-            NunatakError: `invalid_json`, the bytes are not strict JSON.
-        """
+        """Parse a body, which must be declared as JSON."""
         if media_type_of(scope) != b"application/json":
             raise NunatakError("unsupported_media_type")
         return parse_json(body)
@@ -152,7 +141,6 @@ class StrictRoute(APIRoute):
         return found.groupdict() if found and is_to_this else None
 
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
-        """Answer a request with an error of Nunatak, in the shape for callers of this route."""
         return problem_response(scope, error)
 
 
@@ -162,7 +150,6 @@ def declared_bytes(scope: Scope) -> int | None:
 
 
 def media_type_of(scope: Scope) -> bytes:
-    """Return the declared media type in lower case, without parameters; empty if not declared."""
     content_type = header_of(scope, b"content-type") or b""
     return content_type.partition(b";")[0].strip().lower()
 
@@ -174,15 +161,7 @@ async def read_strictly(
     held: HeldBytes,
     parse: Callable[[Scope, bytes], object],
 ) -> StrictRequest:
-    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
-
-    Raises:
-        OverloadedError: the server holds too many bytes of other bodies.
-        NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
-        NunatakError: `receive_timeout`, the body does not arrive in time.
-        NunatakError: `compressed_body`, the body is declared as compressed.
-        NunatakError: or any other error of `parse`.
-    """
+    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
     body = await within(
@@ -219,7 +198,6 @@ class LoadShedder:
     def __init__(
         self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
     ) -> None:
-        """Check requests to the prediction routes among these routes of `app`."""
         self._app = app
         self._routes = [route for route in routes if route.needed == PREDICT]
         self._observer = observer
@@ -238,6 +216,8 @@ class LoadShedder:
                 try:
                     admit(matched, PREDICT)
                     check_capacity(matched)
+                except UnknownSignerError:
+                    return None
                 except NunatakError as error:
                     # Not bound to a name, because the error's traceback would then form a reference
                     # cycle.
@@ -248,16 +228,20 @@ class LoadShedder:
         return None
 
 
+def count_request(scope: Scope, needed: Access | None) -> None:
+    """Count a request for its caller's quotas, or refuse it before its body is read."""
+    # A spent quota must not keep an operator from a rollback.
+    if needed is not None and needed.scope is not AccessScope.ADMIN:
+        caller = caller_of(scope)
+        state_of(scope).runtime.service.count_request(caller.name, caller.quotas)
+
+
 def check_capacity(scope: Scope) -> None:
     """Refuse a prediction without room, before its body is read.
 
     The protocol discards the body, and the connection stays open. Closing would reset the
     connection of callers that still send, and each would open another. So the refusal is only for
     bodies that certainly arrive and end soon. Other bodies are read first.
-
-    Raises:
-        OverloadedError: the queue is full, or the share of the caller or the task.
-        NunatakError: `not_ready`, the server accepts no requests.
     """
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:

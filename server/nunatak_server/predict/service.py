@@ -23,8 +23,7 @@ from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
-from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
-from nunatak_server.predict.ask import Dispatcher, RowSink
+from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
@@ -50,6 +49,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
+from nunatak_server.scheduler.quotas import Limits
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.scheduler.turns import Check, Pace, Turns
 from nunatak_server.settings import ServerSettings
@@ -63,8 +63,6 @@ MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """The parts of the service, in the order of a request."""
-
     admission: Admission
     facts: KnownFacts
     residency: Residency
@@ -118,13 +116,14 @@ class PredictionService:
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        """Refuse a request without room, before its body is read, and count the refusal."""
-        try:
+        with self._refusals():
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
-        except NunatakError as error:
-            self._metrics.observe_request(None, error.code)
-            raise
+
+    def count_request(self, caller: str, limits: Limits) -> None:
+        """Count a request for the quotas of its caller, or refuse it."""
+        with self._refusals():
+            self._admission.quotas.count_request(caller, limits)
 
     async def predict(self, request: PredictionRequest) -> Predictions:
         with self._admitted(request) as permit:
@@ -183,9 +182,9 @@ class PredictionService:
 
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
-        """Hold a place in the queue during the block; count refusals of the whole request."""
+        """Hold a place in the queue during the block."""
         is_embedding = isinstance(request, EmbeddingRequest)
-        try:
+        with self._refusals(BACKBONE if is_embedding else None):
             self._readiness.check()
             self._check(request)
             if is_embedding:
@@ -196,8 +195,14 @@ class PredictionService:
                 request.handling.caller, request.handling.priority, tasks=tasks
             ) as permit:
                 yield permit
+
+    @contextmanager
+    def _refusals(self, task: str | None = None) -> Generator[None]:
+        """Count an error in the block as the refusal of a whole request."""
+        try:
+            yield
         except NunatakError as error:
-            self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
+            self._metrics.observe_request(task, error.code)
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
@@ -281,7 +286,6 @@ class PredictionService:
                 yield replace(request, references=(text,))
 
     async def _answer_part(self, part: RequestPart, permit: Permit, pace: Pace) -> None:
-        """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
             answered, _ = await self._answer(part.request, permit, pace, part)
             for each in answered:
@@ -311,7 +315,6 @@ class PredictionService:
     async def _conclude(
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
-        """Return the results of tasks, and count the answers of aliases with a canary."""
         sizes = [it.output_work if isinstance(it, AskedTask) else 0 for it in answered]
         if sum(sizes) <= MAX_LOGITS_ON_LOOP:
             results = _results(request, answered)
@@ -344,7 +347,6 @@ def _results(
 
 
 def _parts(answered: Sequence[Asked], sizes: Sequence[int]) -> Iterator[Sequence[Asked]]:
-    """Cut tasks into parts of at most `MAX_LOGITS_A_TURN`, of one task at least."""
     begin = total = 0
     for index, size in enumerate(sizes):
         total += size
@@ -375,7 +377,6 @@ async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) 
 
 
 def _refusal_in(result: TaskAnswer) -> NunatakError | None:
-    """Return the failure of the whole request, if it is the failure of this task."""
     if not isinstance(result, TaskFailure):
         return None
     is_late = isinstance(result.error, DeadlineExceededError)

@@ -22,13 +22,14 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
 from nunatak_server.app import Application, create_app
+from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.processes.supervisor import ReplicaPlace
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
-from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry import logs
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
@@ -73,7 +74,6 @@ MIN_FILES: Final = 512
 
 
 def connection_limits() -> tuple[int, int]:
-    """Return the most open connections, and the most that wait, for the files allowed."""
     useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # An infinite limit is negative.
@@ -111,11 +111,6 @@ def serve(
 
     The backbone loads before the port opens. SIGTERM ends the process; after SIGINT this returns.
     `announce` gets the address once the server accepts requests; the default prints a line.
-
-    Raises:
-        NunatakError: settings, registry or backbone are at fault.
-        KeyFileError: the file of API keys cannot be read.
-        EngineFailedError: the device is lost, or registry or keys cannot be followed; start again.
     """
     logs.log_everything(settings.log_format)
     prepare(settings)

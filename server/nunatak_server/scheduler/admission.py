@@ -25,6 +25,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
+from nunatak_server.scheduler.quotas import Quotas
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 Key = TypeVar("Key", bound=Hashable)
@@ -36,8 +37,6 @@ ROUNDING: Final = 1e-6
 
 
 class Backlog:
-    """Requests and tokens without an answer yet: in all, by caller, by task and by flow."""
-
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0.0
@@ -130,8 +129,6 @@ JITTER: Final = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A bounded resource, and the amount that all requests together hold."""
-
     resource: str
     limit: int
     total: float
@@ -162,7 +159,6 @@ class Permit:
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
-        """Count more tokens of the request's rows, by task."""
         self._admission.take_tokens(self._caller, self._priority, tokens, held=self.tokens)
         for task, count in tokens.items():
             self.tokens[task] = self.tokens.get(task, 0.0) + count
@@ -174,8 +170,6 @@ class Permit:
 
 
 class HeldBytes:
-    """The bytes of one body."""
-
     def __init__(self, admission: "Admission", *, caller: str, num_bytes: int = 0) -> None:
         self._admission = admission
         self._caller = caller
@@ -199,7 +193,7 @@ class HeldBytes:
 class Admission:
     """Counts admitted requests, tokens and bytes; belongs to the event loop thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - limits and their measures, by name
         self,
         *,
         max_requests: int,
@@ -209,6 +203,7 @@ class Admission:
         weights: Mapping[str, float] | None = None,
         time_model: Callable[[], BatchTimeModel] = BatchTimeModel,
         draw: Callable[[float, float], float] = random.uniform,
+        quotas: Quotas | None = None,
     ) -> None:
         """`caller_share` is None where there is only one caller."""
         self._max_requests = max_requests
@@ -219,6 +214,7 @@ class Admission:
         self._weights = weights or {}
         self._time_model = time_model
         self._draw = draw
+        self.quotas = quotas or Quotas({})
         self._backlog = Backlog()
         self._bytes: dict[str, int] = {}
         """Bytes of bodies by caller."""
@@ -242,7 +238,6 @@ class Admission:
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def has_plenty(self, num_bytes: int) -> bool:
-        """Return whether any caller may add a request with a body of `num_bytes`."""
         return self._has_plenty(self.num_requests, 1, self._max_requests) and (
             not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
         )
@@ -256,7 +251,6 @@ class Admission:
         self._check_bytes(caller, num_bytes)
 
     def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        """Return a holder of the bytes of one body; the end of its block gives the bytes back."""
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
@@ -306,6 +300,7 @@ class Admission:
                 self._check_share(in_use, (caller, task), of_task, of_request + count)
         for task, count in tokens.items():
             backlog.add_tokens((caller, priority, task), count)
+        self.quotas.count_tokens(caller, sum(tokens.values()))
 
     def give_back_tokens(
         self, caller: str, priority: Priority, tokens: Mapping[str, float]
@@ -353,7 +348,6 @@ class Admission:
             self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
-        """Return whether a holder of all of `total` could still add `wanted`."""
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:

@@ -38,8 +38,7 @@ def copy(
     ],
     *,
     task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Copy only this task. Repeatable.")
     ] = None,
     create: CreateOption = False,
     quiet: QuietOption = False,
@@ -187,8 +186,6 @@ FAILURES_OF_A_TASK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The outcome of the copy of one task or document, in words and as JSON."""
-
     line: str
     document: Mapping[str, object]
     error: NunatakError | None = None
@@ -228,14 +225,12 @@ def promote(
 
 
 def moved_line(move: "AliasEvent", *, has_moved: bool) -> str:
-    """Return the line about a promotion."""
     before = "new" if move.from_version is None else f"was {move.from_version}"
     state = before if has_moved else "it was there already; nothing moved"
     return f"{move.task}@{move.alias} -> version {move.to_version} ({state})"
 
 
 def published_line(reference: str, *, is_new: bool) -> str:
-    """Return the line about a publication."""
     return (
         f"published {reference}"
         if is_new

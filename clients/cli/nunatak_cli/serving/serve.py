@@ -15,11 +15,13 @@ from nunatak_contract.enums import LogFormat
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_server.settings import Configuration
+    from nunatak_server.configuration import Configuration
 
 SECTIONS: Final[Mapping[str, str]] = {
     "registry": "Registry and backbone",
     "host": "Address and access",
+    "oidc_issuer": "Tokens of an issuer",
+    "max_requests_per_minute": "Quotas",
     "device": "Device",
     "max_body_bytes": "Limits of one request",
     "max_batch_tokens": "Batches",
@@ -73,8 +75,7 @@ def serve(
         ),
     ] = None,
     show_config: Annotated[
-        bool,
-        typer.Option("--show-config", help="Print every setting with its origin, then exit."),
+        bool, typer.Option("--show-config", help="Print every setting with its origin, then exit.")
     ] = False,
     create: CreateOption = False,
 ) -> None:
@@ -83,8 +84,8 @@ def serve(
     Each setting is an option, an environment variable (NUNATAK_MAX_INPUTS) and a line of the file.
     """
     with needs_extra("server"):
+        from nunatak_server.configuration import Origin, as_toml, configure
         from nunatak_server.errors import START_AGAIN, EngineFailedError
-        from nunatak_server.settings import Origin, as_toml, configure
         from nunatak_server.telemetry.logs import log_failure, log_uncaught
     configuration = configure(_given(context.obj), file=config)
     if show_config:
@@ -122,7 +123,6 @@ def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, obje
 
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:
-    """Serve from this process or from several, and return the exit status."""
     from nunatak_server.processes.supervisor import ReplicaPlace, supervise
 
     settings, place = configuration.settings, ReplicaPlace.find()
