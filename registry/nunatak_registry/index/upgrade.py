@@ -7,6 +7,7 @@ index before the last transaction. An upgrade after a kill begins with the step 
 
 import hashlib
 import os
+import secrets
 import sqlite3
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -164,7 +165,7 @@ def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
 
     The name has a digest of the bytes, so no copy takes the place of another.
     """
-    unfinished = folder / f"index-layout-{found.name}.unfinished"
+    unfinished = folder / f"index-layout-{found.name}-{secrets.token_hex(4)}.unfinished"
     try:
         unfinished.write_bytes(b"")
         if connection.dialect.name == "sqlite":

@@ -145,6 +145,14 @@ def test_an_upgraded_registry_takes_changes(put: Put, layout: str, backups: Path
     engine.dispose()
 
 
+def test_every_layout_has_a_registry_that_its_own_code_made() -> None:
+    assert (*OLDER, CURRENT[-1]) == LAYOUTS
+
+
+def test_a_change_of_a_table_needs_a_new_layout(put: Put, backbone: Backbone) -> None:
+    assert faults_of(put(LAYOUTS[-1]), backbone) == []
+
+
 @pytest.mark.parametrize("layout", CURRENT)
 def test_a_registry_of_the_present_layout_is_left_alone(put: Put, layout: str) -> None:
     location = put(layout)
