@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,11 +35,12 @@ def put_in_folder(layout: str, folder: Path) -> str:
 
 
 def put_in_postgres(layout: str, server: PostgresServer, folder: Path) -> str:
-    """Make a registry with an index in PostgreSQL, and return its location."""
+    """Make a registry with an index in PostgreSQL, in place of the one before it."""
     _put_blobs(folder)
-    location = f"{server.create_database()}&blobs={folder / 'blobs'}"
+    location = f"{_database_of(server)}&blobs={folder / 'blobs'}"
     engine = engine_of(location)
     with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         connection.exec_driver_sql(_script(layout, "postgresql").replace("%", "%%"))
         for table in _EVENTS:
             if f'"{table}"' in _script(layout, "postgresql"):
@@ -82,6 +84,12 @@ def lost_rows(before: Rows, after: Mapping[str, Sequence[Mapping[str, Any]]]) ->
         if sorted(map(repr, rows)) != sorted(map(repr, kept)):
             problems.append(f"{table}: {rows} became {kept}")
     return problems
+
+
+@cache
+def _database_of(server: PostgresServer) -> str:
+    """Return the only database of all registries, because a new one takes seconds to remove."""
+    return server.create_database()
 
 
 def _plain(url: URL) -> URL:
