@@ -32,6 +32,7 @@ from torture.mutants import Mutant
 from torture.scale import fill, measure
 from torture.steps import ERRORS, Bench, strike_every_step, undurable
 from torture.tally import Tally
+from torture.upgrades import OldRegistries, kill_upgrades
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - private folders are made below it
 SEED = 2026
@@ -40,6 +41,7 @@ NUM_STORES = 1000
 NUM_WORKERS, OPERATIONS = 8, 500
 NUM_VERSIONS = 10_000
 LIMIT_MS = 100
+NUM_OLD_VERSIONS, NUM_UPGRADE_KILLS = 500, 30
 
 Campaign = Callable[[], bool]
 
@@ -160,6 +162,44 @@ def hostility() -> bool:
     return all(passed)
 
 
+def upgrades() -> bool:
+    """Kill -9 during upgrades of 500 versions, index in SQLite and in PostgreSQL."""
+    binaries, numbers = find_binaries(), itertools.count()
+    if binaries is None:
+        print("no PostgreSQL server programs on this machine: campaign left out")
+        return True
+    with scratch(in_memory=True) as folder, private_postgres(binaries) as server:
+        old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
+        places = {
+            "sqlite": lambda: f"sqlite:///{folder / f'index{next(numbers)}'}?",
+            "postgresql": lambda: f"{server.create_database()}&",
+        }
+        tallies = [
+            kill_upgrades(
+                old,
+                partial(_put_old, old, dialect, place),
+                folder / dialect,
+                num_kills=NUM_UPGRADE_KILLS,
+                seed=SEED,
+            )
+            for dialect, place in places.items()
+        ]
+    both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
+    for tally in tallies:
+        print(tally.line())
+        both.injected += tally.injected
+        both.survived += tally.survived
+        both.lost += tally.lost
+        both.wrong += tally.wrong
+        both.dangling += tally.dangling
+        both.problems += tally.problems
+    return report(upgrades, "registry.upgrade.lost", both, "kills")
+
+
+def _put_old(old: OldRegistries, dialect: str, place: Callable[[], str]) -> str:
+    return old.put(f"{place()}blobs={old.blobs}", dialect)
+
+
 def concurrency() -> bool:
     """Racing processes, index in SQLite and in PostgreSQL."""
     with scratch(in_memory=False) as folder:
@@ -259,6 +299,7 @@ _EVERY = (
     controls,
     steps,
     concurrency,
+    upgrades,
     kills_on_sqlite,
     kills_on_postgresql,
 )

@@ -76,6 +76,10 @@ REGISTRY: Mapping[str, Reason] = {
         "{what} cannot be copied: {reason}; copy into another registry, or make both registries "
         "agree first"
     ),
+    "registry_in_use": Reason(
+        "the registry cannot be upgraded while these readers use it: {readers}; stop the servers "
+        "of the older release first. The entry of a killed server ends after 120 s"
+    ),
     "policy_not_found": Reason(
         "no policy {policy!r} in this registry; `nunatak policy list` shows the policies there are",
         _NOT_FOUND,

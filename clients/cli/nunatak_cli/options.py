@@ -47,6 +47,9 @@ CreateOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
 ]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", help="Print nothing about steps that succeed.")
+]
 BackboneOption = Annotated[
     str | None,
     typer.Option(

@@ -124,7 +124,7 @@ class LocalFiles:
                 # synced in any case.
                 _sync(folder)
             for above in (path.parent.parent, self._root):
-                _sync_folder(above)
+                sync_folder(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
         with _local_refusals("read"):
@@ -233,14 +233,15 @@ def create_durable_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 class _SyncFailedError(OSError):
     """An fsync failed: the written bytes may be lost."""
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder."""
     descriptor = os.open(folder, _FOLDER)
     try:
         _sync(descriptor)

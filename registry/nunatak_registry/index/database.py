@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
+from nunatak_registry.index.layouts import layout_of
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 FileIdentity = tuple[int, int]
@@ -138,16 +139,14 @@ class Database:
 
         Raises:
             StoreUnavailableError: the database is unreachable, of another kind, or of another
-                schema version.
+                layout.
         """
         with _refusals():
-            file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
-            if file is not None:
-                file.create(missing)
-            reader, writer = _engines(url if file is None else file.url(url))
+            reader, writer, file = _connect(url, missing)
             try:
                 database = cls(reader=reader, writer=writer, file=file)
                 _prepare(reader, writer, missing)
+                _check_layout(reader)
             except BaseException:
                 reader.dispose()
                 raise
@@ -226,7 +225,7 @@ class Database:
             found = self._file.identity()
             if found != self._opened:
                 self.close()
-                _check_schema_version(self._reader)
+                _check_layout(self._reader)
                 self._opened = found
             return self._opened
 
@@ -275,6 +274,25 @@ def _engines(url: URL) -> tuple[Engine, Engine]:
             )
 
 
+@contextmanager
+def writer_of(url: URL, missing: NunatakError) -> Generator[Engine]:
+    """Yield the engine of a writer to an index of any layout; raise `missing` if there is none."""
+    with _refusals():
+        reader, writer, _ = _connect(url, missing)
+        try:
+            _prepare(reader, writer, missing)
+            yield writer
+        finally:
+            writer.dispose()
+
+
+def _connect(url: URL, missing: NunatakError | None) -> tuple[Engine, Engine, IndexFile | None]:
+    file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
+    if file is not None:
+        file.create(missing)
+    return *_engines(url if file is None else file.url(url)), file
+
+
 def _prepare(reader: Engine, writer: Engine, missing: NunatakError | None) -> None:
     with reader.connect() as connection, connection.begin():
         is_new = not inspect(connection).has_table(StateRow.__tablename__)
@@ -282,7 +300,6 @@ def _prepare(reader: Engine, writer: Engine, missing: NunatakError | None) -> No
         if missing is not None:
             raise missing
         _create_tables(writer)
-    _check_schema_version(reader)
 
 
 def _create_tables(writer: Engine) -> None:
@@ -301,14 +318,9 @@ def _create_tables(writer: Engine) -> None:
             )
 
 
-def _check_schema_version(reader: Engine) -> None:
+def _check_layout(reader: Engine) -> None:
     with reader.connect() as connection, connection.begin():
-        found = connection.execute(select(StateRow.schema_version)).scalar_one()
-    if found != SCHEMA_VERSION:
-        raise StoreUnavailableError(
-            f"the index has schema version {found}, this release reads version {SCHEMA_VERSION}; "
-            "use the release that wrote the index"
-        )
+        layout_of(connection).require_current()
 
 
 def _sqlite_engine(url: URL) -> Engine:

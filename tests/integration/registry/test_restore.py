@@ -192,9 +192,7 @@ def test_a_write_that_went_to_a_file_replaced_meanwhile_is_not_acknowledged(
     assert on_file.task("intent").versions == (1, 2)
 
 
-def test_a_restored_index_of_another_schema_version_is_refused(
-    on_file: Registry, index: Path
-) -> None:
+def test_a_restored_index_of_another_layout_is_refused(on_file: Registry, index: Path) -> None:
     copy = index.with_name("other")
     with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(index)) as source:
         source.backup(target)
@@ -202,7 +200,7 @@ def test_a_restored_index_of_another_schema_version_is_refused(
     content = copy.read_bytes()
     copy.replace(index)
 
-    with pytest.raises(StoreUnavailableError, match="schema version 99"):
+    with pytest.raises(StoreUnavailableError, match="layout 99"):
         on_file.generation()
 
     assert index.read_bytes() == content

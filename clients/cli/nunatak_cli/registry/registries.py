@@ -2,18 +2,21 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
+from rich.progress import Progress
 from rich.table import Table
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, group
-from nunatak_cli.output import console, plain_table, print_outcome
+from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
+from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ def copy(
         list[str] | None, typer.Option(metavar="NAME", help="Copy only this task. Repeatable.")
     ] = None,
     create: CreateOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy tasks with versions, aliases and history, policies and question cards.
@@ -54,11 +58,11 @@ def copy(
         if not task:
             names += [("policy", name) for name in opened.policies.numbers()]
             names += [("question", name) for name in opened.questions.numbers()]
-        for kind, name in names:
+        for kind, name in _shown(names, "copying", quiet=quiet):
             outcomes.append(done := _copied(kind, name, opened, receiver))
             if done.error is not None and not as_json:
                 print_failure(done.error.code, done.line)
-            elif not as_json:
+            elif not (as_json or quiet):
                 console().print(done.line, soft_wrap=True)
     failed = [it.document for it in outcomes if it.error is not None]
     if as_json or not outcomes:
@@ -69,6 +73,47 @@ def copy(
         raise typer.Exit(1)
 
 
+def upgrade(
+    *,
+    registry: RegistryOption = None,
+    backup: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the copy of the index as it was. Absent: the folder of a SQLite "
+            "index, or the current folder.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Upgrade a copy, and leave the registry as it is.")
+    ] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the index of an older release to the layout of this release.
+
+    Stop the servers of the older release first. Repeat the command to go on after a kill.
+    """
+    from nunatak_registry import default_location
+    from nunatak_registry.index import upgrade as upgrading
+
+    run = upgrading.rehearse if dry_run else upgrading.upgrade
+    tell = _silent if quiet or as_json else _told
+    done = run(registry or default_location(), folder=backup, tell=tell)
+    if done.found == done.layout and not done.steps:
+        line = f"nothing to do: the index has layout {done.layout}"
+    elif dry_run:
+        line = f"a copy has layout {done.layout} now; the registry is unchanged"
+    else:
+        line = f"the index has layout {done.layout} now; its {done.num_versions} versions stay"
+    if as_json or not quiet:
+        print_outcome({**asdict(done), "dry_run": dry_run}, line, as_json=as_json)
+    if done.unreadable:
+        text = f"this release cannot read the manifests of {', '.join(done.unreadable)}"
+        error_console().print(f"{text}; run `nunatak task verify`", soft_wrap=True)
+        raise typer.Exit(1)
+
+
 def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """List the server processes of a registry: what they serve, their load and their memory."""
     with existing_registry(registry) as opened:
@@ -76,6 +121,23 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
     print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
+
+
+def _told(line: str) -> None:
+    console().print(line, soft_wrap=True)
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+def _shown(
+    names: Sequence[tuple[str, str]], what: str, *, quiet: bool
+) -> Generator[tuple[str, str]]:
+    """Yield names; show their number and the remaining time on a terminal."""
+    is_shown = sys.stderr.isatty() and not quiet
+    with Progress(console=error_console(), transient=True, disable=not is_shown) as progress:
+        yield from progress.track(names, description=what)
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:
@@ -231,4 +293,11 @@ def _versions_text(versions: Sequence[int]) -> str:
     return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
-registry_app = group("registry", "Copy whole registries.", {"copy": (copy, COPY_EXAMPLE)})
+registry_app = group(
+    "registry",
+    "Copy whole registries, and upgrade those of older releases.",
+    {
+        "copy": (copy, COPY_EXAMPLE),
+        "upgrade": (upgrade, "nunatak registry upgrade --registry ./registry --dry-run"),
+    },
+)

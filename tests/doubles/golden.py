@@ -1,0 +1,108 @@
+"""Registries of older layouts, as the code of their time made them (`tests/golden_registries`)."""
+
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, MetaData, create_engine, make_url, select
+
+from doubles.postgres import PostgresServer
+from nunatak_registry.locations import parse_location
+
+GOLDEN: Final = Path(__file__).parent.parent / "golden_registries"
+OLDER: Final = ("early_1", "early_2", "early_3", "early_4", "early_5", "1", "2")
+"""Layouts before the present one."""
+CURRENT: Final = ("3-without-questions", "3")
+"""Registries of the present layout, which needs no upgrade."""
+_EVENTS = ("nunatak_alias_events", "nunatak_candidate_events")
+
+Rows = dict[str, list[dict[str, Any]]]
+"""All rows, by table."""
+
+
+def put_in_folder(layout: str, folder: Path) -> str:
+    """Make a registry with a SQLite index, and return its location."""
+    _put_blobs(folder)
+    with closing(sqlite3.connect(folder / "index.sqlite3")) as connection:
+        connection.executescript(
+            f"PRAGMA synchronous = OFF; BEGIN; {_script(layout, 'sqlite')} COMMIT"
+        )
+    return str(folder)
+
+
+def put_in_postgres(layout: str, server: PostgresServer, folder: Path) -> str:
+    """Make a registry with an index in PostgreSQL, in place of the one before it."""
+    _put_blobs(folder)
+    location = f"{_database_of(server)}&blobs={folder / 'blobs'}"
+    engine = engine_of(location)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        connection.exec_driver_sql(_script(layout, "postgresql").replace("%", "%%"))
+        for table in _EVENTS:
+            if f'"{table}"' in _script(layout, "postgresql"):
+                connection.exec_driver_sql(
+                    f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"  # noqa: S608 - a constant
+                )
+    engine.dispose()
+    return location
+
+
+def engine_of(location: str) -> Engine:
+    """Return an engine of the index, without the rules of the registry."""
+    url = parse_location(location).index_url
+    return create_engine(make_url(url) if url.get_backend_name() == "postgresql" else _plain(url))
+
+
+def rows_of(location: str) -> Rows:
+    """Return every row of the index, in a stable order."""
+    engine = engine_of(location)
+    tables = MetaData()
+    with engine.connect() as connection:
+        tables.reflect(connection)
+        found: Rows = {
+            table.name: [dict(row) for row in connection.execute(select(table)).mappings()]
+            for table in tables.sorted_tables
+        }
+    engine.dispose()
+    return {name: sorted(rows, key=repr) for name, rows in found.items()}
+
+
+def lost_rows(before: Rows, after: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return what of `before` is missing or different in `after`, except the state row."""
+    problems = list[str]()
+    for table, rows in before.items():
+        if table == "nunatak_state":
+            continue
+        kept = [
+            {name: it.get(name) for name in (rows[0] if rows else {})}
+            for it in after.get(table, [])
+        ]
+        if sorted(map(repr, rows)) != sorted(map(repr, kept)):
+            problems.append(f"{table}: {rows} became {kept}")
+    return problems
+
+
+@cache
+def _database_of(server: PostgresServer) -> str:
+    """Return the only database of all registries, because a new one takes seconds to remove."""
+    return server.create_database()
+
+
+def _plain(url: URL) -> URL:
+    return URL.create("sqlite", database=url.database)
+
+
+def _script(layout: str, dialect: str) -> str:
+    folder = GOLDEN / layout
+    return (folder / f"{dialect}.sql").read_text() + (folder / "rows.sql").read_text()
+
+
+def _put_blobs(folder: Path) -> None:
+    for blob in (GOLDEN / "blobs").iterdir():
+        place = folder / "blobs" / "sha256" / blob.name[:2] / blob.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(blob, place)

@@ -1,0 +1,172 @@
+"""Kill -9 of upgrades at random times, on registries of many versions of the layout before."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self
+
+import torch
+from sqlalchemy import URL, MetaData, insert
+
+from doubles.golden import GOLDEN, Rows, engine_of, lost_rows, rows_of
+from doubles.tasks import tiny_task
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Backbone, Row, forward
+from nunatak_registry import Registry
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.index.index import Index
+from nunatak_registry.publication import number_draft
+from nunatak_versions import load_task
+from torture.tally import Tally
+
+BEFORE: Final = "2"
+NUM_TASKS: Final = 20
+TEXTS: Final = ("where is my parcel?", "all is well", "")
+PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+LIFE_LIMIT_S = 60
+
+Answers = dict[str, list[list[float]]]
+
+
+class OldRegistries:
+    """Registries of the layout before, all with the same versions and blobs."""
+
+    def __init__(self, folder: Path, backbone: Backbone, *, num_versions: int) -> None:
+        self.blobs, self.backbone = folder / "source" / "blobs", backbone
+        source = folder / "source"
+        with Registry.open(source) as registry:
+            drafts = [
+                tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
+                for number in range(NUM_TASKS)
+            ]
+            store = BlobStore.open(str(self.blobs))
+            for _, blobs in drafts:
+                store.put(blobs["parameters"])
+            index = Index.open(URL.create("sqlite", database=str(source / "index.sqlite3")))
+            with index.writing() as change:
+                for number in range(num_versions):
+                    draft, _ = drafts[number % NUM_TASKS]
+                    noted = draft.model_copy(update={"note": f"version {number}"})
+                    manifest = number_draft(noted, change.take_version(draft.task))
+                    change.add_version(manifest, PUBLISHED_AT)
+            index.close()
+            for draft, _ in drafts:
+                registry.promote(draft.task, "prod", 2)
+        self.answers = answers_of(str(source), backbone)
+        old = rows_of(str(source))
+        (state,) = old["nunatak_state"]
+        self.rows: Rows = {**old, "nunatak_state": [{**state, "schema_version": int(BEFORE)}]}
+
+    def put(self, location: str, dialect: str) -> str:
+        """Fill an empty database, and return its location."""
+        engine, tables = engine_of(location), MetaData()
+        with engine.begin() as connection:
+            for statement in (GOLDEN / BEFORE / f"{dialect}.sql").read_text().splitlines():
+                connection.exec_driver_sql(statement)
+            tables.reflect(connection)
+            for table in tables.sorted_tables:
+                if self.rows[table.name]:
+                    connection.execute(insert(table), self.rows[table.name])
+        engine.dispose()
+        return location
+
+
+def kill_upgrades(
+    old: OldRegistries, new_location: Callable[[], str], scratch: Path, *, num_kills: int, seed: int
+) -> Tally:
+    """Kill upgrades until `num_kills` of them have died; look at the registry after each."""
+    tally, source = Tally(campaign="kill -9 of upgrades", seed=seed), random.Random(seed)
+    scratch.mkdir()
+    longest_s = None
+    with Forks() as forks:
+        while tally.injected < num_kills:
+            location = new_location()
+            before, signal_number = rows_of(location), signal.SIGKILL
+            while signal_number == signal.SIGKILL:
+                lives_s = None if longest_s is None else source.uniform(0, longest_s)
+                began = time.monotonic()
+                signal_number = forks.upgrade(location, scratch, lives_s)
+                longest_s = longest_s or time.monotonic() - began
+                lost = lost_rows(before, rows_of(location))
+                tally.injected += signal_number == signal.SIGKILL
+                tally.survived += signal_number == signal.SIGKILL and not lost
+                tally.lost += len(lost)
+                for problem in lost:
+                    tally.note(problem)
+            if signal_number:
+                tally.wrong += 1
+                tally.note(f"the upgrade of {location} ended with {signal_number}")
+            _judge(tally, old, location)
+    return tally
+
+
+class Forks:
+    """A process that forks upgrades, see `upgrade_life`."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(  # noqa: S603 - a program of this folder
+            [sys.executable, str(Path(__file__).with_name("upgrade_life.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=LIFE_LIMIT_S)
+
+    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> int:
+        """Upgrade, and kill the process after some time; return the signal that ended it."""
+        commands, answers = self._process.stdin, self._process.stdout
+        assert commands is not None
+        assert answers is not None
+        commands.write(json.dumps([location, str(folder)]) + "\n")
+        commands.flush()
+        child = int(answers.readline())
+        if lives_s is not None:
+            time.sleep(lives_s)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return int(answers.readline())
+
+
+def answers_of(location: str, backbone: Backbone) -> Answers:
+    """Return the logits of every task for some texts, by a fresh load of its version."""
+    answers: Answers = {}
+    with Registry.open(location, create=False) as registry:
+        for name in registry.names():
+            manifest = registry.resolve(name)
+            loaded = load_task(manifest, registry.read_blob(manifest), backbone)
+            encodings = backbone.tokenizer.encode(TEXTS, max_length=manifest.max_length)
+            with torch.inference_mode():
+                logits = forward(
+                    backbone, [Row(encoding=it, branch=loaded.branch) for it in encodings]
+                )
+            answers[name] = [[float(value) for value in it.flatten()] for it in logits]
+    return answers
+
+
+def _judge(tally: Tally, old: OldRegistries, location: str) -> None:
+    try:
+        with Registry.open(location, create=False) as registry:
+            faults = [it for it in registry.verify() if it.kind.is_error]
+        answers = answers_of(location, old.backbone)
+    except NunatakError as error:
+        tally.dangling += 1
+        tally.note(f"{error.code}: {error}")
+        return
+    tally.dangling += len(faults)
+    tally.wrong += answers != old.answers
+    with suppress(IndexError):
+        tally.note(str(faults[0]))
