@@ -26,7 +26,7 @@ from nunatak_contract.questions import Outcome, TypedQuestion
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.settings import ServerSettings
 
-ROWS, QUESTION = ".jsonl", ".json"
+ROWS, QUESTION, NEW = ".jsonl", ".json", ".new"
 MAX_QUESTIONS: Final = 1000
 """Most questions of a folder, because clients choose unknown questions."""
 MAX_PENDING: Final = 1000
@@ -57,8 +57,14 @@ class Collection:
     """The files of a folder; any thread may use it, one at a time."""
 
     def __init__(
-        self, folder: Path, *, max_rows: int, max_days: int, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        *,
+        max_rows: int = 0,
+        max_days: int = 0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """The bounds matter for a collection that is opened or added to."""
         self._folder, self._max_rows, self._max_days = folder, max_rows, max_days
         self._clock = clock
         self._counted: dict[Path, tuple[int, int]] = {}
@@ -92,7 +98,7 @@ class Collection:
                 self._keep(file, num_rows=int(SPARE * self._max_rows))
                 count = self._num_rows(file)
             if not file.exists():
-                if len(list(self._folder.glob(f"*{ROWS}"))) >= MAX_QUESTIONS:
+                if len(self._files(ROWS)) >= MAX_QUESTIONS:
                     return
                 fields = question.model_dump(mode="json", exclude_defaults=True)
                 self._replace(file.with_suffix(QUESTION), json.dumps(fields, indent=2) + "\n")
@@ -106,21 +112,21 @@ class Collection:
 
     def questions(self) -> list[CollectedQuestion]:
         """Return all questions with rows, the fullest first."""
-        try:
-            with self._locked():
-                found = [self._read(it) for it in self._folder.glob(f"*{ROWS}")]
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "a file is damaged"
-            raise self._invalid(reason or "it cannot be read") from None
+        with self._reading():
+            found = [self._read(it) for it in self._files(ROWS)]
         return sorted(found, key=lambda it: -it.num_rows)
 
-    def clear(self) -> None:
-        """Remove all rows and questions."""
-        with self._locked():
-            for end in (ROWS, QUESTION):
-                for file in self._folder.glob(f"*{end}"):
-                    file.unlink()
-        self._counted.clear()
+    def clear(self) -> int:
+        """Remove all rows and questions, also damaged ones; return the number of rows."""
+        with self._reading():
+            found = sum(it.read_bytes().count(b"\n") for it in self._files(ROWS))
+            for file in (it for end in (ROWS, QUESTION, NEW) for it in self._files(end)):
+                file.unlink()
+        return found
+
+    def _files(self, end: str) -> list[Path]:
+        # By their whole names, because a folder that is named by mistake has files of its own.
+        return list(self._folder.glob(f"{'[0-9a-f]' * 64}{end}"))
 
     def _append(self, file: Path, line: bytes) -> None:
         descriptor = os.open(file, _APPEND, 0o600)
@@ -144,7 +150,9 @@ class Collection:
         )
 
     def _sweep(self) -> None:
-        for file in self._folder.glob(f"*{ROWS}"):
+        for file in self._files(NEW):
+            file.unlink()
+        for file in self._files(ROWS):
             self._keep(file, num_rows=self._max_rows)
 
     def _keep(self, file: Path, *, num_rows: int) -> None:
@@ -168,11 +176,20 @@ class Collection:
         return count
 
     def _replace(self, file: Path, content: str) -> None:
-        made = file.with_suffix(".new")
+        made = file.with_suffix(NEW)
         made.unlink(missing_ok=True)
         with os.fdopen(os.open(made, _CREATE, 0o600), "w", encoding="utf-8") as opened:
             opened.write(content)
         made.replace(file)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            with self._locked():
+                yield
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a file is damaged"
+            raise self._invalid(reason or "it cannot be read") from None
 
     @contextmanager
     def _locked(self) -> Generator[None]:

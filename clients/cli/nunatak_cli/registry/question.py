@@ -1,4 +1,4 @@
-"""`nunatak question`: publish, list, show and check cards, which bind questions to tasks."""
+"""`nunatak question`: cards, which bind questions to tasks, and the texts that servers kept."""
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
@@ -17,7 +17,7 @@ from nunatak_cli.registry.documents import (
     read_document,
 )
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_contract.questions import QuestionCard
@@ -74,6 +74,47 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
     console().print(f"{card.name}: task {card.task} can answer the question")
 
 
+def collected(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", envvar="NUNATAK_COLLECT", help="Folder of `nunatak serve --collect`."
+        ),
+    ],
+    *,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all texts.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the collected texts of each question; `--clear` removes them. No text is printed."""
+    from nunatak_contract.questions import text_of
+
+    with needs_extra("server"):
+        from nunatak_server.decisions.collection import Collection
+    collection = Collection(folder)
+    if clear:
+        removed = collection.clear()
+        print_outcome({"removed": removed}, f"removed {removed} texts", as_json=as_json)
+        return
+    found = collection.questions()
+    table = Table("rows", "oldest", "newest", "question", "file", box=None)
+    for it in found:
+        asked = text_of(it.question.instructions or it.question.yes or "")
+        table.add_row(str(it.num_rows), it.oldest, it.newest, asked, it.file.name)
+    listed = [
+        {
+            "rows": it.num_rows,
+            "oldest": it.oldest,
+            "newest": it.newest,
+            "question": it.question.model_dump(mode="json", exclude_defaults=True),
+            "file": str(it.file),
+        }
+        for it in found
+    ]
+    print_outcome(
+        {"collected": listed}, table, as_json=as_json, empty="no texts are collected there"
+    )
+
+
 def _read(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
@@ -97,5 +138,6 @@ question_app = group(
         "list": (list_cards, "nunatak question list"),
         "show": (show, "nunatak question show urgent > urgent.json"),
         "check": (check, "nunatak question check urgent.json"),
+        "collected": (collected, "nunatak question collected /var/lib/nunatak/collected"),
     },
 )
