@@ -23,7 +23,13 @@ from nunatak_server.decisions.answers import (
     AskedQuestion,
     QuestionAnswer,
 )
-from nunatak_server.decisions.protocols import PROTOCOLS, Said, Shares, UnusableReplyError
+from nunatak_server.decisions.protocols import (
+    PROTOCOLS,
+    Said,
+    Shares,
+    UnusableReplyError,
+    read_reply,
+)
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.turns import FairSemaphore, within
@@ -117,7 +123,7 @@ class Upstream:
         body = self._protocol.body(self._model, text, [words for _, words in asked])
         try:
             data = await self._send(orjson.dumps(body), handling)
-            read = self._protocol.read(data, [it.question for it, _ in asked])
+            read = read_reply(self._protocol, data, [it.question for it, _ in asked])
         except DeadlineExceededError as error:
             return [error] * len(asked)
         except UnusableReplyError as error:

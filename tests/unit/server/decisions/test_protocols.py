@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nunatak_contract.questions import TypedQuestion
 from nunatak_server.compat.decisions import DecisionQuestion, fields_of
 from nunatak_server.compat.systemone import SystemOneQuestion
-from nunatak_server.decisions.protocols import PROTOCOLS, UnusableReplyError
+from nunatak_server.decisions.protocols import PROTOCOLS, UnusableReplyError, read_reply
 
 SYSTEM_ONE, OPENAI = PROTOCOLS["/v1/systemone"], PROTOCOLS["/v1/decisions"]
 TEXT = st.text("ab c", min_size=1).filter(str.strip)
@@ -118,7 +118,7 @@ SHARES = [(0.2, 0.8), (0.3, 0.7), (0.1, 0.2, 0.7)]
 
 def reading(reply: object, of: str) -> Any:  # noqa: ANN401 - shares or None
     data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    return PROTOCOLS[of].read(data, ASKED)
+    return read_reply(PROTOCOLS[of], data, ASKED)
 
 
 def test_answers_have_the_order_of_the_question_and_a_refusal_is_one() -> None:
@@ -149,6 +149,11 @@ SPOILT: dict[str, Spoil] = {
     "all zero": lambda it: it["answers"]["q1"].update(probabilities={"a": 0, "b": 0}),
     "not the likeliest": lambda it: it["answers"]["q1"].update(choice="a"),
     "no option": lambda it: it["answers"]["q1"].update(choice="c"),
+    "a score that is a text": lambda it: it["answers"]["q2"].update(score="1.6"),
+    "a legend that is a list": lambda it: it["answers"]["q2"].update(legend=["low"]),
+    "probabilities in a list": lambda it: it["answers"]["q2"].update(probabilities=[0.1]),
+    "a choice that is a list": lambda it: it["answers"]["q1"].update(choice=["b"]),
+    "a list for an object": lambda it: it["answers"].update(q1=[]),
     "another score": lambda it: it["answers"]["q2"].update(score=0.2),
     "other levels": lambda it: it["answers"]["q2"]["legend"].update({"1": "top", "2": "high"}),
     "a level is missing": lambda it: it["answers"]["q2"]["probabilities"].pop("2"),
@@ -162,6 +167,9 @@ SPOILT_LIST: dict[str, Spoil] = {
     "an option twice": lambda it: it["answers"][1]["probabilities"][1].update(value="b"),
     "a value for a text": lambda it: it["answers"][1]["probabilities"][1].update(value=True),
     "other levels": lambda it: it["answers"][2]["probabilities"][0].update(label="top"),
+    "a value that is a list": lambda it: it["answers"][2]["probabilities"][0].update(value=[]),
+    "true for a place": lambda it: it["answers"][2]["probabilities"][1].update(value=True),
+    "an option that is a text": lambda it: it["answers"][1]["probabilities"].append("b"),
     "a level twice": lambda it: it["answers"][2]["probabilities"][0].update(value=1),
     "sums off": lambda it: it["answers"][2]["probabilities"][2].update(probability=0.5),
 }
