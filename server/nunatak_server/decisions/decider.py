@@ -7,7 +7,7 @@ of the upstream (the cascade).
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from prometheus_client import Counter, Summary
 from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.questions import AnsweringHead, TypedQuestion, find_card_misfit
+from nunatak_contract.questions import AnsweringHead, Outcome, TypedQuestion, find_card_misfit
 from nunatak_model import Backbone
 from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
@@ -178,8 +178,8 @@ class Decider:
             self._ask_about(others, text, handling, backbone),
             return_exceptions=True,
         )
-        by_card = iter(_answers_of(known, len(bound)))
-        by_others = iter(_answers_of(unknown, len(others)))
+        by_card = iter(self._answers_of(known, [card for _, card in bound]))
+        by_others = iter(self._answers_of(unknown, [None] * len(others)))
         answers = list[QuestionAnswer | NunatakError]()
         for card in cards:
             match card:
@@ -187,10 +187,9 @@ class Decider:
                     answer = next(by_others)
                 case NunatakError():
                     answer = card
+                    self.metrics.observe(card, card)
                 case _:
                     answer = next(by_card)
-            if isinstance(answer, NunatakError):
-                self.metrics.observe(card, answer)
             answers.append(answer)
         sides = (known, unknown)
         failures = [it for it in sides if isinstance(it, NunatakError)]
@@ -204,10 +203,27 @@ class Decider:
             timings=StageTimes.slowest(it.timings for it in done),
         )
 
+    def _answers_of(
+        self, side: Answered | BaseException, cards: Sequence[PublishedCard | None]
+    ) -> Sequence[QuestionAnswer | NunatakError]:
+        """Return the answers of a side. A failure of the side is the failure of each question."""
+        match side:
+            case NunatakError():
+                for card in cards:
+                    self.metrics.observe(card, side)
+                return [side] * len(cards)
+            case BaseException():
+                raise side
+            case _:
+                return side.answers
+
     async def _bindings(self, asked: Sequence[AskedQuestion], handling: Handling) -> list[Binding]:
         """Return the card of each question whose task the caller may ask."""
         known = await self._facts.cards(handling.caller)
-        is_refused = self._settings.decisions_unknown is UnknownQuestions.REFUSE
+        mode = self._settings.decisions_unknown
+        is_refused = mode is UnknownQuestions.REFUSE or (
+            mode is UnknownQuestions.UPSTREAM and self._upstream is None
+        )
         found = [_binding(known, it.question, handling.tasks) for it in asked]
         return [
             NunatakError("question_unknown", question=it.title)
@@ -237,20 +253,14 @@ class Decider:
         answers = [
             answer_of(card, asked.question, results[card.document.task]) for asked, card in bound
         ]
-        unsure = dict[int, tuple[Bound, QuestionAnswer]]()
-        for place, (it, answer) in enumerate(zip(bound, answers, strict=True)):
-            if not isinstance(answer, QuestionAnswer):
-                continue
-            if _is_unsure(it[1], answer):
-                unsure[place] = (it, answer)
-            else:
-                self.metrics.observe(it[1], answer, seconds=self._clock() - began)
-        left_s = UPSTREAM_SHARE * (handling.deadline_s - (self._clock() - began))
-        left = replace(handling, own_deadline_s=max(0.0, left_s))
-        later = await self._cascade(list(unsure.values()), text, left)
-        for (place, ((_, card), _)), answer in zip(unsure.items(), later, strict=True):
-            self.metrics.observe(card, answer, seconds=self._clock() - began)
-            answers[place] = answer
+        own_s = self._clock() - began
+        left_s = max(0.0, UPSTREAM_SHARE * (handling.deadline_s - own_s))
+        left = replace(handling, own_deadline_s=left_s)
+        later = await self._cascade(bound, answers, text, left)
+        for place, (_, card) in enumerate(bound):
+            answers[place] = answer = later.get(place, answers[place])
+            seconds = self._clock() - began if place in later else own_s
+            self.metrics.observe(card, answer, seconds=seconds)
         read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
         return Answered(
             answers=tuple(answers),
@@ -260,34 +270,41 @@ class Decider:
         )
 
     async def _cascade(
-        self, unsure: Sequence[tuple[Bound, QuestionAnswer]], text: str, handling: Handling
-    ) -> list[QuestionAnswer]:
-        """Return the upstream's answers, or the tasks' own ones where the upstream fails."""
-        if not unsure or self._upstream is None:
-            return []
-        asked = [it for (it, _), _ in unsure]
-        found = await self._upstream.answer(asked, text, handling=handling)
-        return [
-            self._decided(card, own, answer, text)
-            for ((_, card), own), answer in zip(unsure, found.answers, strict=True)
-        ]
-
-    def _decided(
         self,
-        card: PublishedCard,
-        own: QuestionAnswer,
-        answer: QuestionAnswer | NunatakError,
+        bound: Sequence[Bound],
+        answers: Sequence[QuestionAnswer | NunatakError],
         text: str,
-    ) -> QuestionAnswer:
-        about = {**own.about, "confidence": own.confidence}
-        if isinstance(answer, NunatakError):
-            self.metrics.observe_unsure(card, answer.code)
-            return replace(own, about={**about, "upstream": answer.code})
-        agrees = answer.best_place == own.best_place
-        self.metrics.observe_unsure(card, "agrees" if agrees else "differs")
-        if self._collector is not None:
-            self._collector.keep(answer, card.document.names, text)
-        return replace(answer, about={**about, **answer.about})
+        handling: Handling,
+    ) -> Mapping[int, QuestionAnswer]:
+        """Return what the upstream says about unsure answers, by place.
+
+        Where the upstream fails, that is the task's own answer.
+        """
+        unsure = [
+            (place, *pair, own)
+            for place, (pair, own) in enumerate(zip(bound, answers, strict=True))
+            if isinstance(own, QuestionAnswer) and _is_unsure(pair[1], own)
+        ]
+        if not unsure or self._upstream is None:
+            return {}
+        asked = [it for _, it, _, _ in unsure]
+        found = await self._upstream.answer(asked, text, handling=handling)
+        later = dict[int, QuestionAnswer]()
+        for (place, _, card, own), answer in zip(unsure, found.answers, strict=True):
+            about = {**own.about, "confidence": own.confidence}
+            if isinstance(answer, NunatakError):
+                said = answer.code
+                later[place] = replace(own, about={**about, "upstream": said})
+            else:
+                said = "agrees" if answer.best_place == own.best_place else "differs"
+                later[place] = replace(answer, about={**about, **answer.about})
+                self._keep(answer, card.document.names, text)
+            self.metrics.observe_unsure(card, said)
+        return later
+
+    def _keep(self, answer: QuestionAnswer, names: Mapping[Outcome, str], text: str) -> None:
+        if self._collector is not None and answer.by is AnswerSource.UPSTREAM:
+            self._collector.keep(answer, names, text)
 
     async def _ask_about(
         self,
@@ -299,38 +316,22 @@ class Decider:
         """Answer unknown questions by the embeddings of the backbone, or by the upstream."""
         if not asked:
             return Answered()
-        began, upstream = self._clock(), self._upstream
-        is_upstream = self._settings.decisions_unknown is UnknownQuestions.UPSTREAM
-        if is_upstream and upstream is not None:
-            found = await upstream.answer(asked, text, handling=handling)
+        began, mode = self._clock(), self._settings.decisions_unknown
+        if self._upstream is not None and mode is UnknownQuestions.UPSTREAM:
+            found = await self._upstream.answer(asked, text, handling=handling)
         else:
             likening = self._likeness.answer(asked, text, handling=handling, backbone=backbone)
             found = await within(handling.deadline_s, likening, late=DeadlineExceededError)
         for answer in found.answers:
-            if not isinstance(answer, QuestionAnswer):
-                continue
             self.metrics.observe(None, answer, seconds=self._clock() - began)
-            if answer.by is AnswerSource.UPSTREAM and self._collector is not None:
-                self._collector.keep(answer, answer.question.names, text)
+            if isinstance(answer, QuestionAnswer):
+                self._keep(answer, answer.question.names, text)
         return found
 
 
 def _is_unsure(card: PublishedCard, answer: QuestionAnswer) -> bool:
     limit = card.document.ask_upstream_below
     return limit is not None and answer.confidence < limit
-
-
-def _answers_of(
-    side: Answered | BaseException, num_asked: int
-) -> Sequence[QuestionAnswer | NunatakError]:
-    """Return the answers of a side. A failure of the side is the failure of each question."""
-    match side:
-        case NunatakError():
-            return [side] * num_asked
-        case BaseException():
-            raise side
-        case _:
-            return side.answers
 
 
 def _binding(known: Cards, question: TypedQuestion, tasks: TaskList) -> Binding:

@@ -207,6 +207,8 @@ async def test_a_refusal_of_all_tasks_fails_their_questions_alone_or_the_request
     assert kinds(await asked.decide(OTHER, KNOWN)) == ["embeddings", "too_many_tasks"]
     with raises("too_many_tasks"):
         await asked.decide(KNOWN)
+    assert metric(asked, "nunatak_decisions_total", card="card-one", by="too_many_tasks") == 2
+    assert metric(asked, "nunatak_decisions_total", card="", by="embeddings") == 1
 
 
 async def test_the_look_up_of_cards_counts_for_the_deadline() -> None:
@@ -325,6 +327,18 @@ async def test_a_card_that_needs_an_upstream_is_not_answered_without_one() -> No
     assert kinds(await asked.decide(KNOWN, OTHER)) == ["upstream_missing", "task"]
     with raises("upstream_missing"):
         await asked.decide(KNOWN, OTHER, is_whole=True)
+
+
+async def test_without_its_upstream_the_mode_refuses_and_embeds_nothing() -> None:
+    asked = Asked(card_of(KNOWN, "one"), **UPSTREAM)
+    asked.decider = Decider(
+        facts=cast("KnownFacts", asked.facts),
+        service=cast("PredictionService", asked.service),
+        settings=make_settings(**UPSTREAM),
+    )
+
+    assert kinds(await asked.decide(KNOWN, OTHER)) == ["task", "question_unknown"]
+    assert asked.service.embedded == []
 
 
 async def test_unknown_questions_go_to_the_upstream_while_the_tasks_answer() -> None:
