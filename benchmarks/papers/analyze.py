@@ -19,7 +19,9 @@ from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.analysis.rsa import NUM_TOKENS
 from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa
 from nunatak_contract.errors import NunatakError
-from nunatak_training.sweeps import ResultsFolder, Run, RunContext, RunRecord, plan_runs, read_grid
+from nunatak_training.sweeps.planning import Run, plan_runs, read_grid
+from nunatak_training.sweeps.results import ResultsFolder, RunRecord
+from nunatak_training.sweeps.running import RunContext
 
 OF_RESULTS: Mapping[str, tuple[str, Callable[[Sequence[RunRecord]], Findings]]] = {
     "robustness": ("scores over seeds at each learning rate, as box plots", analyze_robustness),

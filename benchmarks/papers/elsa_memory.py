@@ -29,7 +29,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
 from nunatak_model import HeadSpec, ModelSize, load_backbone, model_size, parameters_saved
 from nunatak_registry import Registry
-from nunatak_training.sweeps import plan_runs, read_grid
+from nunatak_training.sweeps.planning import plan_runs, read_grid
 
 Asked = str | tuple[str, str]
 """An input of a task: a text or a pair of texts."""

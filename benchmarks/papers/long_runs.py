@@ -28,17 +28,10 @@ from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
 from nunatak_training.publishing import publish
-from nunatak_training.sweeps import (
-    Failed,
-    Finished,
-    Run,
-    RunContext,
-    cut_data,
-    plan_runs,
-    read_grid,
-)
+from nunatak_training.sweeps.planning import Run, cut_data, plan_runs, read_grid
 from nunatak_training.sweeps.reporting import num_frozen, run_text
-from nunatak_training.sweeps.results import Source
+from nunatak_training.sweeps.results import Failed, Finished, Source
+from nunatak_training.sweeps.running import RunContext
 
 HERE = Path(__file__).parent
 PLAN = HERE / "plan.yaml"

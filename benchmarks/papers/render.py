@@ -32,8 +32,7 @@ from benchmarks.papers.figures import (
 from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun
 from nunatak_contract.cards import markdown_table
-from nunatak_training.sweeps import cells_markdown, cells_of
-from nunatak_training.sweeps.reporting import regularizer_label
+from nunatak_training.sweeps.reporting import cells_markdown, cells_of, regularizer_label
 
 SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"

@@ -18,7 +18,9 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from nunatak_training.sweeps import Run, RunContext, RunRecord, dead_run
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.results import RunRecord
+from nunatak_training.sweeps.running import RunContext, dead_run
 
 MAX_RETRIES: Final = 30
 """Tries after the first one. A run that ends its process each time must end as well."""

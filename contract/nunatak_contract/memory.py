@@ -1,21 +1,9 @@
 """The memory report of a server. All sizes are in bytes."""
 
-from pydantic import AliasChoices, AliasGenerator, ConfigDict
-
 from nunatak_contract.record import Result
 
 
-class _Counts(Result):
-    """Base of reports about objects whose counts are called `num_`."""
-
-    model_config = ConfigDict(
-        alias_generator=AliasGenerator(
-            validation_alias=lambda name: AliasChoices(name, f"num_{name}")
-        )
-    )
-
-
-class BackboneMemory(_Counts):
+class BackboneMemory(Result):
     """The shared backbone in memory."""
 
     name: str
@@ -47,7 +35,7 @@ class DeviceTierMemory(Result):
     versions: int
 
 
-class HostTierMemory(_Counts):
+class HostTierMemory(Result):
     """Checked bytes of task versions in main memory, and counts of the reads so far."""
 
     bytes: int
@@ -64,7 +52,7 @@ class TiersMemory(Result):
     host: HostTierMemory
 
 
-class TrunkCacheMemory(_Counts):
+class TrunkCacheMemory(Result):
     """Trunk states in memory, and counts of hits, misses and evictions since the start."""
 
     bytes: int

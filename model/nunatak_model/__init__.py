@@ -49,7 +49,6 @@ from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
     TrunkActivations,
     TrunkCache,
-    TrunkCacheStats,
     TrunkSource,
     TrunkStates,
     trunk_source,
@@ -77,7 +76,6 @@ __all__ = [
     "TextTokenizer",
     "TrunkActivations",
     "TrunkCache",
-    "TrunkCacheStats",
     "TrunkSource",
     "TrunkStates",
     "UnsupportedBackboneError",

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nunatak_contract.memory import TrunkCacheMemory
 from nunatak_model.backbone import Backbone
 from nunatak_model.text.encoding import Encoding
 
@@ -60,20 +61,6 @@ class TrunkActivations:
     hidden: Mapping[Encoding, Float[Tensor, "tokens width"]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrunkCacheStats:
-    """The content of a cache, and its counts since the start."""
-
-    num_states: int
-    num_bytes: int
-    max_bytes: int
-    hits: int
-    misses: int
-    """States that had to be computed."""
-    evictions: int
-    saved_tokens: int
-
-
 class TrunkCache:
     """The most recently read states, within a budget of bytes; the least recently used go first.
 
@@ -93,11 +80,11 @@ class TrunkCache:
         self._saved_tokens = 0
 
     @property
-    def stats(self) -> TrunkCacheStats:
+    def stats(self) -> TrunkCacheMemory:
         """Each count is right. A running batch may be in some counts and not in others."""
-        return TrunkCacheStats(
-            num_states=len(self._states),
-            num_bytes=self._num_bytes,
+        return TrunkCacheMemory(
+            states=len(self._states),
+            bytes=self._num_bytes,
             max_bytes=self._max_bytes,
             hits=self._hits,
             misses=self._misses,

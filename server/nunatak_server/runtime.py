@@ -35,10 +35,9 @@ from nunatak_server.catalog.following import (
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
-from nunatak_server.engine.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones, warm_up_batches, warm_up_tasks
 from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
-from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
@@ -341,8 +340,8 @@ class Runtime:
                     ready=self.readiness.is_ready,
                     waiting=self._num_waiting,
                     running=self._engine.num_running_requests,
-                    versions=self.residency.stats().num_resident,
-                    version_bytes=self.residency.stats().resident_bytes,
+                    versions=self.residency.stats().versions,
+                    version_bytes=self.residency.stats().bytes,
                     process_bytes=self._measure(),
                 ),
             ),

@@ -11,7 +11,7 @@ from doubles.tasks import tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
-from nunatak_exchange import export_peft
+from nunatak_exchange.peft_folders import export_peft
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 from nunatak_versions import LoadedTask, load_task
 

@@ -18,8 +18,9 @@ from doubles.examples import toy_data
 from doubles.serving import running_client
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
-from nunatak_exchange import HuggingFaceHub, export_transformers
 from nunatak_exchange.backbones import add_backbone
+from nunatak_exchange.hub import HuggingFaceHub
+from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.fitting import fit_task

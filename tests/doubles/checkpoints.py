@@ -15,7 +15,7 @@ from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly, Method
-from nunatak_exchange import ImportedTask
+from nunatak_exchange.checks import ImportedTask
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, build_branch, forward
 from nunatak_versions import LoadedTask, Provenance, draft_task, head_record, load_task
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
-from nunatak_exchange import ImportChoices, draft_imported, import_folder
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.importing import draft_imported, import_folder
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 

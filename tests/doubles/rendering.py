@@ -1,18 +1,17 @@
 """Metrics as text, with the memory of a server that holds little."""
 
-from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ResidentStats
+from nunatak_contract.memory import DeviceTierMemory, HostTierMemory
 from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState
 from nunatak_server.telemetry.metrics import Metrics
 
-DEVICE = ResidentStats(
+DEVICE = DeviceTierMemory(
     budget_bytes=1000,
-    resident_bytes=200,
+    bytes=200,
     pinned_bytes=50,
     loading_bytes=25,
-    num_resident=2,
+    versions=2,
 )
-HOST = HostStats(budget_bytes=4000, num_bytes=700, num_blobs=3, hits=5, misses=6)
+HOST = HostTierMemory(budget_bytes=4000, bytes=700, blobs=3, hits=5, misses=6)
 STATE = ServerState(
     build=BuildInfo(version="1.0", backbone="tiny", device="cpu", dtype="float32"),
     is_ready=True,

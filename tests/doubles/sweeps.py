@@ -7,18 +7,9 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
-from nunatak_training.sweeps import (
-    Failed,
-    Finished,
-    Grid,
-    Run,
-    RunContext,
-    RunRecord,
-    SweepProgress,
-    plan_runs,
-    read_grid,
-)
-from nunatak_training.sweeps.results import EpochRecord
+from nunatak_training.sweeps.planning import Grid, Run, plan_runs, read_grid
+from nunatak_training.sweeps.results import EpochRecord, Failed, Finished, RunRecord
+from nunatak_training.sweeps.running import RunContext, SweepProgress
 
 QUICK: dict[str, JsonValue] = {"epochs": 2, "max_length": 32}
 

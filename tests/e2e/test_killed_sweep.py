@@ -10,7 +10,7 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import nunatak
-from nunatak_training.sweeps import ResultsFolder
+from nunatak_training.sweeps.results import ResultsFolder
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from doubles.published import Twin, TwinFactory
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
-from nunatak_exchange import draft_imported, import_folder
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.importing import draft_imported, import_folder
 from nunatak_registry import Registry
 
 TEXTS = ["where is my parcel?", "a", "it is late, and nobody has written to me."]

@@ -16,7 +16,7 @@ import torch
 from doubles.backbones import Family, tiny_backbone
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Bottleneck
-from nunatak_exchange import import_adapterhub
+from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from doubles.backbones import tiny_config
 from doubles.refusals import raises
 from doubles.trained_tokenizers import PIECES, SENTENCES
-from nunatak_exchange import HuggingFaceHub
 from nunatak_exchange.backbones import add_backbone
+from nunatak_exchange.hub import HuggingFaceHub
 from nunatak_model import load_backbone
 
 TEXTS = [*SENTENCES, *(piece for piece in PIECES if piece.strip() and "\x00" not in piece)]

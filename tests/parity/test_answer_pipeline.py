@@ -9,8 +9,7 @@ import pytest
 from doubles.published_answers import PublishedAnswer, published_answers
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_contract.requests import Parameters
-from nunatak_server.outputs.answers import AnswerScore, best_answers
-from nunatak_server.outputs.entities import window_of
+from nunatak_server.outputs.entities import AnswerScore, best_answers, window_of
 
 QUESTION = "Who wrote it?"
 CONTEXTS = [text for text in random_texts(24, seed=5, longest=20) if not text.isspace()]

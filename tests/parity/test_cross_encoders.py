@@ -19,12 +19,10 @@ from doubles.refusals import raises
 from doubles.sentence_folders import edit
 from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_exchange import (
-    ImportChoices,
-    export_transformers,
-    import_transformers,
-)
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.transformers_export import export_transformers
+from nunatak_exchange.transformers_import import import_transformers
 
 QUERY = "who wrote the report?"
 DOCUMENTS = [

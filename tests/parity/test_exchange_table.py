@@ -31,13 +31,11 @@ from doubles.published_names import PEFT_TARGETS
 from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
-from nunatak_exchange import (
-    ImportChoices,
-    export_peft,
-    export_transformers,
-    import_folder,
-)
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.importing import import_folder
+from nunatak_exchange.peft_folders import export_peft
+from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, Branch, Encoding
 
 TOLERANCE = 1e-4

@@ -14,8 +14,9 @@ from doubles.tasks import CREATED_AT
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
-from nunatak_exchange import draft_imported, export_transformers, import_folder
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.importing import draft_imported, import_folder
+from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, load_backbone
 from nunatak_versions import load_task
 

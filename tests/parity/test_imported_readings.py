@@ -17,8 +17,9 @@ from doubles.refusals import raises
 from doubles.sentence_folders import edit
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
-from nunatak_exchange import ImportChoices, import_transformers
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import UnsupportedBackboneError, load_backbone
 from nunatak_model.architectures import ARCHITECTURES, config_from
 

@@ -26,11 +26,9 @@ from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import TopK
-from nunatak_exchange import (
-    export_transformers,
-    import_transformers,
-)
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.transformers_export import export_transformers
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import load_backbone
 
 PIPELINE: Any = pipeline

@@ -14,8 +14,8 @@ from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_exchange import import_transformers
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import load_backbone
 
 TOKENIZERS: Any = AutoTokenizer

@@ -20,17 +20,12 @@ from doubles.tasks import CREATED_AT
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
-from nunatak_exchange import (
-    HuggingFaceHub,
-    ImportChoices,
-    ImportedTask,
-    draft_imported,
-    export_peft,
-    import_folder,
-    import_peft,
-)
 from nunatak_exchange.backbones import add_backbone
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices, ImportedTask
+from nunatak_exchange.hub import HuggingFaceHub
+from nunatak_exchange.importing import draft_imported, import_folder
+from nunatak_exchange.peft_folders import export_peft, import_peft
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
 from nunatak_versions import LoadedTask, Provenance, draft_task, head_record, load_task
 

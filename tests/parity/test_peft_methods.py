@@ -13,9 +13,9 @@ from doubles.backbones import Family, save_tiny_backbone
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
-from nunatak_exchange import import_peft
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.peft_config import MERGED, NATIVE, PROMPTS
+from nunatak_exchange.peft_folders import import_peft
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward
 
 pytestmark = [

@@ -14,8 +14,8 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.methods import TopK
-from nunatak_exchange import import_transformers
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer

@@ -39,7 +39,6 @@ from nunatak_training.recipes import Precision, Recipe, changed_recipe, default_
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
-from nunatak_training.scoring import Interval, score_intervals
 from nunatak_training.scoring.calibration import (
     MIN_EXAMPLES,
     JudgedLogits,
@@ -47,6 +46,7 @@ from nunatak_training.scoring.calibration import (
     calibrated,
     reliability,
 )
+from nunatak_training.scoring.statistics import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 

@@ -24,7 +24,8 @@ from torch import Generator, Tensor
 
 from nunatak_contract.methods import Full
 from nunatak_contract.names import check_task_name
-from nunatak_exchange import check_exportable, check_new, export_backbone
+from nunatak_exchange.checkpoint import check_new
+from nunatak_exchange.transformers_export import check_exportable, export_backbone
 from nunatak_model import Backbone, load_backbone, maths_of
 from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData, load_task_data

@@ -16,7 +16,7 @@ from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.fitting import TrainedTask, branch_spec
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
-from nunatak_training.scoring import Interval
+from nunatak_training.scoring.statistics import Interval
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4

@@ -33,7 +33,7 @@ from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_reci
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
-from nunatak_training.scoring import Interval
+from nunatak_training.scoring.statistics import Interval
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]

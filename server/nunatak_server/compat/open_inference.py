@@ -270,9 +270,8 @@ def _texts(tensor: InputTensor) -> list[str]:
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
         raise invalid_request(
-            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, "
-            "1], "
-            f"got {tensor.shape}"
+            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, 1], got "
+            f"{tensor.shape}"
         )
     return texts
 

@@ -27,7 +27,7 @@ from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import MAX_ITEMS, Parameters
 from nunatak_server.errors import invalid_request
-from nunatak_server.outputs.answers import AnswerScore
+from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
 

@@ -145,7 +145,7 @@ async def memory(request: Request) -> Response:
     process = await asyncio.to_thread(measure_process)
     resident = runtime.residency.resident()
     ledger = take_stock(runtime.backbones, resident)
-    held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
+    held = ledger.shared_bytes + runtime.trunk_cache.stats.bytes
     activations = peak_activations(runtime.backbone, held_bytes=held)
     return reply(memory_report(runtime, resident, ledger, process, activations))
 

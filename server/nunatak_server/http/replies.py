@@ -181,7 +181,6 @@ def memory_report(
     process: memory.ProcessMemory,
     peak_activations: int | None,
 ) -> memory.MemoryReport:
-    tiers = runtime.residency.stats()
     return memory.MemoryReport(
         backbone=backbone_memory(runtime.backbone),
         other_backbones=tuple(map(backbone_memory, runtime.backbones.others)),
@@ -190,17 +189,8 @@ def memory_report(
         dedicated_bytes=ledger.dedicated_bytes,
         saved_share=ledger.saved_share,
         saved_share_formula=saved_by_formula(*_branches(runtime.backbones, resident)),
-        tiers=memory.TiersMemory(
-            device=memory.DeviceTierMemory(
-                bytes=tiers.resident_bytes,
-                budget_bytes=tiers.budget_bytes,
-                pinned_bytes=tiers.pinned_bytes,
-                loading_bytes=tiers.loading_bytes,
-                versions=tiers.num_resident,
-            ),
-            host=memory.HostTierMemory.model_validate(runtime.host_tier.stats()),
-        ),
-        trunk_cache=memory.TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
+        tiers=memory.TiersMemory(device=runtime.residency.stats(), host=runtime.host_tier.stats()),
+        trunk_cache=runtime.trunk_cache.stats,
         activations=memory.ActivationsMemory(peak_bytes=peak_activations),
         process=process,
     )

@@ -26,8 +26,14 @@ from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
-from nunatak_server.outputs.answers import AnswerScore, best_answers
-from nunatak_server.outputs.entities import Entity, Join, find_entities, window_of
+from nunatak_server.outputs.entities import (
+    AnswerScore,
+    Entity,
+    Join,
+    best_answers,
+    find_entities,
+    window_of,
+)
 from nunatak_server.outputs.scores import (
     DocumentScore,
     LabelScore,

@@ -12,7 +12,6 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from cachetools import LRUCache, cached
 
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.memory import HostTierMemory
 from nunatak_versions import PARAMETERS_ROLE
 
 INTERVAL_S = 5.0
@@ -88,15 +88,6 @@ def _cgroup_bytes(name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostStats:
-    budget_bytes: int
-    num_bytes: int
-    num_blobs: int
-    hits: int
-    misses: int
-
-
 class HostTier:
     """Reads blobs, and keeps the most recently read blobs; threads may share it."""
 
@@ -106,13 +97,13 @@ class HostTier:
         # Reads run outside the lock, so that other threads can read other versions.
         self.read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
 
-    def stats(self) -> HostStats:
+    def stats(self) -> HostTierMemory:
         reads = self.read.cache_info()
         with self._lock:
-            return HostStats(
+            return HostTierMemory(
                 budget_bytes=int(self._blobs.maxsize),
-                num_bytes=int(self._blobs.currsize),
-                num_blobs=len(self._blobs),
+                bytes=int(self._blobs.currsize),
+                blobs=len(self._blobs),
                 hits=reads.hits,
                 misses=reads.misses,
             )

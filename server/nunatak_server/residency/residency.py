@@ -77,7 +77,7 @@ class Residency:
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
         stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
-        return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
+        return stats.bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
         task = await self._lease_anew(manifest)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.memory import DeviceTierMemory
 from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_versions import LoadedTask
 
@@ -68,17 +69,6 @@ MIN_LOAD_S = 0.001
 """Least seconds of a load. A coarse clock must not make a version worthless."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidentStats:
-    """Bytes and numbers of versions; `pinned_bytes` are a part of `resident_bytes`."""
-
-    budget_bytes: int
-    resident_bytes: int
-    pinned_bytes: int
-    loading_bytes: int
-    num_resident: int
-
-
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     task: LoadedTask
@@ -102,14 +92,14 @@ class ResidentSet:
         self._resident_bytes = 0
         self._task_bytes = Counter[str]()
 
-    def stats(self) -> ResidentStats:
+    def stats(self) -> DeviceTierMemory:
         pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
-        return ResidentStats(
+        return DeviceTierMemory(
             budget_bytes=self._budget,
-            resident_bytes=self._resident_bytes,
+            bytes=self._resident_bytes,
             pinned_bytes=sum(task.num_bytes for task in pinned),
             loading_bytes=sum(self._claims.values()),
-            num_resident=len(self._entries),
+            versions=len(self._entries),
         )
 
     def task_bytes(self) -> Mapping[str, int]:

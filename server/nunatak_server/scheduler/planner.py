@@ -88,20 +88,11 @@ def plan_batch(
     draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
     backlog = queues.flows_without(draft.rows).union(waiting_elsewhere)
-    return BatchPlan(
-        batch=tuple(draft.rows),
-        num_tokens=draft.num_tokens,
-        num_trunk_rows=len(draft.trunk_shares),
-        num_held_rows=draft.num_held_rows,
-        work=draft.work,
-        asked_tokens=draft.asked_tokens,
-        charged=turns.charged,
-        order=TurnOrder(
-            virtual_times=turns.carry_over(backlog),
-            num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
-        ),
-        backlog=backlog,
+    after = TurnOrder(
+        virtual_times=turns.carry_over(backlog),
+        num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
     )
+    return draft.plan(charged=turns.charged, order=after, backlog=backlog)
 
 
 def plan_next(
@@ -276,6 +267,21 @@ class Draft(Generic[RowT]):
     def _work_of(self, tokens: float) -> float:
         return tokens * self.rows[0].token_cost if self.rows else inf
 
+    def plan(
+        self, *, charged: float, order: TurnOrder, backlog: frozenset[Flow]
+    ) -> BatchPlan[RowT]:
+        return BatchPlan(
+            batch=tuple(self.rows),
+            num_tokens=self.num_tokens,
+            num_trunk_rows=len(self.trunk_shares),
+            num_held_rows=self.num_held_rows,
+            work=self.work,
+            asked_tokens=self.asked_tokens,
+            charged=charged,
+            order=order,
+            backlog=backlog,
+        )
+
 
 def _fill(
     draft: Draft[RowT], turns: FairQueue[RowT], queues: Queues[RowT], *, begins_with_oldest: bool
@@ -308,12 +314,4 @@ def add_shadows(
         draft.take(row, max_work=inf)
     for row in shadows:
         draft.take(row, max_work=limits.max_work)
-    return replace(
-        plan,
-        batch=tuple(draft.rows),
-        num_tokens=draft.num_tokens,
-        num_trunk_rows=len(draft.trunk_shares),
-        num_held_rows=draft.num_held_rows,
-        work=draft.work,
-        asked_tokens=draft.asked_tokens,
-    )
+    return draft.plan(charged=plan.charged, order=plan.order, backlog=plan.backlog)

@@ -15,11 +15,9 @@ import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nunatak_contract.memory import ProcessMemory
+from nunatak_contract.memory import DeviceTierMemory, HostTierMemory, ProcessMemory
 from nunatak_model import Backbone, BackboneConfig, Branch, encoder_parameters, model_size
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_versions import LoadedTask
 
 
@@ -131,10 +129,10 @@ class ServerState:
     num_admitted_tokens: float
     num_body_bytes: int
     ledger: MemoryLedger
-    device: ResidentStats
+    device: DeviceTierMemory
     task_bytes: Mapping[str, int]
     """Bytes of the versions in memory, by task."""
-    host: HostStats
+    host: HostTierMemory
 
 
 class StateCollector(Collector):
@@ -153,7 +151,7 @@ class StateCollector(Collector):
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"nunatak_{name}", text, value=value)
         device = self._state.device
-        yield _tiers("tier_bytes", "Bytes by tier", device.resident_bytes, host.num_bytes)
+        yield _tiers("tier_bytes", "Bytes by tier", device.bytes, host.bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
         )
@@ -187,7 +185,7 @@ class StateCollector(Collector):
                 "Bytes that one full model for each task version in memory would take",
                 ledger.dedicated_bytes,
             ),
-            ("resident_tasks", "Task versions in memory", device.num_resident),
+            ("resident_tasks", "Task versions in memory", device.versions),
             ("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes),
             ("loading_bytes", "Bytes of loading versions", device.loading_bytes),
         )

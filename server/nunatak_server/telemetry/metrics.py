@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
-from nunatak_model import TrunkCacheStats
+from nunatak_contract.memory import TrunkCacheMemory
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.memory import ServerState, StateCollector
 from nunatak_server.telemetry.records import OK, PredictionRecord
@@ -191,7 +191,7 @@ def _children(counter: Counter, labels: tuple[str, ...]) -> Callable[..., Counte
 class TrunkCacheCollector(Collector):
     """Reads the counters of the trunk cache at each scrape, so a forward pass pays nothing."""
 
-    def __init__(self, stats: Callable[[], TrunkCacheStats]) -> None:
+    def __init__(self, stats: Callable[[], TrunkCacheMemory]) -> None:
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
@@ -205,8 +205,8 @@ class TrunkCacheCollector(Collector):
         for name, documentation, value in counters:
             yield CounterMetricFamily(f"nunatak_trunk_cache_{name}", documentation, value=value)
         gauges = (
-            ("states", "Trunk states in memory", stats.num_states),
-            ("bytes", "Bytes of trunk states in memory", stats.num_bytes),
+            ("states", "Trunk states in memory", stats.states),
+            ("bytes", "Bytes of trunk states in memory", stats.bytes),
             ("max_bytes", "Budget of the trunk cache", stats.max_bytes),
         )
         for name, documentation, value in gauges:

@@ -33,11 +33,12 @@ from nunatak_contract.evidence import (
 from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.policies import Policy
 from nunatak_contract.questions import QuestionCard
-from nunatak_exchange import export_transformers, write_hub_folder
 from nunatak_exchange.backbones import AddedBackbone
+from nunatak_exchange.hub import write_hub_folder
+from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
-from nunatak_training.sweeps import Failed, ResultsFolder
+from nunatak_training.sweeps.results import Failed, ResultsFolder
 from nunatak_versions import load_task
 
 LABELS = (MARKUP, "[link=https:evil]", "[/]")

@@ -15,7 +15,7 @@ from nunatak_cluster.runs import OnRay
 from nunatak_cluster.session import joined
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
-from nunatak_training.sweeps import OneByOne, RunContext
+from nunatak_training.sweeps.running import OneByOne, RunContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_NODES = 4

@@ -9,7 +9,8 @@ from doubles.sweeps import toy_folder, toy_runs
 from doubles.terminals import nunatak
 from nunatak_cluster.runs import OnRay
 from nunatak_cluster.session import joined
-from nunatak_training.sweeps import Finished, OneByOne, ResultsFolder, RunContext
+from nunatak_training.sweeps.results import Finished, ResultsFolder
+from nunatak_training.sweeps.running import OneByOne, RunContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 

@@ -19,13 +19,10 @@ from doubles.examples import noisy_data
 from doubles.serving import running_client
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
-from nunatak_exchange import (
-    export_transformers,
-    import_transformers,
-    read_hub_folder,
-    write_hub_folder,
-)
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.hub import read_hub_folder, write_hub_folder
+from nunatak_exchange.transformers_export import export_transformers
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward, pack_backbone
 from nunatak_registry import Registry
 from nunatak_training.fitting import TrainedTask, fit_task

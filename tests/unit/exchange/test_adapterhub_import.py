@@ -11,8 +11,9 @@ from doubles.hostile_files import HOSTILE_FILES
 from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, PROBE_INPUTS
 from nunatak_contract.manifest import TaskManifest
-from nunatak_exchange import ImportChoices, import_adapterhub
+from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
 from nunatak_model import Backbone
 from nunatak_versions import Provenance, draft_task, head_record, load_task
 

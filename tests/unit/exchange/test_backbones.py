@@ -22,7 +22,6 @@ from doubles.hubs import running_hub
 from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
-from nunatak_exchange import HuggingFaceHub, fetched
 from nunatak_exchange.backbones import (
     AddedBackbone,
     add_backbone,
@@ -31,6 +30,7 @@ from nunatak_exchange.backbones import (
     verify_backbone,
 )
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.hub import HuggingFaceHub, fetched
 from nunatak_exchange.reference import (
     answers_of,
     check_answers,

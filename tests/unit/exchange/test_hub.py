@@ -10,8 +10,15 @@ from doubles.hubs import FakeHub, running_hub
 from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
-from nunatak_exchange import HuggingFaceHub, fetched, is_folder, push, read_hub_folder
-from nunatak_exchange.hub import FILES, HubUnavailableError
+from nunatak_exchange.hub import (
+    FILES,
+    HubUnavailableError,
+    HuggingFaceHub,
+    fetched,
+    is_folder,
+    push,
+    read_hub_folder,
+)
 from nunatak_registry import Registry
 
 

@@ -16,7 +16,7 @@ from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.evidence import DataRecord, MetricRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_exchange import draft_pulled, read_hub_folder, write_hub_folder
+from nunatak_exchange.hub import draft_pulled, read_hub_folder, write_hub_folder
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 

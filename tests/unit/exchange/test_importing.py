@@ -13,14 +13,9 @@ from nunatak_contract.enums import HeadKind, ImportFormat
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
-from nunatak_exchange import (
-    ImportChoices,
-    ImportedTask,
-    draft_imported,
-    import_folder,
-    kind_of,
-)
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices, ImportedTask
+from nunatak_exchange.importing import draft_imported, import_folder, kind_of
 from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_versions import VersionDraft, load_task
 

@@ -12,8 +12,8 @@ from doubles.refusals import raises
 from doubles.tasks import LABELS
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_exchange import export_peft, import_peft
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.peft_folders import export_peft, import_peft
 from nunatak_model import Backbone
 
 

@@ -15,8 +15,9 @@ from doubles.refusals import raises
 from doubles.tasks import LABELS
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
-from nunatak_exchange import ImportChoices, import_peft
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.peft_folders import import_peft
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
 CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "config.json"

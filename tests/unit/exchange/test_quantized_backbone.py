@@ -22,8 +22,9 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_exchange import check_exportable, import_folder
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.importing import import_folder
+from nunatak_exchange.transformers_export import check_exportable
 from nunatak_model import (
     Backbone,
     BranchSpec,

@@ -30,8 +30,9 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_exchange import export_backbone, export_transformers, import_transformers
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.transformers_export import export_backbone, export_transformers
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer

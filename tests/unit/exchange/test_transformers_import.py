@@ -20,8 +20,9 @@ from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
-from nunatak_exchange import ImportChoices, import_transformers
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import load_backbone
 
 KINDS = (

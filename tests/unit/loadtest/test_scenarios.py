@@ -3,13 +3,7 @@
 import pytest
 
 from doubles.refusals import raises
-from nunatak_loadtest.scenarios import (
-    FEWEST_USERS,
-    MOST_USERS,
-    SCENARIOS,
-    Scenario,
-    scenario_named,
-)
+from nunatak_loadtest.scenarios import FEWEST_USERS, MOST_USERS, SCENARIOS, Scenario, scenario_named
 
 STEPS = Scenario(name="x", steps=((1, 10), (4, 5)), warm_up_s=2)
 

@@ -116,7 +116,7 @@ def test_reads_are_hits_and_offers_are_misses() -> None:
 
     stats = cache.stats
     assert (stats.hits, stats.misses, stats.saved_tokens) == (1, 2, 3)
-    assert (stats.num_states, stats.num_bytes, stats.max_bytes) == (2, 6 * STATE_BYTES, 1000)
+    assert (stats.states, stats.bytes, stats.max_bytes) == (2, 6 * STATE_BYTES, 1000)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ class CacheMachine(RuleBasedStateMachine):
             depths = self.cache.depths(source_of(*range(size)))
             assert set(depths) == {depth for held, depth in self.held if held == size}
         stats = self.cache.stats
-        assert stats.num_states == len(self.held)
-        assert stats.num_bytes == sum(size for size, _ in self.held) * STATE_BYTES
-        assert stats.num_bytes <= stats.max_bytes
+        assert stats.states == len(self.held)
+        assert stats.bytes == sum(size for size, _ in self.held) * STATE_BYTES
+        assert stats.bytes <= stats.max_bytes
 
 
 TestCacheAgainstAList = CacheMachine.TestCase

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nunatak_model import Encoding
 from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, resume, snapshot
-from nunatak_training.loop.step import BatchLogits, BatchLoss, Course, Stepper, course_of, seeded
+from nunatak_training.loop.step import BatchLogits, BatchLoss, Stepper, course_of, seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import build_regularizer, check_course, random_source
 from nunatak_training.report import EpochResult, Report
@@ -105,81 +105,67 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
         stepper=Stepper(parameters, recipe, course, regularizer),
         randomness=randomness,
     )
-    epochs = _Epochs(
-        state=state,
-        course=course,
-        patience=recipe.patience,
-        batches=batches,
-        dev_score=dev_score,
-        checkpoint=checkpoint,
-        report=report,
-    )
+
+    def save_if_due() -> None:
+        if checkpoint is not None and checkpoint.is_due:
+            checkpoint.save(snapshot(state))
+
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, next(iter(parameters.values())).device):
             resume(state, checkpoint, report)
-            epochs.run()
+            while state.place.epoch <= course.num_epochs and not _is_over(state, recipe.patience):
+                epoch, started = state.place.epoch, time.perf_counter()
+                train_loss = _run_epoch(state, batches, report, save_if_due)
+                if dev_score is not None and course.is_evaluated(epoch):
+                    found = dev_score()
+                    result = EpochResult(
+                        epoch=epoch,
+                        step=state.stepper.num_steps,
+                        train_loss=train_loss,
+                        dev_loss=found.loss,
+                        dev_score=found.score,
+                        seconds=time.perf_counter() - started,
+                    )
+                    state.history.append(result)
+                    state.best.offer(result, state.parameters, found.logits)
+                    report.evaluated(result)
+                state.place = Place(epoch=epoch + 1)
+                save_if_due()
     finally:
         report.ended()
     return state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Epochs:
-    state: LoopState
-    course: Course
-    patience: int | None
-    batches: Callable[[Place], Sequence[TrainBatch]]
-    dev_score: Callable[[], DevScore] | None
-    checkpoint: SavedRun | None
-    report: Report
+def _is_over(state: LoopState, patience: int | None) -> bool:
+    """Only the history decides, so that a resumed run ends at the same epoch as one without a kill.
 
-    def run(self) -> None:
-        state = self.state
-        while (epoch := state.place.epoch) <= self.course.num_epochs:
-            # Only the history decides, so that a resumed run ends at the same epoch as a run
-            # without a kill.
-            # An equal score with a lower loss is no rise: the loss of a run that has learnt
-            # everything falls for very many epochs.
-            scores = [result.dev_score for result in state.history]
-            best = scores.index(max(scores)) if scores else 0
-            if self.patience is not None and len(scores) - 1 - best >= self.patience:
-                return
-            started = time.perf_counter()
-            train_loss = self._run_epoch()
-            if self.dev_score is not None and self.course.is_evaluated(epoch):
-                found = self.dev_score()
-                result = EpochResult(
-                    epoch=epoch,
-                    step=state.stepper.num_steps,
-                    train_loss=train_loss,
-                    dev_loss=found.loss,
-                    dev_score=found.score,
-                    seconds=time.perf_counter() - started,
-                )
-                state.history.append(result)
-                state.best.offer(result, state.parameters, found.logits)
-                self.report.evaluated(result)
-            state.place = Place(epoch=epoch + 1)
-            self._save_if_due()
+    An equal score with a lower loss is no rise: the loss of a run that has learnt everything falls
+    for very many epochs.
+    """
+    scores = [result.dev_score for result in state.history]
+    best = scores.index(max(scores)) if scores else 0
+    return patience is not None and len(scores) - 1 - best >= patience
 
-    def _run_epoch(self) -> float:
-        """One step for each remaining batch; return the mean loss of all batches."""
-        place = self.state.place
-        self.state.stepper.begin_epoch(place.epoch)
-        batches = self.batches(place)
-        while place.num_done < len(batches):
-            batch = batches[place.num_done]
-            loss = self.state.stepper.step(batch.loss)
-            place.total_loss += loss * batch.weight
-            place.num_done += 1
-            self.report.stepped(loss=loss)
-            self._save_if_due()
-        return place.total_loss / sum(batch.weight for batch in batches)
 
-    def _save_if_due(self) -> None:
-        if self.checkpoint is not None and self.checkpoint.is_due:
-            self.checkpoint.save(snapshot(self.state))
+def _run_epoch(
+    state: LoopState,
+    batches: Callable[[Place], Sequence[TrainBatch]],
+    report: Report,
+    save_if_due: Callable[[], None],
+) -> float:
+    """One step for each remaining batch; return the mean loss of all batches."""
+    place = state.place
+    state.stepper.begin_epoch(place.epoch)
+    drawn = batches(place)
+    while place.num_done < len(drawn):
+        batch = drawn[place.num_done]
+        loss = state.stepper.step(batch.loss)
+        place.total_loss += loss * batch.weight
+        place.num_done += 1
+        report.stepped(loss=loss)
+        save_if_due()
+    return place.total_loss / sum(batch.weight for batch in drawn)
 
 
 def fit(  # noqa: PLR0913 - a run has many parts

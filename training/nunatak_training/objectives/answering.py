@@ -23,8 +23,8 @@ from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
-from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import answer_statistics
+from nunatak_training.scoring.statistics import Statistics
 
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15

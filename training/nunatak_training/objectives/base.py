@@ -13,7 +13,7 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.scoring import Statistics
+from nunatak_training.scoring.statistics import Statistics
 
 LabelT = TypeVar("LabelT")
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]

@@ -19,14 +19,13 @@ from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, OfTexts, stacked
-from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import (
     label_pair_statistics,
     label_set_statistics,
     ranking_statistics,
     value_statistics,
 )
-from nunatak_training.scoring.scores import LABEL_METRICS
+from nunatak_training.scoring.statistics import LABEL_METRICS, Statistics
 
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 

@@ -18,8 +18,11 @@ from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Releva
 from nunatak_training.data.splits import majority
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.calibration import calibration_error
-from nunatak_training.scoring.scores import (
+from nunatak_training.scoring.statistics import (
+    Interval,
     LabelCounts,
+    Statistic,
+    Statistics,
     Values,
     accuracy,
     confusion,
@@ -31,19 +34,14 @@ from nunatak_training.scoring.scores import (
     f1_micro,
     f1_of,
     label_statistics,
+    mean_of,
     ndcg,
     overlap_f1,
     pearson,
     reciprocal_rank,
+    score_intervals,
     spearman,
     uses_bio,
-)
-from nunatak_training.scoring.statistics import (
-    Interval,
-    Statistic,
-    Statistics,
-    mean_of,
-    score_intervals,
     weights_of_all,
     wilson_interval,
 )

@@ -40,8 +40,8 @@ def add(
 ) -> None:
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
-        from nunatak_exchange import HuggingFaceHub
         from nunatak_exchange.backbones import add_backbone
+        from nunatak_exchange.hub import HuggingFaceHub
     added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
     print_outcome(
         added.model_dump(mode="json"),

@@ -105,15 +105,11 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_exchange import (
-            Checkpoint,
-            HuggingFaceHub,
-            ImportChoices,
-            draft_imported,
-            fetched,
-            import_folder,
-            importing,
-        )
+        from nunatak_exchange import importing
+        from nunatak_exchange.checkpoint import Checkpoint
+        from nunatak_exchange.checks import ImportChoices
+        from nunatak_exchange.hub import HuggingFaceHub, fetched
+        from nunatak_exchange.importing import draft_imported, import_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
@@ -160,12 +156,10 @@ def export(
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
-        from nunatak_exchange import (
-            export_peft,
-            export_sentence_transformers,
-            export_transformers,
-            write_hub_folder,
-        )
+        from nunatak_exchange.hub import write_hub_folder
+        from nunatak_exchange.peft_folders import export_peft
+        from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
+        from nunatak_exchange.transformers_export import export_transformers
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
@@ -197,7 +191,7 @@ def push(
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
-        from nunatak_exchange import HuggingFaceHub, push
+        from nunatak_exchange.hub import HuggingFaceHub, push
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         blobs = _blobs(opened, manifest)
@@ -224,7 +218,8 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_exchange import HuggingFaceHub, draft_pulled, fetched, hub, read_hub_folder
+        from nunatak_exchange import hub
+        from nunatak_exchange.hub import HuggingFaceHub, draft_pulled, fetched, read_hub_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)

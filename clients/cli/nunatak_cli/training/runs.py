@@ -35,7 +35,7 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, LayerChoice
 from nunatak_training.report import ProgressBar
 from nunatak_training.run_settings import method_settings, read_settings
-from nunatak_training.scoring import Interval
+from nunatak_training.scoring.statistics import Interval
 from nunatak_training.settings import overlaid, read_mapping
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore

@@ -18,7 +18,7 @@ from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import visible
 
 if TYPE_CHECKING:
-    from nunatak_training.sweeps import RunRecord
+    from nunatak_training.sweeps.results import RunRecord
     from nunatak_training.sweeps.running import Runner
 
 ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
@@ -53,25 +53,26 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     given = options.assignments("--set", settings)
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training import sweeps
+        from nunatak_training.sweeps import planning, running
+        from nunatak_training.sweeps.results import Failed, ResultsFolder
     compute_with(threads)
-    grid = sweeps.read_grid(file, texts=given)
-    context = sweeps.RunContext(device=device)
-    runs = sweeps.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
-    kept = sweeps.ResultsFolder(results)
+    grid = planning.read_grid(file, texts=given)
+    context = running.RunContext(device=device)
+    runs = planning.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
+    kept = ResultsFolder(results)
     if retry_failed:
         kept.drop_failures()
     with ExitStack() as held:
         if on is not None:
             runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
         elif jobs == 1:
-            runner = sweeps.OneByOne(context)
+            runner = running.OneByOne(context)
         else:
-            runner = sweeps.InProcesses(jobs=jobs, device=device)
-        records = sweeps.run_sweep(runs, kept, runner, sweeps.SweepProgress(grid.name))
+            runner = running.InProcesses(jobs=jobs, device=device)
+        records = running.run_sweep(runs, kept, runner, running.SweepProgress(grid.name))
     if on is not None:
         console().print(_cost_table(records))
-    failures = sum(isinstance(record.outcome, sweeps.Failed) for record in records)
+    failures = sum(isinstance(record.outcome, Failed) for record in records)
     console().print(f"{len(records)} runs, {failures} failed: {results}")
     if failures:
         raise typer.Exit(1)
@@ -103,7 +104,12 @@ def report(
 ) -> None:
     """Make tables and plots from the results of a sweep, even while the sweep still runs."""
     with needs_extra("training"):
-        from nunatak_training.sweeps import cells_markdown, cells_of, in_order, write_report
+        from nunatak_training.sweeps.reporting import (
+            cells_markdown,
+            cells_of,
+            in_order,
+            write_report,
+        )
     records = _existing_records(results)
     if out is None:
         print_text(cells_markdown(cells_of(in_order(records))))
@@ -134,7 +140,9 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training.sweeps import Finished, RunContext, best_run, publish_best, run_text
+        from nunatak_training.sweeps.reporting import run_text
+        from nunatak_training.sweeps.results import Finished
+        from nunatak_training.sweeps.running import RunContext, best_run, publish_best
     if promote is not None:
         check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
@@ -168,7 +176,8 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
-    from nunatak_training.sweeps import Finished, run_text
+    from nunatak_training.sweeps.reporting import run_text
+    from nunatak_training.sweeps.results import Finished
 
     table = plain_table("run", "score", "time", "CPU time", "node")
     for record in records:
@@ -189,7 +198,7 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    from nunatak_training.sweeps import ResultsFolder
+    from nunatak_training.sweeps.results import ResultsFolder
 
     records = ResultsFolder(results).records()
     if not records:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.papers.analyze import main
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training.sweeps import ResultsFolder
+from nunatak_training.sweeps.results import ResultsFolder
 
 SWEEP = """
 name: small

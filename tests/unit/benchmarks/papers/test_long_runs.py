@@ -10,7 +10,8 @@ from benchmarks.papers.lines import read_lines
 from benchmarks.papers.long_runs import PLAN, Entry, PaperContext, go_on, read_plan
 from doubles.sweeps import toy_folder
 from nunatak_registry import Registry
-from nunatak_training.sweeps import Finished, plan_runs, read_grid
+from nunatak_training.sweeps.planning import plan_runs, read_grid
+from nunatak_training.sweeps.results import Finished
 
 SWEEP = """
 name: toy

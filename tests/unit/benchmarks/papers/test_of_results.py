@@ -13,7 +13,9 @@ from benchmarks.papers.analysis.robustness import analyze_robustness, box
 from doubles.backbones import save_tiny_backbone
 from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training.sweeps import Run, RunRecord, cells_of
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.reporting import cells_of
+from nunatak_training.sweeps.results import RunRecord
 
 
 @pytest.fixture(name="folder", scope="module")

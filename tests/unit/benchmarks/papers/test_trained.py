@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_training.sweeps import Run, RunContext
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.running import RunContext
 
 
 @pytest.fixture(name="folder", scope="module")

@@ -6,7 +6,8 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
-from nunatak_training.sweeps import RunContext, plan_runs, read_grid
+from nunatak_training.sweeps.planning import plan_runs, read_grid
+from nunatak_training.sweeps.running import RunContext
 
 SWEEP = """
 name: small

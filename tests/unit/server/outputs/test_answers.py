@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from doubles.backbones import tiny_backbone
 from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
-from nunatak_server.outputs.answers import best_answers
-from nunatak_server.outputs.entities import Window, window_of
+from nunatak_server.outputs.entities import Window, best_answers, window_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 QUESTION, CONTEXT = "who?", "ann met bob, then bob met cy."

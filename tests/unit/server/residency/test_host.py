@@ -45,7 +45,7 @@ def test_the_budget_holds_and_the_least_recently_read_goes_first() -> None:
         tier.read(version(number))
 
     assert blobs.read == [1, 2, 3, 2]
-    assert (tier.stats().num_bytes, tier.stats().num_blobs) == (20, 2)
+    assert (tier.stats().bytes, tier.stats().blobs) == (20, 2)
 
 
 def test_a_budget_of_nothing_holds_nothing() -> None:
@@ -56,7 +56,7 @@ def test_a_budget_of_nothing_holds_nothing() -> None:
     tier.read(version(1))
 
     assert blobs.read == [1, 1]
-    assert tier.stats().num_bytes == 0
+    assert tier.stats().bytes == 0
 
 
 def test_what_could_not_be_read_is_not_held() -> None:

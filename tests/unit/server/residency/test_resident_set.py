@@ -271,7 +271,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
     @invariant()
     def the_bytes_add_up(self) -> None:
         stats, held = self.resident_set.stats(), self.resident_set.resident()
-        assert stats.resident_bytes == sum(task.num_bytes for task in held)
+        assert stats.bytes == sum(task.num_bytes for task in held)
         assert stats.loading_bytes == sum(self.claims.values())
         assert self.resident_set.task_bytes() == {
             task.manifest.task: task.num_bytes for task in held
@@ -283,7 +283,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
 
     @invariant()
     def only_what_cannot_go_passes_the_budget(self) -> None:
-        if self.resident_set.stats().resident_bytes > BUDGET:
+        if self.resident_set.stats().bytes > BUDGET:
             keys = {key_of(task.manifest) for task in self.resident_set.resident()}
             assert all(it in self.leases or self.resident_set.is_pinned(it) for it in keys)
 

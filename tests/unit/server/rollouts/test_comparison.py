@@ -4,8 +4,7 @@ import pytest
 
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_server.outputs.answers import AnswerScore
-from nunatak_server.outputs.entities import Entity, TokenEntity
+from nunatak_server.outputs.entities import AnswerScore, Entity, TokenEntity
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.rollouts.comparison import Comparison, compare_outputs

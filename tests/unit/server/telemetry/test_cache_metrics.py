@@ -1,11 +1,9 @@
-import dataclasses
-
 from doubles.rendering import rendered
-from nunatak_model import TrunkCacheStats
+from nunatak_contract.memory import TrunkCacheMemory
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
 
-STATS = TrunkCacheStats(
-    num_states=2, num_bytes=300, max_bytes=1000, hits=7, misses=5, evictions=3, saved_tokens=70
+STATS = TrunkCacheMemory(
+    states=2, bytes=300, max_bytes=1000, hits=7, misses=5, evictions=3, saved_tokens=70
 )
 
 
@@ -30,7 +28,7 @@ def test_each_rendering_shows_the_cache_as_it_is_then() -> None:
     metrics.include(TrunkCacheCollector(lambda: stats[-1]))
     before = rendered(metrics)
 
-    stats.append(dataclasses.replace(STATS, hits=8))
+    stats.append(STATS.model_copy(update={"hits": 8}))
 
     assert "nunatak_trunk_cache_hits_total 7.0" in before
     assert "nunatak_trunk_cache_hits_total 8.0" in rendered(metrics)

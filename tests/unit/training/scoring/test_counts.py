@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from nunatak_training.kinds import Metric
 from nunatak_training.scoring.evaluation import label_pair_statistics
-from nunatak_training.scoring.scores import (
+from nunatak_training.scoring.statistics import (
     LABEL_METRICS,
     confusion,
     count_pairs,
@@ -20,8 +20,8 @@ from nunatak_training.scoring.scores import (
     f1_micro,
     f1_of,
     label_statistics,
+    weights_of_all,
 )
-from nunatak_training.scoring.statistics import weights_of_all
 
 NUM_UNITS, NUM_LABELS = 60, 4
 

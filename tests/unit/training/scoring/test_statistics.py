@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from nunatak_contract.enums import IntervalMethod
 from nunatak_training.kinds import Metric
-from nunatak_training.scoring import Interval, Statistics, mean_of, score_intervals
+from nunatak_training.scoring.statistics import Interval, Statistics, mean_of, score_intervals
 
 
 def share_of_ones(num_units: int, share: float, *, is_proportion: bool = False) -> Statistics:

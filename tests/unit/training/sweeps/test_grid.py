@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from doubles.refusals import raises
-from nunatak_training.sweeps import read_grid
+from nunatak_training.sweeps.planning import read_grid
 
 YAML = """
 name: small

@@ -16,8 +16,9 @@ from nunatak_training.data.examples import Label
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import GradDropSettings, RegularizerName
-from nunatak_training.sweeps import Cut, Run, cut_data
+from nunatak_training.sweeps.planning import Run, cut_data
 from nunatak_training.sweeps.reporting import method_label
+from nunatak_training.sweeps.results import Cut
 
 
 @pytest.fixture(name="folder", scope="module")

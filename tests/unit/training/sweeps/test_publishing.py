@@ -11,15 +11,9 @@ from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_training.publishing import publish
-from nunatak_training.sweeps import (
-    Finished,
-    OneByOne,
-    Run,
-    RunContext,
-    RunRecord,
-    best_run,
-    publish_best,
-)
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.results import Finished, RunRecord
+from nunatak_training.sweeps.running import OneByOne, RunContext, best_run, publish_best
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,7 +6,8 @@ import pytest
 
 from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training.sweeps import ResultsFolder, Run
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.results import ResultsFolder
 
 
 @pytest.fixture(name="runs", scope="module")

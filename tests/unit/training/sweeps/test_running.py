@@ -15,18 +15,16 @@ from doubles.sweeps import (
     toy_folder,
     toy_runs,
 )
-from nunatak_training.sweeps import (
-    Failed,
-    Finished,
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder
+from nunatak_training.sweeps.running import (
     InProcesses,
     OneByOne,
-    ResultsFolder,
-    Run,
     RunContext,
     SweepProgress,
+    Worker,
     run_sweep,
 )
-from nunatak_training.sweeps.running import Worker
 
 
 @pytest.fixture(name="folder", scope="module")
