@@ -8,6 +8,7 @@ class UnknownQuestions(StrEnum):
 
     REFUSE = "refuse"
     EMBEDDINGS = "embeddings"
+    UPSTREAM = "upstream"
 
 
 class HeadKind(StrEnum):

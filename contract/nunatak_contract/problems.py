@@ -18,6 +18,7 @@ class Reason:
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
 
 
+_BAD_GATEWAY: Final = HTTPStatus.BAD_GATEWAY
 _BAD_REQUEST: Final = HTTPStatus.BAD_REQUEST
 _CONFLICT: Final = HTTPStatus.CONFLICT
 _FORBIDDEN: Final = HTTPStatus.FORBIDDEN
@@ -378,6 +379,12 @@ SERVER: Mapping[str, Reason] = {
     "question_unreadable": Reason(
         "{question} has no answer: the text of its answer {place} {reason}", _INVALID
     ),
+    "upstream_failed": Reason("the upstream has no answer to {question}: {reason}", _BAD_GATEWAY),
+    "upstream_missing": Reason(
+        "card {card!r} lets an upstream answer unsure questions (ask_upstream_below), and this "
+        "server has none; set NUNATAK_DECISIONS_UPSTREAM, or publish the card without this field",
+        _UNAVAILABLE,
+    ),
     "question_unanswerable": Reason(
         "version {version} of task {task!r} cannot answer the question of card {card!r}: {reason}; "
         "roll the version back, or publish a card for it",
@@ -413,6 +420,7 @@ COMMAND: Mapping[str, Reason] = {
     "invalid_question_file": Reason(
         "{path}: {place}: {problem}; docs/questions.md shows the format"
     ),
+    "invalid_collection": Reason("the folder of collected texts {folder}: {problem}"),
     "server_start_failed": Reason(
         "the server ended with code {exit_code} before it was ready; {where}"
     ),

@@ -85,6 +85,18 @@ class TypedQuestion(Record, frozen=True):
             case "score":
                 return tuple(range(len(self.levels)))
 
+    @property
+    def names(self) -> Mapping[Outcome, str]:
+        """The label of each outcome in a task without a card's `labels`."""
+        match self.type:
+            case "predicate":
+                return {True: "yes", False: "no"}
+            case "choice":
+                values = (it.value for it in self.options)
+                return {it: it if isinstance(it, str) else json.dumps(it) for it in values}
+            case "score":
+                return {at: text_of(it.label) for at, it in enumerate(self.levels)}
+
     @cached_property
     def digest(self) -> str:
         """The digest of the question. Only the order of options does not count.
@@ -182,23 +194,30 @@ class QuestionCard(Record, frozen=True):
         description="of a regression: the values that mean the lowest and the highest level; "
         "absent: 0 and the number of levels less one",
     )
+    ask_upstream_below: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        exclude_if=lambda it: it is None,
+        description="an answer with a lower confidence is asked of the server's upstream",
+    )
 
     @cached_property
     def meanings(self) -> Mapping[str, Outcome]:
         """What each label of the task means."""
-        if self.labels:
-            return self.labels
-        match self.question.type:
-            case "predicate":
-                return {"yes": True, "no": False}
-            case "choice":
-                return {it if isinstance(it, str) else json.dumps(it): it for it in self._named}
-            case "score":
-                return {text_of(it.label): at for at, it in enumerate(self.question.levels)}
+        named = {label: meant for meant, label in self.question.names.items()}
+        return self.labels or named
 
     @property
-    def _named(self) -> tuple[bool | str, ...]:
-        return tuple(it.value for it in self.question.options)
+    def names(self) -> Mapping[Outcome, str]:
+        """The label of each outcome of a task that is trained for this card.
+
+        These are the labels of the card if each outcome has one, so that the next version of the
+        task fits the card too. Otherwise they are the names of the outcomes.
+        """
+        named = {meant: label for label, meant in self.labels.items()}
+        is_whole = len(self.labels) == len(named) == len(self.question.outcomes)
+        return named if is_whole else self.question.names
 
     @model_validator(mode="after")
     def _labels_mean_outcomes(self) -> Self:

@@ -30,6 +30,7 @@ from nunatak_server.compat import (
     tei,
     vllm,
 )
+from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes, streams
@@ -100,6 +101,7 @@ def create_app(
         with needs_extra("oidc"):
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
         authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
+    upstream = Upstream.of(settings)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
@@ -114,6 +116,7 @@ def create_app(
                 on_fatal=on_fatal or _leave_to_supervisor,
                 weights=authenticator.weights,
                 tracing=tracing,
+                upstream=upstream,
             )
             stack.push_async_callback(runtime.aclose)
             await runtime.start()

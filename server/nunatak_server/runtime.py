@@ -32,7 +32,9 @@ from nunatak_server.catalog.following import (
     RegistryWatch,
     run_together,
 )
+from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
+from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, warm_up_batches, warm_up_tasks
 from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
@@ -83,6 +85,7 @@ class Runtime:
         on_fatal: Callable[[EngineFailedError], None],
         weights: Mapping[str, float] | None = None,
         tracing: Tracing | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
         backbone = backbones.default
         settings = settings.for_device(backbone.device.type)
@@ -180,8 +183,6 @@ class Runtime:
         self.rollouts = Rollouts(
             residency=self.residency, tolerance=settings.shadow_tolerance, turns=self._turns
         )
-        for collector in self.rollouts.metrics.collectors():
-            self.metrics.include(collector)
         self.service = PredictionService(
             readiness=self.readiness,
             settings=settings,
@@ -203,9 +204,18 @@ class Runtime:
             backbones=backbones,
         )
         self.judge = Judge(facts=self.facts, service=self.service)
-        self.metrics.include(self.judge.metrics.counter)
-        self.decider = Decider(facts=self.facts, service=self.service, settings=settings)
-        self.metrics.include(self.decider.metrics.counter)
+        self._upstream = upstream
+        self._collector = None if upstream is None else Collector.of(settings)
+        self.decider = Decider(
+            facts=self.facts,
+            service=self.service,
+            settings=settings,
+            upstream=upstream,
+            collector=self._collector,
+        )
+        owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
+        for collector in (self.judge.metrics.counter, *chain.from_iterable(owners)):
+            self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
@@ -247,7 +257,10 @@ class Runtime:
         await self._warm_up()
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         await self._join()
-        parts = (self._watch.run, self._membership.run, self._holding.run)
+        parts = [self._watch.run, self._membership.run, self._holding.run]
+        if self._collector is not None:
+            await self._collector.start()
+            parts.append(self._collector.run)
         self._watching = asyncio.create_task(run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
@@ -300,6 +313,10 @@ class Runtime:
         await self.rollouts.aclose()
         await self.residency.aclose()
         await self._engine.aclose()
+        if self._upstream is not None:
+            await self._upstream.aclose()
+        if self._collector is not None:
+            await self._collector.aclose()
         await self._holding.release()
         await self._membership.leave()
         await asyncio.to_thread(self._tokenization.close)

@@ -241,13 +241,39 @@ class ServerSettings(BaseSettings):
     )
     decisions_unknown: UnknownQuestions = Field(
         default=UnknownQuestions.REFUSE,
-        description="what answers a question without a card: nothing (`refuse`), or the likeness "
-        "of its options to the text (`embeddings`)",
+        description="what answers a question without a card: nothing (`refuse`), the likeness of "
+        "its options to the text (`embeddings`), or another server (`upstream`)",
     )
     decisions_temperature: Annotated[float, Field(ge=1e-3, allow_inf_nan=False)] = Field(
         default=0.05,
         description="temperature of answers by embeddings: smaller values make the likeliest "
         "option surer",
+    )
+    decisions_upstream: str = Field(
+        default="",
+        description="URL of another server that answers questions; its path ends in "
+        "`/v1/systemone` or `/v1/decisions`",
+    )
+    decisions_upstream_key_file: Path | None = Field(
+        default=None, description="file with the API key for the upstream"
+    )
+    decisions_upstream_model: Annotated[str, Field(min_length=1)] = Field(
+        default="jev-latest", description="the model that the upstream is asked for"
+    )
+    decisions_upstream_calls: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=32, description="calls to the upstream at the same time; further calls wait"
+    )
+    decisions_upstream_timeout_ms: Milliseconds = Field(
+        default=10_000, description="most time of a call to the upstream, with its wait"
+    )
+    collect: Path | None = Field(
+        default=None,
+        description="folder for texts that the upstream has answered, to train from; without it "
+        "no text is kept",
+    )
+    collect_rows: Count = Field(default=10_000, description="rows kept for each question")
+    collect_days: Annotated[int, Field(ge=1, le=3650)] = Field(
+        default=30, description="days for which a row is kept, while a server runs"
     )
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="threads that split long texts into tokens"

@@ -1,5 +1,6 @@
 """Typed questions of every kind, the tasks that answer them, and requests with them."""
 
+from collections.abc import Collection
 from typing import Any
 
 import httpx
@@ -79,9 +80,13 @@ async def scores(client: httpx.AsyncClient, task: str) -> dict[str, float]:
     return {it["label"]: it["score"] for it in await native(client, task, TEXT)}
 
 
-def publish_all(registry: Registry, backbone: Backbone) -> None:
+def publish_all(
+    registry: Registry, backbone: Backbone, *, only: Collection[str] = tuple(TASKS)
+) -> None:
     """Publish a task and a card for each question."""
     for seed, (name, (labels, problem_type, meanings)) in enumerate(TASKS.items()):
+        if name not in only:
+            continue
         publish_tiny_task(
             registry, backbone, task=name, labels=labels, problem_type=problem_type, seed=seed
         )

@@ -46,7 +46,7 @@ def commands(case: str, program: str) -> list[list[str]]:
 def test_the_index_lists_every_example() -> None:
     index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 
-    assert len(CASES) == 6
+    assert len(CASES) == 7
     assert sorted(re.findall(r"\]\(([\w-]+)/README.md\)", index)) == CASES
 
 
@@ -58,7 +58,7 @@ def test_the_files_and_options_of_every_example_exist(case: str) -> None:
     assert commands(case, "nunatak")
     assert [it for it in named if not (ROOT / it).exists()] == []
     for words in commands(case, "nunatak"):
-        path = words[1:3] if words[1] == "policy" else words[1:2]
+        path = words[1:3] if words[1] in {"policy", "question"} else words[1:2]
         shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
         assert shown.exit_code == 0, words
         assert all(it in shown.output for it in words if it.startswith("--")), words
@@ -269,6 +269,27 @@ def test_the_support_desk_puts_each_ticket_into_one_file(registry: Path, tmp_pat
     assert queues["T-1002"][0] == "billing"
     assert queues["T-1001"][0] == "delivery"
     assert all(isinstance(json.loads(it["tags"]), list) for _, it in queues.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_eight_questions_are_answered_by_embeddings_and_then_by_trained_tasks(
+    tmp_path: Path,
+) -> None:
+    (serving, *_) = commands("decisions", "nunatak serve")
+    desk = tmp_path / "registry"
+    with ServerProcess(desk, options=tuple(serving[2:]), log=tmp_path / "log") as server:
+        here = copied("decisions", tmp_path, port8080=server.url)
+        asking = [sys.executable, str(here / "ask.py")]
+        first = run(asking).splitlines()
+        run([sys.executable, str(here / "evening.py")], registry=desk)
+        then = run(asking).splitlines()
+
+    right = [[int(it.split()[1]) for it in lines] for lines in (first, then)]
+    assert [len(first), len(then)] == [8, 8]
+    assert all(it.endswith(", by embeddings") for it in first)
+    assert all(it.endswith(", by task") for it in then)
+    assert sum(right[1]) > sum(right[0])
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     sent = SentQuestions(
         num_questions=len(names),
         num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
-        fields=lambda: zip(names, map(_fields_of, body.questions), strict=True),
+        fields=lambda: zip(names, map(fields_of, body.questions), strict=True),
     )
     found = await ask(request, handling, sent, text=_conversation(body.input), model=body.model)
     answers = [
@@ -136,7 +136,7 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     return reply(fields, headers=headers_of(found))
 
 
-def _fields_of(asked: DecisionQuestion) -> dict[str, object]:
+def fields_of(asked: DecisionQuestion) -> dict[str, object]:
     return {
         "type": asked.type,
         "instructions": _content(asked.instructions),

@@ -11,9 +11,10 @@ from enum import StrEnum
 from typing import cast
 
 from nunatak_contract.enums import ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import Outcome, QuestionCard, TypedQuestion
 from nunatak_server.outputs.scores import LabelScore
-from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.predict.types import StageTimes, TaskPrediction
 
 
 class AnswerSource(StrEnum):
@@ -21,6 +22,7 @@ class AnswerSource(StrEnum):
 
     TASK = "task"
     EMBEDDINGS = "embeddings"
+    UPSTREAM = "upstream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +42,22 @@ class QuestionAnswer:
     probabilities: tuple[float, ...]
     """One for each outcome of the question, in order; they sum to 1."""
     by: AnswerSource
-    about: Mapping[str, str]
-    """Names of the task version and the card, or of the backbone."""
+    about: Mapping[str, str | float]
+    """Names of the task version and the card, of the backbone, or of the upstream's model."""
 
     @property
-    def source(self) -> Mapping[str, str]:
+    def source(self) -> Mapping[str, str | float]:
         """Where the answer comes from, as protocols show it."""
         return {"kind": self.by.value, **self.about}
 
     @property
     def best(self) -> Outcome:
         """The most likely outcome; of equal ones the first."""
-        place = self.probabilities.index(max(self.probabilities))
-        return self.question.outcomes[place]
+        return self.question.outcomes[self.best_place]
+
+    @property
+    def best_place(self) -> int:
+        return self.probabilities.index(max(self.probabilities))
 
     @property
     def expectation(self) -> float:
@@ -74,6 +79,16 @@ class QuestionAnswer:
         spread = math.fsum(share * abs(place - mode) for place, share in enumerate(shares))
         alike = math.fsum(abs(place - (num - 1) / 2) for place in range(num)) / num
         return max(0.0, 1 - spread / alike)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What one kind of source says to its questions of a request, in order."""
+
+    answers: tuple[QuestionAnswer | NunatakError, ...] = ()
+    num_tokens: int = 0
+    is_cut: bool = False
+    timings: StageTimes = StageTimes()  # noqa: RUF009 - frozen
 
 
 def probabilities_of(card: QuestionCard, prediction: TaskPrediction) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
-"""The decider: asks the tasks of all known questions at once, and the backbone about the others.
+"""The decider: asks the tasks of all known questions, and the backbone or an upstream the others.
 
 A question is known if a card of the registry equals it. The version that answers must fit the card:
-an alias may have moved since the card was published.
+an alias may have moved since the card was published. An answer below the card's confidence is asked
+of the upstream (the cascade).
 """
 
 import asyncio
@@ -10,30 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Summary
 
 from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.questions import AnsweringHead, TypedQuestion, find_card_misfit
+from nunatak_contract.questions import AnsweringHead, Outcome, TypedQuestion, find_card_misfit
 from nunatak_model import Backbone
 from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.decisions.answers import (
+    Answered,
     AnswerSource,
     AskedQuestion,
     QuestionAnswer,
     probabilities_of,
 )
-from nunatak_server.decisions.likeness import Likened, Likeness
+from nunatak_server.decisions.collection import Collector
+from nunatak_server.decisions.likeness import Likeness
+from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     Handling,
     LiteralText,
     PredictionRequest,
-    Predictions,
     StageTimes,
     TaskAnswer,
     TaskFailure,
@@ -45,6 +48,9 @@ from nunatak_server.tokenization import check_texts
 
 Binding: TypeAlias = PublishedCard | NunatakError | None
 """The card of a question, why there may be one, or None: the question is unknown."""
+Bound: TypeAlias = tuple[AskedQuestion, PublishedCard]
+UPSTREAM_SHARE = 0.9
+"""The share of the time left for an upstream, so that the task's own answer is in time without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +65,49 @@ class Decisions:
 
 
 class DecisionMetrics:
-    """Counts questions."""
+    """Counts and times questions."""
 
     def __init__(self) -> None:
-        self.counter = Counter(
+        self._questions = Counter(
             "nunatak_decisions",
-            "Questions by card and by what answered: task, embeddings, or the code of a failure",
+            "Questions by card and by what answered: task, embeddings, upstream, or the code of a "
+            "failure",
             ["card", "by"],
             registry=None,
         )
+        self._seconds = Summary(
+            "nunatak_decisions_seconds",
+            "Seconds until an answer by card and by what answered",
+            ["card", "by"],
+            registry=None,
+        )
+        self._unsure = Counter(
+            "nunatak_decisions_unsure",
+            "Answers of tasks below the confidence of their card, by card and by what the upstream "
+            "said: agrees, differs, or the code of its failure",
+            ["card", "upstream"],
+            registry=None,
+        )
+        self.collectors = (self._questions, self._seconds, self._unsure)
         self._cards = LabelValues()
 
-    def observe(self, card: Binding, answer: QuestionAnswer | NunatakError) -> None:
+    def observe(
+        self, card: Binding, answer: QuestionAnswer | NunatakError, *, seconds: float = 0.0
+    ) -> None:
         """Count one question; without a card, the card is empty."""
-        by = answer.code if isinstance(answer, NunatakError) else answer.by.value
+        is_answered = isinstance(answer, QuestionAnswer)
+        by = answer.by.value if is_answered else answer.code
+        name = self._name(card)
+        self._questions.labels(name, by).inc()
+        if is_answered:
+            self._seconds.labels(name, by).observe(seconds)
+
+    def observe_unsure(self, card: PublishedCard, upstream: str) -> None:
+        self._unsure.labels(self._name(card), upstream).inc()
+
+    def _name(self, card: Binding) -> str:
         is_bound = not isinstance(card, NunatakError | None)
-        name = self._cards.of(card.document.name) if is_bound else ""
-        self.counter.labels(name, by).inc()
+        return self._cards.of(card.document.name) if is_bound else ""
 
 
 class Decider:
@@ -87,6 +119,8 @@ class Decider:
         facts: KnownFacts,
         service: PredictionService,
         settings: ServerSettings,
+        upstream: Upstream | None = None,
+        collector: Collector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.metrics = DecisionMetrics()
@@ -94,6 +128,7 @@ class Decider:
         self._service = service
         self._settings = settings
         self._likeness = Likeness(service=service, settings=settings)
+        self._upstream, self._collector = upstream, collector
         self._clock = clock
 
     async def decide(
@@ -107,7 +142,7 @@ class Decider:
     ) -> Decisions:
         """Answer questions about a text. All their tasks are asked in one request.
 
-        `backbone` answers unknown questions, if the operator lets it. `is_whole`: no task is asked
+        `backbone` answers unknown questions, if the operator lets it. `is_whole`: nothing is asked
         if a question is refused anyway.
 
         Raises:
@@ -133,92 +168,170 @@ class Decider:
         handling: Handling,
         backbone: Backbone,
     ) -> Decisions:
-        bound = [it for it in cards if not isinstance(it, NunatakError | None)]
-        # One order, so that the order of questions changes no batch.
-        references = tuple(sorted({it.document.task for it in bound}))
-        others = [it for it, card in zip(asked, cards, strict=True) if card is None]
-        # The embedding can meet the tasks in a batch, and rarely does. Its deadline is its own, so
-        # that a late embedding or task fails its own questions alone.
-        likening = within(
-            handling.deadline_s,
-            self._likeness.answer(others, text, handling=handling, backbone=backbone),
-            late=DeadlineExceededError,
+        pairs = list(zip(asked, cards, strict=True))
+        bound = [(it, card) for it, card in pairs if not isinstance(card, NunatakError | None)]
+        others = [it for it, card in pairs if card is None]
+        # The embedding can meet the tasks in a batch, and rarely does. The deadline of each side is
+        # its own, so that a late one fails its own questions alone.
+        known, unknown = await asyncio.gather(
+            self._ask_tasks(bound, text, handling),
+            self._ask_about(others, text, handling, backbone),
+            return_exceptions=True,
         )
-        predicted, likened = await asyncio.gather(
-            self._predict(references, text, handling), likening, return_exceptions=True
-        )
-        results, likely = _results_of(predicted, references), iter(_answers_of(likened, others))
+        by_card = iter(self._answers_of(known, [card for _, card in bound]))
+        by_others = iter(self._answers_of(unknown, [None] * len(others)))
         answers = list[QuestionAnswer | NunatakError]()
-        for each, card in zip(asked, cards, strict=True):
+        for card in cards:
             match card:
                 case None:
-                    answer = next(likely)
+                    answer = next(by_others)
                 case NunatakError():
                     answer = card
+                    self.metrics.observe(card, card)
                 case _:
-                    answer = answer_of(card, each.question, results[card.document.task])
-            self.metrics.observe(card, answer)
+                    answer = next(by_card)
             answers.append(answer)
-        sides = (predicted, likened)
+        sides = (known, unknown)
         failures = [it for it in sides if isinstance(it, NunatakError)]
         if failures and not any(isinstance(it, QuestionAnswer) for it in answers):
             raise failures[0]
-        read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
-        done = [it for it in sides if not isinstance(it, BaseException)]
-        cut = Likened() if isinstance(likened, BaseException) else likened
+        done = [it for it in sides if isinstance(it, Answered)]
         return Decisions(
             answers=tuple(answers),
-            num_tokens=max((cut.num_tokens, *(it.num_tokens for it in read))),
-            is_cut=cut.is_cut or any(it.is_cut for it in read),
+            num_tokens=max((it.num_tokens for it in done), default=0),
+            is_cut=any(it.is_cut for it in done),
             timings=StageTimes.slowest(it.timings for it in done),
         )
+
+    def _answers_of(
+        self, side: Answered | BaseException, cards: Sequence[PublishedCard | None]
+    ) -> Sequence[QuestionAnswer | NunatakError]:
+        """Return the answers of a side. A failure of the side is the failure of each question."""
+        match side:
+            case NunatakError():
+                for card in cards:
+                    self.metrics.observe(card, side)
+                return [side] * len(cards)
+            case BaseException():
+                raise side
+            case _:
+                return side.answers
 
     async def _bindings(self, asked: Sequence[AskedQuestion], handling: Handling) -> list[Binding]:
         """Return the card of each question whose task the caller may ask."""
         known = await self._facts.cards(handling.caller)
-        is_refused = self._settings.decisions_unknown is UnknownQuestions.REFUSE
+        mode = self._settings.decisions_unknown
+        is_refused = mode is UnknownQuestions.REFUSE or (
+            mode is UnknownQuestions.UPSTREAM and self._upstream is None
+        )
         found = [_binding(known, it.question, handling.tasks) for it in asked]
         return [
             NunatakError("question_unknown", question=it.title)
             if card is None and is_refused
             else card
-            for it, card in zip(asked, found, strict=True)
+            for it, card in zip(asked, map(self._askable, found), strict=True)
         ]
 
-    async def _predict(
-        self, references: tuple[str, ...], text: str, handling: Handling
-    ) -> Predictions:
-        if not references:
-            return Predictions(results=(), timings=StageTimes())
+    def _askable(self, card: Binding) -> Binding:
+        is_bound = not isinstance(card, NunatakError | None)
+        if is_bound and self._upstream is None and card.document.ask_upstream_below is not None:
+            return NunatakError("upstream_missing", card=card.reference)
+        return card
+
+    async def _ask_tasks(self, bound: Sequence[Bound], text: str, handling: Handling) -> Answered:
+        """Ask the tasks of all cards in one request, and the upstream about unsure answers."""
+        if not bound:
+            return Answered()
+        began = self._clock()
+        # One order, so that the order of questions changes no batch.
+        references = tuple(sorted({card.document.task for _, card in bound}))
         request = PredictionRequest(
             references=references, inputs=(text,), options=LiteralText(), handling=handling
         )
-        return await self._service.predict(request)
+        predicted = await self._service.predict(request)
+        results = dict(zip(references, predicted.results, strict=True))
+        answers = [
+            answer_of(card, asked.question, results[card.document.task]) for asked, card in bound
+        ]
+        own_s = self._clock() - began
+        left_s = max(0.0, UPSTREAM_SHARE * (handling.deadline_s - own_s))
+        left = replace(handling, own_deadline_s=left_s)
+        later = await self._cascade(bound, answers, text, left)
+        for place, (_, card) in enumerate(bound):
+            answers[place] = answer = later.get(place, answers[place])
+            seconds = self._clock() - began if place in later else own_s
+            self.metrics.observe(card, answer, seconds=seconds)
+        read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
+        return Answered(
+            answers=tuple(answers),
+            num_tokens=max((it.num_tokens for it in read), default=0),
+            is_cut=any(it.is_cut for it in read),
+            timings=predicted.timings,
+        )
+
+    async def _cascade(
+        self,
+        bound: Sequence[Bound],
+        answers: Sequence[QuestionAnswer | NunatakError],
+        text: str,
+        handling: Handling,
+    ) -> Mapping[int, QuestionAnswer]:
+        """Return what the upstream says about unsure answers, by place.
+
+        Where the upstream fails, that is the task's own answer.
+        """
+        unsure = [
+            (place, *pair, own)
+            for place, (pair, own) in enumerate(zip(bound, answers, strict=True))
+            if isinstance(own, QuestionAnswer) and _is_unsure(pair[1], own)
+        ]
+        if not unsure or self._upstream is None:
+            return {}
+        asked = [it for _, it, _, _ in unsure]
+        found = await self._upstream.answer(asked, text, handling=handling)
+        later = dict[int, QuestionAnswer]()
+        for (place, _, card, own), answer in zip(unsure, found.answers, strict=True):
+            about = {**own.about, "confidence": own.confidence}
+            if isinstance(answer, NunatakError):
+                said = answer.code
+                later[place] = replace(own, about={**about, "upstream": said})
+            else:
+                said = "agrees" if answer.best_place == own.best_place else "differs"
+                later[place] = replace(answer, about={**about, **answer.about})
+                self._keep(answer, card.document.names, text)
+            self.metrics.observe_unsure(card, said)
+        return later
+
+    def _keep(self, answer: QuestionAnswer, names: Mapping[Outcome, str], text: str) -> None:
+        if self._collector is not None and answer.by is AnswerSource.UPSTREAM:
+            self._collector.keep(answer, names, text)
+
+    async def _ask_about(
+        self,
+        asked: Sequence[AskedQuestion],
+        text: str,
+        handling: Handling,
+        backbone: Backbone,
+    ) -> Answered:
+        """Answer unknown questions by the embeddings of the backbone, or by the upstream."""
+        if not asked:
+            return Answered()
+        began, mode = self._clock(), self._settings.decisions_unknown
+        if self._upstream is not None and mode is UnknownQuestions.UPSTREAM:
+            found = await self._upstream.answer(asked, text, handling=handling)
+        else:
+            likening = self._likeness.answer(asked, text, handling=handling, backbone=backbone)
+            found = await within(handling.deadline_s, likening, late=DeadlineExceededError)
+        for answer in found.answers:
+            self.metrics.observe(None, answer, seconds=self._clock() - began)
+            if isinstance(answer, QuestionAnswer):
+                self._keep(answer, answer.question.names, text)
+        return found
 
 
-def _results_of(
-    predicted: Predictions | BaseException, references: Sequence[str]
-) -> Mapping[str, TaskAnswer]:
-    """Return the answer of each task. A failure of the request is the failure of each task."""
-    match predicted:
-        case NunatakError():
-            return {it: TaskFailure(reference=it, error=predicted) for it in references}
-        case BaseException():
-            raise predicted
-        case _:
-            return dict(zip(references, predicted.results, strict=True))
-
-
-def _answers_of(
-    likened: Likened | BaseException, asked: Sequence[AskedQuestion]
-) -> Sequence[QuestionAnswer | NunatakError]:
-    match likened:
-        case NunatakError():
-            return [likened] * len(asked)
-        case BaseException():
-            raise likened
-        case _:
-            return likened.answers
+def _is_unsure(card: PublishedCard, answer: QuestionAnswer) -> bool:
+    limit = card.document.ask_upstream_below
+    return limit is not None and answer.confidence < limit
 
 
 def _binding(known: Cards, question: TypedQuestion, tasks: TaskList) -> Binding:

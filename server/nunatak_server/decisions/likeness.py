@@ -7,7 +7,6 @@ other question, changes which vector belongs to which outcome.
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
@@ -19,6 +18,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import TypedQuestion, text_of
 from nunatak_model import Backbone
 from nunatak_server.decisions.answers import (
+    Answered,
     AnswerSource,
     AskedQuestion,
     QuestionAnswer,
@@ -31,16 +31,6 @@ from nunatak_server.tokenization import check_texts
 
 MAX_VECTOR_BYTES: Final = 64 * 1024**2
 """Most memory of the vectors of outcomes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likened:
-    """An answer or a failure for each question, in order."""
-
-    answers: tuple[QuestionAnswer | NunatakError, ...] = ()
-    num_tokens: int = 0
-    is_cut: bool = False
-    timings: StageTimes = StageTimes()  # noqa: RUF009 - frozen
 
 
 class Likeness:
@@ -61,19 +51,19 @@ class Likeness:
         *,
         handling: Handling,
         backbone: Backbone,
-    ) -> Likened:
+    ) -> Answered:
         """Answer each question by softmax(cosine / temperature) of the text and its outcomes.
 
         Raises:
             NunatakError: no question can be answered.
         """
         if not asked:
-            return Likened()
+            return Answered()
         limit = self._settings.max_text_chars
         texts = [_readable_texts(it, max_chars=limit) for it in asked]
         readable = [it for it in texts if not isinstance(it, NunatakError)]
         if not readable:
-            return Likened(answers=tuple(it for it in texts if isinstance(it, NunatakError)))
+            return Answered(answers=tuple(it for it in texts if isinstance(it, NunatakError)))
         known, times = await self._vectors_of(readable, handling, backbone)
         found = await self._embed((text,), handling, backbone)
         vector = torch.tensor(found.vectors[0], dtype=torch.float64)
@@ -83,7 +73,7 @@ class Likeness:
             else self._compare(each.question, [known[text] for text in it], vector, backbone)
             for each, it in zip(asked, texts, strict=True)
         ]
-        return Likened(
+        return Answered(
             answers=tuple(answers),
             num_tokens=found.num_tokens,
             is_cut=found.is_cut,

@@ -7,6 +7,7 @@ import { askForKey, startKey } from "/page/key.js";
 import { listTasks, startListing } from "/page/listing.js";
 import { parse, total } from "/page/metrics.js";
 import { drawLatency, drawMemory, drawRates, drawSavings, drawSummary } from "/page/panels.js";
+import { drawQuestions } from "/page/questions.js";
 import { drawReplicas, missReplicas } from "/page/replicas.js";
 import { Refusal, getJson, getText, permitted } from "/page/server.js";
 import { openTask } from "/page/task.js";
@@ -82,6 +83,7 @@ async function readMetrics() {
   }
   Object.assign(state, { samples, readAt: now });
   drawLatency(samples, before);
+  drawQuestions(samples);
 }
 
 function explain(error) {

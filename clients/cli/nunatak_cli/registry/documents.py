@@ -1,6 +1,7 @@
 """`nunatak policy` and `nunatak question`: documents are published, listed, shown and checked.
 
-Policies turn answers into decisions. Question cards bind questions to tasks.
+Policies turn answers into decisions. Question cards bind questions to tasks. `nunatak question`
+also counts the texts that servers collected.
 """
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
@@ -300,6 +301,47 @@ def _card_json(published: "PublishedCard") -> dict[str, object]:
     return QuestionDetail.model_validate(published).model_dump(mode="json")
 
 
+def collected(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", envvar="NUNATAK_COLLECT", help="Folder of `nunatak serve --collect`."
+        ),
+    ],
+    *,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all texts.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the collected texts of each question; `--clear` removes them. No text is printed."""
+    from nunatak_contract.questions import text_of
+
+    with needs_extra("server"):
+        from nunatak_server.decisions.collection import Collection
+    collection = Collection(folder)
+    if clear:
+        removed = collection.clear()
+        print_outcome({"removed": removed}, f"removed {removed} texts", as_json=as_json)
+        return
+    found = collection.questions()
+    table = plain_table("rows", "oldest", "newest", "question", "file")
+    for it in found:
+        asked = text_of(it.question.instructions or it.question.yes or "")
+        table.add_row(str(it.num_rows), it.oldest, it.newest, asked, it.file.name)
+    listed = [
+        {
+            "rows": it.num_rows,
+            "oldest": it.oldest,
+            "newest": it.newest,
+            "question": it.question.model_dump(mode="json", exclude_defaults=True),
+            "file": str(it.file),
+        }
+        for it in found
+    ]
+    print_outcome(
+        {"collected": listed}, table, as_json=as_json, empty="no texts are collected there"
+    )
+
+
 question_app = group(
     "question",
     "Publish and check question cards, which let tasks answer typed questions.",
@@ -308,5 +350,6 @@ question_app = group(
         "list": (list_cards, "nunatak question list"),
         "show": (show_card, "nunatak question show urgent > urgent.json"),
         "check": (check_card, "nunatak question check urgent.json"),
+        "collected": (collected, "nunatak question collected /var/lib/nunatak/collected"),
     },
 )

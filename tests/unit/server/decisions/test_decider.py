@@ -16,8 +16,15 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_registry import Cards, Published
 from nunatak_server.catalog.facts import KnownFacts
-from nunatak_server.decisions.answers import AskedQuestion, QuestionAnswer
+from nunatak_server.decisions.answers import (
+    Answered,
+    AnswerSource,
+    AskedQuestion,
+    QuestionAnswer,
+)
+from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider, Decisions
+from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
@@ -42,8 +49,10 @@ def choice(*options: str) -> TypedQuestion:
     return TypedQuestion.model_validate({"type": "choice", "criteria": dict.fromkeys(options)})
 
 
-def card_of(question: TypedQuestion, task: str) -> Published[QuestionCard]:
-    card = QuestionCard(name=f"card-{task}", task=task, question=question)
+def card_of(
+    question: TypedQuestion, task: str, *, below: float | None = None
+) -> Published[QuestionCard]:
+    card = QuestionCard(name=f"card-{task}", task=task, question=question, ask_upstream_below=below)
     return Published(document=card, version=1, published_at=CREATED_AT, by="ann")
 
 
@@ -99,6 +108,40 @@ class Service:
         )
 
 
+class Other:
+    """An upstream that is sure of no, or fails."""
+
+    def __init__(self) -> None:
+        self.asked = list[TypedQuestion]()
+        self.seconds = list[float]()
+        self.failure: NunatakError | None = None
+        self.is_asked = asyncio.Event()
+        self.waits_for: asyncio.Event | None = None
+
+    async def answer(
+        self, asked: Sequence[AskedQuestion], text: str, *, handling: Handling
+    ) -> Answered:
+        self.asked += [it.question for it in asked]
+        self.seconds.append(handling.deadline_s)
+        self.is_asked.set()
+        if self.waits_for is not None:
+            await self.waits_for.wait()
+        return Answered(answers=tuple(self.failure or self._answer(it.question) for it in asked))
+
+    def _answer(self, question: TypedQuestion) -> QuestionAnswer:
+        by, about = AnswerSource.UPSTREAM, {"model": "m"}
+        shares = (0.9, *[0.1] * (len(question.outcomes) - 1))
+        return QuestionAnswer(question=question, probabilities=shares, by=by, about=about)
+
+
+class Kept(list[tuple[str, dict[object, str]]]):
+    """A collector."""
+
+    def keep(self, answer: QuestionAnswer, names: dict[object, str], text: str) -> None:
+        assert answer.by is AnswerSource.UPSTREAM
+        self.append((text, dict(names)))
+
+
 class Asked:
     """A decider with its doubles, in a mode."""
 
@@ -109,10 +152,14 @@ class Asked:
         self.facts = Facts(Cards(by_digest=known, damaged=tuple(damaged)))
         self.service = Service()
         mode = {"decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
+        self.upstream, self.kept = Other(), Kept()
+        has_upstream = mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
         self.decider = Decider(
             facts=cast("KnownFacts", self.facts),
             service=cast("PredictionService", self.service),
             settings=make_settings(**mode),
+            upstream=cast("Upstream", self.upstream) if has_upstream else None,
+            collector=cast("Collector", self.kept) if has_upstream else None,
         )
 
     async def decide(
@@ -160,6 +207,8 @@ async def test_a_refusal_of_all_tasks_fails_their_questions_alone_or_the_request
     assert kinds(await asked.decide(OTHER, KNOWN)) == ["embeddings", "too_many_tasks"]
     with raises("too_many_tasks"):
         await asked.decide(KNOWN)
+    assert metric(asked, "nunatak_decisions_total", card="card-one", by="too_many_tasks") == 2
+    assert metric(asked, "nunatak_decisions_total", card="", by="embeddings") == 1
 
 
 async def test_the_look_up_of_cards_counts_for_the_deadline() -> None:
@@ -215,3 +264,130 @@ async def test_timings_are_the_slowest_of_tasks_and_embeddings() -> None:
 
     assert mixed.timings == StageTimes(queue_s=1.0, compute_s=2.0, batch_rows=3)
     assert alone.timings == replace(mixed.timings, queue_s=0.5, batch_rows=1)
+
+
+UPSTREAM = {"decisions_unknown": UnknownQuestions.UPSTREAM}
+"""The task is sure by 0.5: yes has 0.75."""
+
+
+def metric(asked: Asked, name: str, **labels: str) -> float:
+    (found,) = [
+        sample.value
+        for collector in asked.decider.metrics.collectors
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name == name and sample.labels == labels
+    ] or [0.0]
+    return found
+
+
+async def test_an_answer_below_the_confidence_of_its_card_is_asked_of_the_upstream() -> None:
+    asked = Asked(card_of(KNOWN, "one", below=0.51), card_of(OTHER, "two", below=0.5), **UPSTREAM)
+
+    unsure, sure = (await asked.decide(KNOWN, OTHER)).answers
+
+    assert isinstance(unsure, QuestionAnswer)
+    assert isinstance(sure, QuestionAnswer)
+    assert (unsure.probabilities, sure.probabilities) == ((0.9, 0.1), (0.25, 0.75))
+    own = {"task": "one/1", "card": "card-one/1", "confidence": 0.5}
+    assert unsure.source == {"kind": "upstream", **own, "model": "m"}
+    assert sure.source == {"kind": "task", "task": "two/1", "card": "card-two/1"}
+    assert asked.upstream.asked == [KNOWN]
+    assert asked.upstream.seconds[0] <= 9.0
+    assert asked.kept == [("text", {True: "yes", False: "no"})]
+    assert metric(asked, "nunatak_decisions_unsure_total", card="card-one", upstream="differs") == 1
+    assert metric(asked, "nunatak_decisions_total", card="card-one", by="upstream") == 1
+    assert metric(asked, "nunatak_decisions_seconds_count", card="card-two", by="task") == 1
+
+
+async def test_without_the_upstream_an_unsure_task_answers_and_says_so() -> None:
+    asked = Asked(card_of(KNOWN, "one", below=1.0), **UPSTREAM)
+    asked.upstream.failure = NunatakError("upstream_failed", question="it", reason="its status")
+
+    (answer,) = (await asked.decide(KNOWN)).answers
+
+    assert isinstance(answer, QuestionAnswer)
+    assert answer.probabilities == (0.25, 0.75)
+    assert answer.source == {
+        "kind": "task",
+        "task": "one/1",
+        "card": "card-one/1",
+        "confidence": 0.5,
+        "upstream": "upstream_failed",
+    }
+    assert asked.kept == []
+    labels = {"card": "card-one", "upstream": "upstream_failed"}
+    assert metric(asked, "nunatak_decisions_unsure_total", **labels) == 1
+    assert metric(asked, "nunatak_decisions_total", card="card-one", by="task") == 1
+
+
+async def test_a_card_that_needs_an_upstream_is_not_answered_without_one() -> None:
+    asked = Asked(card_of(KNOWN, "one", below=0.1), card_of(OTHER, "two"))
+
+    assert kinds(await asked.decide(KNOWN, OTHER)) == ["upstream_missing", "task"]
+    with raises("upstream_missing"):
+        await asked.decide(KNOWN, OTHER, is_whole=True)
+
+
+async def test_without_its_upstream_the_mode_refuses_and_embeds_nothing() -> None:
+    asked = Asked(card_of(KNOWN, "one"), **UPSTREAM)
+    asked.decider = Decider(
+        facts=cast("KnownFacts", asked.facts),
+        service=cast("PredictionService", asked.service),
+        settings=make_settings(**UPSTREAM),
+    )
+
+    assert kinds(await asked.decide(KNOWN, OTHER)) == ["task", "question_unknown"]
+    assert asked.service.embedded == []
+
+
+async def test_unknown_questions_go_to_the_upstream_while_the_tasks_answer() -> None:
+    asked = Asked(card_of(KNOWN, "one"), **UPSTREAM)
+    asked.upstream.waits_for = asyncio.Event()
+    predict = asked.service.predict
+
+    async def answered(request: PredictionRequest) -> Predictions:
+        # The tasks answer only after the upstream is asked, and the upstream only after the tasks.
+        await asked.upstream.is_asked.wait()
+        found = await predict(request)
+        assert asked.upstream.waits_for is not None
+        asked.upstream.waits_for.set()
+        return found
+
+    asked.service.predict = answered
+
+    assert kinds(await asked.decide(OTHER, KNOWN, choice("a", "b"))) == [
+        "upstream",
+        "task",
+        "upstream",
+    ]
+    assert asked.upstream.asked == [OTHER, choice("a", "b")]
+    assert [sorted(names.values()) for _, names in asked.kept] == [["no", "yes"], ["a", "b"]]
+    assert asked.service.embedded == []
+
+
+async def test_a_failing_upstream_fails_unknown_questions_alone() -> None:
+    asked = Asked(card_of(KNOWN, "one"), **UPSTREAM)
+    asked.upstream.failure = NunatakError("upstream_failed", question="it", reason="its status")
+
+    assert kinds(await asked.decide(OTHER, KNOWN)) == ["upstream_failed", "task"]
+    assert kinds(await asked.decide(OTHER)) == ["upstream_failed"]
+    assert metric(asked, "nunatak_decisions_total", card="", by="upstream_failed") == 2
+    assert asked.kept == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ({}, {True: "yes", False: "no"}),
+        ({"late": True, "fine": False}, {True: "late", False: "fine"}),
+        ({"late": True}, {True: "yes", False: "no"}),
+        ({"late": True, "lost": True, "fine": False}, {True: "yes", False: "no"}),
+    ],
+)
+def test_texts_are_kept_by_the_labels_of_the_card_if_each_outcome_has_one(
+    labels: dict[str, bool], names: dict[bool, str]
+) -> None:
+    card = QuestionCard(name="card", task="one", question=KNOWN, labels={**labels})
+
+    assert card.names == names

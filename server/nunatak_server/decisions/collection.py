@@ -1,0 +1,269 @@
+"""The collection: texts that an upstream has answered, kept in files for training.
+
+A folder has two files for each question: `DIGEST.jsonl` with rows, and `DIGEST.json` with the
+question. A row is `{"text", "probabilities", "at"}`, with the probability of each label of
+`QuestionCard.names`. Processes that share a folder take turns by a lock on the folder.
+"""
+
+import asyncio
+import errno
+import fcntl
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.questions import Outcome, TypedQuestion
+from nunatak_server.decisions.answers import QuestionAnswer
+from nunatak_server.settings import ServerSettings
+
+ROWS, QUESTION, NEW = ".jsonl", ".json", ".new"
+MAX_QUESTIONS: Final = 1000
+"""Most questions of a folder, because clients choose unknown questions."""
+MAX_PENDING: Final = 1000
+"""Most rows that wait for the disk; further rows are lost."""
+SWEEP_S: Final = 3600.0
+DAY_S: Final = 86_400
+SPARE: Final = 0.9
+"""The share of the most rows that stays when a full file loses its oldest rows."""
+
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedQuestion:
+    """A question of a collection, and what is kept for it."""
+
+    question: TypedQuestion
+    file: Path
+    num_rows: int
+    oldest: str
+    newest: str
+
+
+class Collection:
+    """The files of a folder; any thread may use it, one at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_rows: int = 0,
+        max_days: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """The bounds matter for a collection that is opened or added to."""
+        self._folder, self._max_rows, self._max_days = folder, max_rows, max_days
+        self._clock = clock
+        self._counted: dict[Path, tuple[int, int]] = {}
+        """Bytes and rows of each file after this process has written to it."""
+
+    def open(self) -> None:
+        """Make the folder, or check that nobody else may read it.
+
+        Raises:
+            NunatakError: `invalid_collection`.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.stat()
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                problem = f"others may read it; run: chmod 700 {self._folder}"
+                raise self._invalid(problem)
+            with self._locked():
+                self._sweep()
+        except OSError as error:
+            raise self._invalid(error.strerror or "it cannot be used") from None
+
+    def add(self, question: TypedQuestion, text: str, probabilities: Mapping[str, float]) -> None:
+        """Add a row. A full file loses its oldest rows."""
+        file = self._folder / f"{question.digest}{ROWS}"
+        at = _moment(self._clock())
+        row = {"text": text, "probabilities": dict(probabilities), "at": at}
+        with self._locked():
+            count = self._num_rows(file)
+            if count >= self._max_rows:
+                self._keep(file, num_rows=int(SPARE * self._max_rows))
+                count = self._num_rows(file)
+            if not file.exists():
+                if len(self._files(ROWS)) >= MAX_QUESTIONS:
+                    return
+                fields = question.model_dump(mode="json", exclude_defaults=True)
+                self._replace(file.with_suffix(QUESTION), json.dumps(fields, indent=2) + "\n")
+            self._append(file, json.dumps(row).encode() + b"\n")
+            self._counted[file] = file.stat().st_size, count + 1
+
+    def sweep(self) -> None:
+        """Remove the rows that are too old."""
+        with self._locked():
+            self._sweep()
+
+    def questions(self) -> list[CollectedQuestion]:
+        """Return all questions with rows, the fullest first."""
+        with self._reading():
+            found = [self._read(it) for it in self._files(ROWS)]
+        return sorted(found, key=lambda it: -it.num_rows)
+
+    def clear(self) -> int:
+        """Remove all rows and questions, also damaged ones; return the number of rows."""
+        with self._reading():
+            found = sum(it.read_bytes().count(b"\n") for it in self._files(ROWS))
+            for file in (it for end in (ROWS, QUESTION, NEW) for it in self._files(end)):
+                file.unlink()
+        return found
+
+    def _files(self, end: str) -> list[Path]:
+        # By their whole names, because a folder that is named by mistake has files of its own.
+        return list(self._folder.glob(f"{'[0-9a-f]' * 64}{end}"))
+
+    def _append(self, file: Path, line: bytes) -> None:
+        descriptor = os.open(file, _APPEND, 0o600)
+        try:
+            before = os.fstat(descriptor).st_size
+            if os.write(descriptor, line) < len(line):
+                # A part of a row would spoil the next row.
+                os.ftruncate(descriptor, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+
+    def _read(self, file: Path) -> CollectedQuestion:
+        rows = file.read_bytes().splitlines()
+        return CollectedQuestion(
+            question=TypedQuestion.model_validate_json(file.with_suffix(QUESTION).read_bytes()),
+            file=file,
+            num_rows=len(rows),
+            oldest=_moment_of(rows[0]) if rows else "",
+            newest=_moment_of(rows[-1]) if rows else "",
+        )
+
+    def _sweep(self) -> None:
+        for file in self._files(NEW):
+            file.unlink()
+        for file in self._files(ROWS):
+            self._keep(file, num_rows=self._max_rows)
+
+    def _keep(self, file: Path, *, num_rows: int) -> None:
+        """Keep the newest rows of a file that are not too old; without any, the file goes."""
+        first = _moment(self._clock() - DAY_S * self._max_days)
+        before = file.read_bytes().splitlines(keepends=True)
+        newest = before[max(0, len(before) - num_rows) :]
+        after = [it for it in newest if _moment_of(it) >= first]
+        if not after:
+            file.unlink()
+            file.with_suffix(QUESTION).unlink(missing_ok=True)
+        elif len(after) < len(before):
+            self._replace(file, b"".join(after).decode())
+
+    def _num_rows(self, file: Path) -> int:
+        size = file.stat().st_size if file.exists() else 0
+        known_size, count = self._counted.get(file, (0, 0))
+        if size != known_size:
+            count = file.read_bytes().count(b"\n") if size else 0
+        self._counted[file] = size, count
+        return count
+
+    def _replace(self, file: Path, content: str) -> None:
+        made = file.with_suffix(NEW)
+        made.unlink(missing_ok=True)
+        with os.fdopen(os.open(made, _CREATE, 0o600), "w", encoding="utf-8") as opened:
+            opened.write(content)
+        made.replace(file)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            with self._locked():
+                yield
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a file is damaged"
+            raise self._invalid(reason or "it cannot be read") from None
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _invalid(self, problem: str) -> NunatakError:
+        return NunatakError("invalid_collection", folder=self._folder, problem=problem)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _moment_of(row: bytes) -> str:
+    """Return the time of a row; a damaged row is older than all others."""
+    try:
+        return str(json.loads(row)["at"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class Collector:
+    """Adds rows on a thread of its own; only the event loop thread may use it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-collection")
+        self._num_pending = 0
+        self._is_failing = False
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Self | None:
+        """Return the collector of the settings, or None: no text is kept."""
+        if settings.collect is None:
+            return None
+        rows, days = settings.collect_rows, settings.collect_days
+        return cls(Collection(settings.collect, max_rows=rows, max_days=days))
+
+    async def start(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._collection.open)
+
+    def keep(self, answer: QuestionAnswer, names: Mapping[Outcome, str], text: str) -> None:
+        """Keep a text with an answer; `names` are the labels of the outcomes."""
+        question = answer.question
+        # Two outcomes with one name, such as the text `true` and the value true, train no task.
+        if self._num_pending >= MAX_PENDING or len({*names.values()}) < len(names):
+            return
+        shares = zip(question.outcomes, answer.probabilities, strict=True)
+        row = {names[outcome]: share for outcome, share in shares}
+        self._submit(self._collection.add, question, text, row)
+
+    async def run(self) -> None:
+        """Remove old rows every hour, also while no text comes."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._submit(self._collection.sweep)
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+
+    def _submit(self, work: Callable[..., None], *given: object) -> None:
+        self._num_pending += 1
+        done = asyncio.get_running_loop().run_in_executor(self._pool, work, *given)
+        done.add_done_callback(self._note)
+
+    def _note(self, done: asyncio.Future[None]) -> None:
+        self._num_pending -= 1
+        error = None if done.cancelled() else done.exception()
+        if error is not None and not self._is_failing:
+            # Once until it works again, and without the row.
+            logger.warning("texts cannot be collected (%s)", type(error).__name__)
+        self._is_failing = error is not None

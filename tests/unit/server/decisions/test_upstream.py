@@ -1,0 +1,161 @@
+"""Laws of the upstream: its failures are failures of its questions, in time and without secrets."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from doubles.refusals import code_of, raises
+from doubles.serving import make_settings
+from doubles.upstreams import FakeUpstream, Reply, noul, running_upstream
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.questions import TypedQuestion
+from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, QuestionAnswer
+from nunatak_server.decisions.upstream import MAX_WAITING, Upstream
+from nunatak_server.predict.types import Handling
+
+KEY = "a-secret-key-0815"
+LATE = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it late?"})
+FLAGS = TypedQuestion.model_validate(
+    {"type": "choice", "options": [{"value": True}, {"value": "no"}]}
+)
+
+
+@asynccontextmanager
+async def asking(reply: Reply, **settings: object) -> AsyncGenerator[tuple[Upstream, FakeUpstream]]:
+    with running_upstream(reply) as fake:
+        upstream = Upstream.of(make_settings(decisions_upstream=fake.url, **settings))
+        assert upstream is not None
+        try:
+            yield upstream, fake
+        finally:
+            await upstream.aclose()
+
+
+async def ask(
+    upstream: Upstream, *questions: TypedQuestion, seconds: float = 30.0, caller: str = "ann"
+) -> list[QuestionAnswer | NunatakError]:
+    asked = [AskedQuestion(question=it, title="the question") for it in questions]
+    handling = Handling(default_deadline_s=seconds, caller=caller)
+    return list((await upstream.answer(asked, "text", handling=handling)).answers)
+
+
+async def test_all_questions_go_in_one_call_with_the_key_the_model_and_the_deadline(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    settings = {"decisions_upstream_key_file": tmp_path / "key", "decisions_upstream_model": "m"}
+    async with asking(noul(0.75), **settings) as (upstream, fake):
+        first, unsayable, second = await ask(upstream, LATE, FLAGS, LATE, seconds=7)
+
+    assert isinstance(first, QuestionAnswer)
+    assert isinstance(second, QuestionAnswer)
+    assert (first.probabilities, first.by) == ((0.25, 0.75), AnswerSource.UPSTREAM)
+    assert first.source == {"kind": "upstream", "model": "m"}
+    assert code_of(unsayable) == "upstream_failed"
+    (body,), (headers,) = fake.bodies, fake.headers
+    assert (body["model"], body["state"], sorted(body["questions"])) == ("m", "text", ["q0", "q1"])
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert 0 < int(headers["x-deadline-ms"]) <= 7000
+
+
+@pytest.mark.parametrize("status", [301, 401, 404, 429, 500, 503])
+async def test_a_status_fails_the_questions_and_is_not_tried_again(status: int) -> None:
+    async with asking(lambda _: status) as (upstream, fake):
+        (found,) = await ask(upstream, LATE)
+
+    assert code_of(found) == "upstream_failed"
+    assert str(status) in str(found)
+    assert len(fake.bodies) == 1
+
+
+async def test_a_broken_connection_is_tried_again_once() -> None:
+    replies = [None, {"answers": {"q0": {"type": "noul", "noul": 1.0}}}]
+    async with asking(lambda _: replies.pop(0)) as (upstream, fake):
+        (found,) = await ask(upstream, LATE)
+        assert isinstance(found, QuestionAnswer)
+        replies += [None, None, {"answers": {}}]
+        (broken,) = await ask(upstream, LATE)
+
+    assert code_of(broken) == "upstream_failed"
+    assert len(fake.bodies) == 4
+
+
+async def test_a_reply_that_is_malformed_or_too_long_is_no_answer() -> None:
+    replies: list[object] = [{"answers": {"secret": 1}}, b'"' + b"x" * 9 * 1024**2 + b'"']
+    async with asking(lambda _: replies.pop(0)) as (upstream, _):
+        for _ in range(2):
+            (found,) = await ask(upstream, LATE)
+            assert code_of(found) == "upstream_failed"
+            assert "secret" not in str(found)
+
+
+async def test_a_server_that_is_not_there_fails_the_questions() -> None:
+    async with asking(noul(1.0)) as (_, fake):
+        url = fake.url
+    upstream = Upstream.of(make_settings(decisions_upstream=url))
+    assert upstream is not None
+
+    (found,) = await ask(upstream, LATE)
+
+    assert code_of(found) == "upstream_failed"
+    await upstream.aclose()
+
+
+async def test_a_late_upstream_fails_by_its_own_limit_or_by_the_deadline_of_the_caller() -> None:
+    async with asking(noul(1.0), decisions_upstream_timeout_ms=50) as (upstream, fake):
+        fake.gate.clear()
+        (by_limit,) = await ask(upstream, LATE)
+        (by_caller,) = await ask(upstream, LATE, seconds=0.02)
+
+    assert (code_of(by_limit), code_of(by_caller)) == ("upstream_failed", "deadline_exceeded")
+
+
+async def test_calls_at_once_and_waiting_calls_are_bounded() -> None:
+    async with asking(noul(1.0), decisions_upstream_calls=1) as (upstream, fake):
+        fake.gate.clear()
+        calls = [asyncio.create_task(ask(upstream, LATE)) for _ in range(1 + MAX_WAITING)]
+        await asyncio.sleep(0)
+        (refused,) = await ask(upstream, LATE)
+        most = len(fake.bodies)
+        fake.gate.set()
+        found = [it for one in await asyncio.gather(*calls) for it in one]
+        (after,) = await ask(upstream, LATE)
+
+    assert code_of(refused) == "upstream_failed"
+    assert most <= 1
+    assert all(isinstance(it, QuestionAnswer) for it in (*found, after))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"decisions_unknown": "upstream"}, "must be set"),
+        ({"collect": "texts"}, "must be set"),
+        ({"decisions_upstream": "http://host/v1/embed"}, "/v1/systemone"),
+        ({"decisions_upstream": "ftp://host/v1/systemone"}, "/v1/systemone"),
+        ({"decisions_upstream": "/v1/systemone"}, "/v1/systemone"),
+        ({"decisions_upstream": f"https://u:{KEY}@host/v1/systemone"}, "key_file"),
+        ({"decisions_upstream": f"https://host/v1/systemone?key={KEY}"}, "key_file"),
+    ],
+)
+def test_settings_without_a_usable_upstream_are_refused_without_the_key(
+    settings: dict[str, object], said: str
+) -> None:
+    with raises("invalid_settings", match=said) as caught:
+        Upstream.of(make_settings(**settings))
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"two keys", b"k\xc3\xb6y", b"\xff"])
+def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    url = "http://127.0.0.1:1/v1/systemone"
+    settings = make_settings(decisions_upstream=url, decisions_upstream_key_file=file)
+
+    with raises("invalid_settings", match="key_file"):
+        Upstream.of(settings)
