@@ -15,6 +15,7 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_training.adopting import teacher_record
 from nunatak_training.data import (
     Data,
     DataWarning,
@@ -24,6 +25,7 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.data.splits import majority
+from nunatak_training.data.teaching import Teacher
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
 from nunatak_training.kinds import Metric, TaskKind
@@ -110,6 +112,9 @@ class TrainSettings:
     dev: Path | None = None
     """In place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
+    """Taught rows make an adoption of the run."""
+    teacher: Teacher | None = None
+    """Asked about the texts of taught rows; absent: the rows have the probabilities."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
     note: str = ""
@@ -161,7 +166,12 @@ def train(
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
     data = load_task_data(
-        settings.data, kind=settings.kind, dev=settings.dev, seed=recipe.seed, spelt=settings.spelt
+        settings.data,
+        kind=settings.kind,
+        dev=settings.dev,
+        seed=recipe.seed,
+        spelt=settings.spelt,
+        teacher=settings.teacher,
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -225,7 +235,15 @@ def run(  # noqa: PLR0913 - a run has many parts
         trained = fitted(recipe) if search is None else choose_layers(backbone, fitted, search)
         trained = trained.tested(backbone)
         created_at = datetime.now(UTC)
-        manifest = publish(trained, registry, backbone, task=task, created_at=created_at, note=note)
+        manifest = publish(
+            trained,
+            registry,
+            backbone,
+            task=task,
+            created_at=created_at,
+            note=note,
+            teacher=teacher_record(trained, backbone),
+        )
     return TrainOutcome(
         manifest=manifest,
         # A version with the same content keeps the time of its own training.

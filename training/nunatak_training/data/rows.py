@@ -9,6 +9,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
 from nunatak_training.data import examples
+from nunatak_training.data.teaching import COLUMN, label_of, read_shares
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
@@ -92,21 +93,25 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
     if kind is TaskKind.MULTI_LABEL and spelt.label is not None:
         values = {**usual.values, "labels": usual.values["label"]}
         usual = replace(usual, values=values, columns={**usual.columns, "labels": spelt.label})
-    for column in kind.columns:
-        if column not in usual.values:
-            raise _missing(column, row, kind)
-    return _examples(usual, kind)
+    return [_taught(usual, kind)] if spelt.is_taught else _labelled_examples(usual, kind)
 
 
-def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
+def _missing(column: str, row: FileRow, kind: TaskKind, needed: str | None = None) -> NunatakError:
     return NunatakError(
         "missing_column",
         where=row.header or row.where,
         column=column,
         found=", ".join(map(repr, list(row.values)[:20])) or "none",
         kind=kind,
-        needed=kind.needed,
+        needed=needed or kind.needed,
     )
+
+
+def _labelled_examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
+    for column in kind.columns:
+        if column not in row.values:
+            raise _missing(column, row, kind)
+    return _examples(row, kind)
 
 
 def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
@@ -126,6 +131,21 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
             return _documents(row)
 
 
+def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
+    """An example with a teacher's probabilities, and maybe a label of its own."""
+    values, where = row.values, row.where
+    for column in ("text", COLUMN):
+        if column not in values:
+            raise _missing(column, row, kind, f"'text' and {COLUMN!r}, maybe a label")
+        read_text(values["text"], row.called("text"), where)
+    shares = read_shares(values[COLUMN], kind, where)
+    said = label_of(shares, kind, where)
+    # CSV has no other way to leave a label out.
+    has_label = values.get(kind.columns[-1], "") not in (None, "")
+    (own,) = _examples(row, kind) if has_label else (_labelled(row, said),)
+    return replace(own, taught=examples.Taught(shares=shares, label=said, has_label=has_label))
+
+
 def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     names = read_list(value, column, where)
     # One label for each zero and one of a vector would be learnt as "0" and "1".
@@ -140,7 +160,7 @@ def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     return examples.LabelSet(names=tuple(sorted(labels)))
 
 
-def _labelled(row: FileRow, label: str | float | examples.LabelSet) -> examples.Example:
+def _labelled(row: FileRow, label: examples.Label) -> examples.Example:
     pair = row.values.get("text_pair")
     return examples.Example(
         text=read_text(row.values["text"], row.called("text"), row.where),
