@@ -18,7 +18,11 @@ TRIES = {
     "minilm": [
         ("head", HeadOnly(), {"epochs": 30}),
         ("top-3", TopK(num_layers=3), {"epochs": 10}),
-        ("lora-upper", Lora(rank=16, alpha=32.0, targets=tuple(LinearMap), first_layer=2), {"epochs": 10}),
+        (
+            "lora-upper",
+            Lora(rank=16, alpha=32.0, targets=tuple(LinearMap), first_layer=2),
+            {"epochs": 10},
+        ),
     ],
     "all-mpnet-base-v2": [
         ("head", HeadOnly(), {"epochs": 30}),
@@ -49,11 +53,19 @@ def main() -> None:
         if file.exists():
             continue
         started = time.perf_counter()
-        recipe = default_recipe(method, backbone=backbone.name, changes={"max_length": 64, **changes})
+        recipe = default_recipe(
+            method, backbone=backbone.name, changes={"max_length": 64, **changes}
+        )
         trained = fit_task(data, recipe, backbone, report=Report(), trunks=trunks)
         test = evaluate(trained, data.test, backbone)
         seconds = time.perf_counter() - started
-        row = {"name": label, "dev": next(iter(trained.scores.values())), "test": next(iter(test.values.values())), "seconds": seconds, "best": trained.best_epoch}
+        row = {
+            "name": label,
+            "dev": next(iter(trained.scores.values())),
+            "test": next(iter(test.values.values())),
+            "seconds": seconds,
+            "best": trained.best_epoch,
+        }
         file.write_text(json.dumps(row))
         print(row, flush=True)
 

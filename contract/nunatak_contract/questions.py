@@ -197,6 +197,20 @@ class QuestionCard(Record, frozen=True):
                 return {text_of(it.label): at for at, it in enumerate(self.question.levels)}
 
     @property
+    def names(self) -> Mapping[Outcome, str]:
+        """The label of each outcome of a task that is trained for this card.
+
+        These are the labels of the card if each outcome has one, so that the next version of the
+        task fits the card too. Otherwise labels have the names of a card without `labels`.
+        """
+        named = {(type(meant), meant): label for label, meant in self.labels.items()}
+        outcomes = self.question.outcomes
+        if len(self.labels) == len(named) == len(outcomes):
+            return {it: named[type(it), it] for it in outcomes}
+        card = self.model_copy(update={"labels": {}})
+        return {meant: label for label, meant in card.meanings.items()}
+
+    @property
     def _named(self) -> tuple[bool | str, ...]:
         return tuple(it.value for it in self.question.options)
 
@@ -209,6 +223,16 @@ class QuestionCard(Record, frozen=True):
         if self.bounds is not None and self.bounds[0] == self.bounds[1]:
             raise ValueError("the bounds must be two different values")
         return self
+
+
+def card_of(fields: Mapping[str, JsonValue]) -> QuestionCard:
+    """Read a card, or a question alone, whose labels then have the names of its answers.
+
+    Raises:
+        ValidationError: the fields are neither.
+    """
+    alone = {"name": "question", "task": "question", "question": fields}
+    return QuestionCard.model_validate(fields if "question" in fields else alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,8 @@ def load_task_data(
         kind = lesson.kind(kind)
         train_rows, dev_rows, test_rows = lesson.taught(train_rows, dev_rows, test_rows)
     kind, train = _read(train_rows or iter(()), kind, bad)
+    if lesson is not None:
+        lesson.kind(kind)
     chosen_dev, tested = bad.examples(dev_rows, kind), bad.examples(test_rows, kind)
     if lesson is None:
         train = bad.without(train, splits.lone_label(train, kind))

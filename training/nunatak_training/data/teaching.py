@@ -56,7 +56,7 @@ class Lesson:
         self._seconds = 0.0
 
     def kind(self, said: TaskKind | None) -> TaskKind | None:
-        """The kind of the task, if it is known before the rows."""
+        """Check the kind of the task, which the teacher decides if there is one."""
         found = said if self._teacher is None else self._teacher.kind
         if said not in {None, found} or found not in {None, *TAUGHT_KINDS}:
             taught = "" if self._teacher is None else f", and {self._teacher.name} a {found} task"

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import JsonValue, RootModel
 from rich.table import Table
 
+from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
 from nunatak_cli.registry.documents import (
@@ -72,6 +74,23 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
     with existing_registry(registry) as opened:
         opened.questions.check(card)
     console().print(f"{card.name}: task {card.task} can answer the question")
+
+
+def find_card(named: str, registry: str | None) -> "QuestionCard":
+    """Return the card of a file, of a file of a question alone, or of the registry."""
+    from nunatak_contract.questions import card_of
+
+    path = Path(named)
+    if not path.suffix:
+        with existing_registry(registry) as opened:
+            return opened.questions.get(named).document
+
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
+
+    fields = read_document(path, RootModel[dict[str, JsonValue]], invalid).root
+    with named_place(invalid):
+        return card_of(fields)
 
 
 def _read(path: Path) -> "QuestionCard":

@@ -5,9 +5,10 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -43,12 +44,26 @@ from nunatak_cli.output import console, print_outcome, tell_rejected
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
+if TYPE_CHECKING:
+    from nunatak_training.data.teaching import Teacher
+
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
 SETTINGS = (
     *("method", "layers", "frozen", "size", "rank", "first_layer", "default_label", "max_length"),
     *("on_long", "epochs", "patience", "learning_rate", "calibrate", "seed"),
 )
 """The settings that have an option; `--set` sets the others."""
+
+
+ADOPTION = "nunatak.adoption"
+"""The place of an `Adoption` in the context of a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """Makes an adoption of a training, also without a teacher: the texts may have answers."""
+
+    teacher: "Teacher | None"
 
 
 def options_of(*names: str) -> tuple[Any, ...]:
@@ -149,9 +164,11 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.trunk import DiskTrunkStore
+    adoption: Adoption | None = context.meta.get(ADOPTION)
     request = TrainSettings(
         task=task,
         data=data,
+        teacher=None if adoption is None else adoption.teacher,
         kind=kind_named(kind),
         dev=dev,
         note=note,
@@ -164,6 +181,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             label=label_column,
             pair=pair_column,
             delimiter=delimiter,
+            is_taught=adoption is not None,
         ),
         strict=strict,
     )
