@@ -100,19 +100,6 @@ class LocalPredictor:
                 parts.accept()
                 yield part, predictions
 
-    def results(
-        self,
-        inputs: Iterable[Input],
-        tasks: Sequence[str],
-        *,
-        options: Parameters = DEFAULT_OPTIONS,
-    ) -> Iterator[Sequence[TaskResult]]:
-        """Yield the answers of all tasks to each input, in order; raises like `predict_all`."""
-        for part, found in self.predict_all(inputs, tasks, options=options):
-            results = [result_of(result) for result in found.results]
-            for place in range(len(part)):
-                yield [result.about(place) for result in results]
-
     def close(self) -> None:
         """End the threads; the registry stays open."""
         runtime, self._runtime = self._runtime, None

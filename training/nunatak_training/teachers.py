@@ -2,227 +2,215 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 import httpx
+import torch
 
-from nunatak_client import Classification, NunatakClientError, TaskResult
 from nunatak_client.transport import (
     Attempts,
     RetryPolicy,
     key_headers,
     server_url,
-    tls_context,
     to_reply,
     without_proxy,
 )
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import visible
-from nunatak_contract.problems import REASONS
-from nunatak_contract.protocols import PROTOCOLS, Protocol, UnusableReplyError
+from nunatak_contract.protocols import PROTOCOLS, Protocol, Said, UnusableReplyError
 from nunatak_contract.questions import QuestionCard
-from nunatak_model import TextInput
-from nunatak_training.data.teaching import Shares, Teacher
+from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
+from nunatak_registry import Registry
+from nunatak_training.data.teaching import TAUGHT_KINDS, Shares, Teacher
 from nunatak_training.kinds import TaskKind
+from nunatak_training.loop.fit import predict
+from nunatak_versions import PARAMETERS_ROLE, load_task
 
 OF_A_TEXT: Final = frozenset({400, 413, 422, 500, 502, 504})
 """Statuses that may be the fault of one text; after any other, no text has an answer."""
-SHOWN_CHARACTERS: Final = 200
 CALLS: Final = 4
 """Calls of an upstream at a time."""
+DEADLINE_S: Final = 30.0
+"""Of a call, with further attempts."""
 RETRIES: Final = RetryPolicy(retries=5, base_delay_s=0.5, max_delay_s=30.0)
-
-
-def task_teacher(
-    manifest: TaskManifest, ask: Callable[[Sequence[TextInput]], Iterable[TaskResult]]
-) -> Teacher:
-    """A task version; `ask` gives its answer to each input, and may raise an input's error."""
-    kinds = {(it.head, it.problem_type): it for it in TaskKind}
-    kind = kinds[manifest.head.kind, manifest.head.problem_type]
-
-    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
-        place = 0
-        while place < len(inputs):
-            try:
-                for result in ask(inputs[place:]):
-                    place += 1
-                    if result.error is None or len(inputs) == 1:
-                        yield shares_in(result, kind)
-                    else:
-                        # The error of an input fails the other inputs of its request too.
-                        yield from answers(inputs[place - 1 : place])
-            except NunatakError as error:
-                if REASONS[error.code].status is not HTTPStatus.UNPROCESSABLE_ENTITY:
-                    raise
-                place += 1
-                yield error
-
-    return Teacher(
-        name=manifest.reference,
-        digest=manifest.content,
-        kind=kind,
-        labels=() if kind is TaskKind.REGRESSION else manifest.head.labels,
-        ask=answers,
-    )
-
-
-def shares_in(result: TaskResult, kind: TaskKind) -> Shares | NunatakError:
-    """The probabilities of an answer to one input; a value is its own label."""
-    try:
-        said = result.require()
-    except NunatakClientError as error:
-        return error
-    if not isinstance(said, Classification):
-        raise TypeError(f"expected an answer of a classification, got {type(said).__name__}")
-    scores = {it.label: it.score for it in said.outputs[0]}
-    if kind is not TaskKind.REGRESSION:
-        return scores
-    (value,) = scores.values()
-    return {repr(value): 1.0}
+SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upstream:
-    """A server of decisions that answers the question of a card, by System One or by OpenAI."""
+class TeacherChoice:
+    """Who teaches: a task, an upstream with a question, or nobody: the texts have probabilities."""
 
-    url: str
+    task: str | None = None
+    backbone: str | None = None
+    """Of the task; absent: the backbone of the run."""
+    upstream: str | None = None
     """Ends in `/v1/systemone` or `/v1/decisions`; without a path it gets the first."""
-    card: QuestionCard
-    model: str
-    key: str = field(default="", repr=False)
-    deadline_s: float = 30.0
-    """Of each text, with further attempts."""
-    kind: TaskKind | None = None
-    """`REGRESSION` makes a value of a score."""
-    transport: httpx.BaseTransport | None = None
+    question: QuestionCard | str | None = None
+    """Or the name of a card of the registry."""
+    key: Path | None = None
+    """The file with the key of the upstream."""
+    model: str = "jev-latest"
 
-    def teacher(self) -> Teacher:
-        """Check everything that can be checked without a call."""
-        url, protocol = self._place()
-        said = protocol.say(self.card.question)
+    def __post_init__(self) -> None:
+        """Refuse teachers that contradict each other before any work."""
+        is_double = self.task is not None and self.upstream is not None
+        if is_double or (self.upstream is None) != (self.question is None):
+            raise _invalid(
+                "expected a task as the teacher, or an upstream and its question, or neither for "
+                "texts with the column `probabilities`"
+            )
+
+    def teacher(
+        self, registry: Registry, backbone: Backbone, transport: httpx.BaseTransport | None = None
+    ) -> Teacher | None:
+        """Find the teacher; `transport` replaces the network."""
+        if self.task is not None:
+            own = backbone if self.backbone is None else load_backbone(self.backbone)
+            return _task_teacher(self.task, registry, own)
+        if self.upstream is None or self.question is None:
+            return None
+        card = self.question
+        if isinstance(card, str):
+            card = registry.questions.get(card).document
+        url, protocol = _place(self.upstream)
+        said = protocol.say(card.question)
         if said is None:
             raise _invalid(f"the protocol of {protocol.name} cannot say the question")
-        labels = self._labels()
-        client = httpx.Client(
-            headers={"content-type": "application/json", **key_headers(self.key)},
-            verify=tls_context(),
-            mounts=without_proxy(url),
-            transport=self.transport,
-            limits=httpx.Limits(max_connections=CALLS),
-        )
-
-        def answer(text: TextInput) -> Shares | NunatakError:
-            if not isinstance(text, str):
-                return _bad("a question is about one text, and the row has a pair")
-            body = json.dumps(protocol.body(self.model, text, [said])).encode()
-            try:
-                (shares,) = protocol.read(self._reply(client, url, body), [self.card.question])
-            except UnusableReplyError as error:
-                return _bad(f"its reply is not usable: {error}")
-            except _TextError as error:
-                return _bad(str(error))
-            if shares is None:
-                return _bad("it refuses the question")
-            return dict(zip(labels, shares, strict=True))
-
-        def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
-            # The end of `map` cancels the calls that wait.
-            with client, ThreadPoolExecutor(CALLS) as pool:
-                yield from pool.map(answer, inputs)
-
-        is_value = self.kind is TaskKind.REGRESSION
+        asked = _Upstream(
+            url=url, protocol=protocol, card=card, said=said, model=self.model, transport=transport,
+            headers={"content-type": "application/json", **key_headers(_key_in(self.key))},
+        )  # fmt: skip
         return Teacher(
             name=str(url),
-            digest=self.card.question.digest,
-            kind=TaskKind.REGRESSION if is_value else TaskKind.SINGLE_LABEL,
-            labels=() if is_value else labels,
-            ask=answers,
+            digest=card.question.digest,
+            kind=TaskKind.SINGLE_LABEL,
+            labels=tuple(card.names.values()),
+            ask=asked.answers,
         )
 
-    def _place(self) -> tuple[httpx.URL, Protocol]:
-        url = server_url(self.url)
-        if url.userinfo or url.query or url.fragment:
-            # The message must not contain the URL, which may hold a secret.
-            raise _invalid(
-                "--upstream must have no user, query or fragment; name a file with the key in "
-                "--upstream-key"
-            )
-        if url.path in {"", "/"}:
-            url = url.copy_with(path=next(iter(PROTOCOLS)))
-        found = next((it for end, it in PROTOCOLS.items() if url.path.endswith(end)), None)
-        if found is None:
-            raise _invalid(f"--upstream must end in {' or '.join(PROTOCOLS)}, got {url.path}")
-        return url, found
 
-    def _labels(self) -> tuple[str, ...]:
-        """The label of each outcome, as the card will expect it; of values, numbers."""
-        card, outcomes = self.card, self.card.question.outcomes
-        if self.kind not in {None, TaskKind.SINGLE_LABEL, TaskKind.REGRESSION}:
-            raise _invalid(f"a question is learnt as single-label or regression, got {self.kind}")
-        if self.kind is TaskKind.REGRESSION:
-            if card.question.type != "score":
-                raise _invalid(f"--kind regression needs a score, got a {card.question.type}")
-            last = len(outcomes) - 1
-            lowest, highest = card.bounds or (0.0, float(last))
-            return tuple(repr(lowest + (highest - lowest) * it / last) for it in range(last + 1))
-        named = card.names
-        return tuple(named[it] for it in outcomes)
+def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Teacher:
+    manifest = registry.resolve(reference)
+    head = manifest.head
+    kinds = {(it.head, it.problem_type): it for it in TaskKind}
+    kind = kinds[head.kind, head.problem_type]
+    if kind not in TAUGHT_KINDS:
+        raise _invalid(f"{manifest.reference} is a {kind} task, which teaches nothing")
+    branch = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone).branch
 
-    def _reply(self, client: httpx.Client, url: httpx.URL, body: bytes) -> bytes:
-        attempts = Attempts(RETRIES, deadline_s=self.deadline_s, clock=time.monotonic)
+    def logits(encodings: Sequence[Encoding], *, dropout: float) -> list[torch.Tensor]:
+        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
+        return forward(backbone, rows, dropout=dropout)
+
+    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares]:
+        encodings = backbone.tokenizer.encode(inputs, max_length=manifest.max_length)
+        for row in predict(logits, encodings):
+            match kind:
+                case TaskKind.REGRESSION:
+                    yield {repr(row.item()): 1.0}
+                case TaskKind.MULTI_LABEL:
+                    yield dict(zip(head.labels, row.double().sigmoid().tolist(), strict=True))
+                case _:
+                    yield dict(zip(head.labels, row.double().softmax(0).tolist(), strict=True))
+
+    labels = () if kind is TaskKind.REGRESSION else head.labels
+    return Teacher(
+        name=manifest.reference, digest=manifest.content, kind=kind, labels=labels, ask=answers
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Upstream:
+    url: httpx.URL
+    protocol: Protocol
+    card: QuestionCard
+    said: Said
+    model: str
+    headers: dict[str, str]
+    transport: httpx.BaseTransport | None
+
+    def answers(self, inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
+        """Ask about each input; a failure of all inputs cancels the calls that wait."""
+        mounts = without_proxy(self.url)
+        with (
+            httpx.Client(headers=self.headers, transport=self.transport, mounts=mounts) as client,
+            ThreadPoolExecutor(CALLS) as pool,
+        ):
+            yield from pool.map(lambda text: self._answer(client, text), inputs)
+
+    def _answer(self, client: httpx.Client, text: TextInput) -> Shares | NunatakError:
+        if not isinstance(text, str):
+            return _failed("a question is about one text, and the row has a pair")
+        body = json.dumps(self.protocol.body(self.model, text, [self.said])).encode()
+        try:
+            response = self._reply(client, body)
+            if response.status_code in OF_A_TEXT:
+                return _failed(_told(response))
+            if response.status_code != HTTPStatus.OK:
+                raise _failed(f"{self.url} does not answer: {_told(response)}")
+            (shares,) = self.protocol.read(response.content, [self.card.question])
+        except UnusableReplyError as error:
+            return _failed(f"the reply cannot be used: {error}")
+        except httpx.ReadTimeout:
+            return _failed(f"no answer within {DEADLINE_S:g} s")
+        if shares is None:
+            return _failed("the question is refused")
+        return dict(zip(self.card.names.values(), shares, strict=True))
+
+    def _reply(self, client: httpx.Client, body: bytes) -> httpx.Response:
+        attempts = Attempts(RETRIES, deadline_s=DEADLINE_S, clock=time.monotonic)
         while True:
             try:
                 response = client.post(
-                    url, content=body, headers=attempts.headers(), timeout=attempts.timeout_s(0)
+                    self.url, content=body, headers=attempts.headers(), timeout=DEADLINE_S
                 )
-            except httpx.ReadTimeout as error:
-                raise _TextError(f"it has not answered within {self.deadline_s:g} s") from error
+            except httpx.ReadTimeout:
+                raise
             except httpx.RequestError as error:
-                time.sleep(attempts.after_failure(error))
-                continue
-            if response.status_code == HTTPStatus.OK:
-                return response.content
-            delay_s = attempts.after_reply(to_reply(response))
-            if delay_s is not None:
-                time.sleep(delay_s)
-            elif response.status_code in OF_A_TEXT:
-                raise _TextError(_told(response))
+                delay_s: float | None = attempts.after_failure(error)
             else:
-                raise _failed(url, response)
+                delay_s = attempts.after_reply(to_reply(response))
+                if delay_s is None:
+                    return response
+            time.sleep(delay_s or 0.0)
 
 
-class _TextError(Exception):
-    """One text has no answer."""
+def _place(address: str) -> tuple[httpx.URL, Protocol]:
+    url = server_url(address)
+    if url.userinfo or url.query or url.fragment:
+        # The message must not contain the URL, which may hold a secret.
+        raise _invalid("an upstream has no user, query or fragment; put its key into a file")
+    if url.path in {"", "/"}:
+        url = url.copy_with(path=next(iter(PROTOCOLS)))
+    found = next((it for end, it in PROTOCOLS.items() if url.path.endswith(end)), None)
+    if found is None:
+        raise _invalid(f"an upstream must end in {' or '.join(PROTOCOLS)}, got {url.path}")
+    return url, found
 
 
-def _failed(url: httpx.URL, response: httpx.Response) -> NunatakError:
-    hints = {401: "; is the key right (--upstream-key)?", 403: "; may the key ask?"}
-    hint = hints.get(response.status_code, "")
-    return _bad(f"{url} gives no answer: {_told(response)}{hint}")
+def _key_in(path: Path | None) -> str:
+    # Empty and not None, which would send our own key to the upstream.
+    if path is None:
+        return ""
+    try:
+        key = path.read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise _invalid(f"the key of the upstream in {path} cannot be read: {error}") from error
+    if not key:
+        raise _invalid(f"the file {path} holds no key of the upstream")
+    return key
 
 
 def _told(response: httpx.Response) -> str:
     return f"HTTP {response.status_code} {visible(response.text[:SHOWN_CHARACTERS])}".rstrip()
 
 
-def key_in(path: Path | None) -> str:
-    """The key in a file; none without a file."""
-    try:
-        key = "" if path is None else path.read_text("utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise _invalid(f"--upstream-key {path} cannot be read: {error}") from error
-    if path is not None and not key:
-        raise _invalid(f"--upstream-key {path} is empty")
-    return key
-
-
-def _bad(problem: str) -> NunatakError:
+def _failed(problem: str) -> NunatakError:
     return NunatakError("teacher_failed", problem=problem)
 
 

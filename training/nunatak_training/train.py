@@ -25,7 +25,6 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.data.splits import majority
-from nunatak_training.data.teaching import Teacher
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
 from nunatak_training.kinds import Metric, TaskKind
@@ -36,6 +35,7 @@ from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval
+from nunatak_training.teachers import TeacherChoice
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
@@ -112,9 +112,8 @@ class TrainSettings:
     dev: Path | None = None
     """In place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
-    """Taught rows make an adoption of the run."""
-    teacher: Teacher | None = None
-    """Asked about the texts of taught rows; absent: the rows have the probabilities."""
+    teacher: TeacherChoice | None = None
+    """Makes an adoption of the run: the targets are a teacher's probabilities."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
     note: str = ""
@@ -170,8 +169,8 @@ def train(
         kind=settings.kind,
         dev=settings.dev,
         seed=recipe.seed,
-        spelt=settings.spelt,
-        teacher=settings.teacher,
+        spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
+        teacher=settings.teacher and settings.teacher.teacher(registry, backbone),
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:

@@ -1,7 +1,6 @@
 """Options: those that several commands share, those made from settings, and their values."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from inspect import Parameter, Signature
@@ -317,14 +316,12 @@ def labelled_format(
     label: str | None,
     pair: str | None,
     delimiter: str | None,
-    is_taught: bool = False,
 ) -> RowFormat:
     """Return the format of labelled rows, with the file of this folder for the bad ones."""
     rejected = None
     if on_bad_row is OnBadRow.SKIP:
         rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
-    spelt = row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
-    return replace(spelt, is_taught=is_taught)
+    return row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
 
 
 def made_options(wanted: Mapping[str, tuple[Any, Any]]) -> tuple[Any, ...]:

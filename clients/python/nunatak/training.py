@@ -3,10 +3,9 @@
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -18,15 +17,14 @@ from nunatak_client.payloads import ShownOptions
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.questions import card_of
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
-    from nunatak_client import TaskResult
-    from nunatak_contract.questions import QuestionCard
-    from nunatak_model import Backbone, TextInput
+    from nunatak_model import Backbone
     from nunatak_training.data import Data, DataWarning
-    from nunatak_training.data.teaching import Shares, Teacher
     from nunatak_training.doubts import Doubt
+    from nunatak_training.teachers import TeacherChoice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,14 +133,13 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_training.train import train as train_task
         from nunatak_training.trunk import DiskTrunkStore
     taught = data if isinstance(data, _Taught) else None
-    spelt = _spelt(text_column, label_column, pair_column, rejected)
     run = TrainSettings(
         task=task,
         data=_given(data, labels) if taught is None else taught.texts,
+        teacher=None if taught is None else taught.teacher,
         settings=read_settings(settings),
         kind=kind_named(kind),
-        spelt=replace(spelt, is_taught=taught is not None),
-        teacher=None if taught is None else taught.teacher,
+        spelt=_spelt(text_column, label_column, pair_column, rejected),
         strict=strict,
         note=note,
         promote=promote,
@@ -181,8 +178,6 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
     question: Mapping[str, JsonValue] | str | None = None,
     upstream_key: str | Path | None = None,
     upstream_model: str = "jev-latest",
-    registry: str | Path | None = None,
-    backbone: str | Path = DEFAULT_BACKBONE,
     **options: Any,  # noqa: ANN401 - those of `train`
 ) -> Trained:
     """Train a task on what a teacher says about texts, and publish it as a new version.
@@ -192,94 +187,43 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         texts: texts or pairs, or data as for `train`, whose labels may be absent. Without a
             teacher, rows have the column `probabilities`: a mapping from labels to numbers.
         teacher: a task of the registry: `name`, `name@alias` or `name/3`.
-        teacher_backbone: the backbone of that task; absent: `backbone`.
+        teacher_backbone: the backbone of that task; absent: the backbone of the new task.
         upstream: the URL of a server of decisions.
         question: the question for `upstream`: a question, a card, or the name of a card.
         upstream_key: a file with the key of `upstream`.
         upstream_model: the model of `upstream` to ask.
-        registry: as for `train`.
-        backbone: as for `train`.
-        options: all other arguments of `train`, such as `kind`, `promote`, `method="lora"`.
+        options: all other arguments of `train`, such as `registry`, `kind` and `method`.
 
     Raises:
-        MissingExtraError: the extra `training`, or `server` for a teacher, is not installed.
+        MissingExtraError: the extra `training` is not installed.
         NunatakError: teacher, texts, settings or run have an error; nothing is published.
     """
-    if (teacher and upstream) or (question is None) != (upstream is None):
-        raise NunatakError(
-            "invalid_option", problem="expected a teacher, or upstream with question, or neither"
-        )
     with needs_extra("training"):
-        from nunatak_training.kinds import kind_named
-        from nunatak_training.teachers import Upstream, key_in
-    given = _Taught(texts=_texts(texts))
-    if teacher is not None:
-        loaded = loaded_backbone(teacher_backbone or backbone, "cpu")
-        given.teacher = _task_teacher(teacher, registry, loaded)
-    elif upstream is not None and question is not None:
-        given.teacher = Upstream(
-            url=upstream,
-            card=_card(question, registry),
-            key=key_in(None if upstream_key is None else Path(upstream_key)),
-            model=upstream_model,
-            kind=kind_named(options.get("kind")),
-        ).teacher()
-    data = cast("Data", given)
-    return train(task, data, registry=registry, backbone=backbone, **options)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Taught:
-    """Texts, and the teacher to ask about them, if there is one."""
-
-    texts: "Data"
-    teacher: "Teacher | None" = None
-
-
-def _texts(texts: Any) -> "Data":  # noqa: ANN401 - checked by the reader
-    is_list = isinstance(texts, list | tuple) and texts and isinstance(texts[0], str | tuple)
-    return [_row(text, None) for text in cast("list[object]", texts)] if is_list else texts
-
-
-def _task_teacher(reference: str, registry: str | Path | None, backbone: "Backbone") -> "Teacher":
-    from nunatak_registry import Registry, default_location
-    from nunatak_training.teachers import task_teacher
-
-    with needs_extra("server"):
-        from nunatak_server.local import LocalPredictor
-    place = registry or default_location()
-    with Registry.open(place, create=False) as opened:
-        manifest = opened.resolve(reference)
-
-    def ask(inputs: "Sequence[TextInput]") -> "Iterator[TaskResult]":
-        with (
-            Registry.open(place, create=False) as opened,
-            LocalPredictor(opened, backbone) as predictor,
-        ):
-            for (result,) in predictor.results(inputs, [manifest.reference]):
-                yield result
-
-    found = task_teacher(manifest, ask)
-
-    def answers(inputs: "Sequence[TextInput]") -> "list[Shares | NunatakError]":
-        # A notebook runs an event loop in its main thread, where no second loop can run.
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(lambda: list(found.ask(inputs))).result()
-
-    return replace(found, ask=answers)
-
-
-def _card(question: Mapping[str, JsonValue] | str, registry: str | Path | None) -> "QuestionCard":
-    from nunatak_contract.questions import card_of
-    from nunatak_registry import Registry, default_location
-
-    if isinstance(question, str):
-        with Registry.open(registry or default_location(), create=False) as opened:
-            return opened.questions.get(question).document
+        from nunatak_training.teachers import TeacherChoice
     try:
-        return card_of(question)
+        asked = question if question is None or isinstance(question, str) else card_of(question)
     except ValueError as error:
         raise NunatakError("invalid_option", problem=f"question: {error}") from error
+    choice = TeacherChoice(
+        task=teacher,
+        backbone=None if teacher_backbone is None else str(teacher_backbone),
+        upstream=upstream,
+        question=asked,
+        key=None if upstream_key is None else Path(upstream_key),
+        model=upstream_model,
+    )
+    is_plain = isinstance(texts, list | tuple) and all(isinstance(it, str | tuple) for it in texts)
+    given: Any = [_row(text, None) for text in texts] if is_plain else texts
+    taught: Any = _Taught(texts=given, teacher=choice)
+    return train(task, taught, **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taught:
+    """Texts, and who teaches."""
+
+    texts: "Data"
+    teacher: "TeacherChoice"
 
 
 def doubts(  # noqa: PLR0913 - the data in all its forms

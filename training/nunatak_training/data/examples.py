@@ -105,6 +105,10 @@ class Example:
     taught: Taught | None = None
 
     @property
+    def shares(self) -> tuple[tuple[str, float], ...]:
+        return () if self.taught is None else self.taught.shares
+
+    @property
     def model_input(self) -> TextInput:
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 

@@ -50,10 +50,10 @@ class _Classifying(OfTexts):
         """What the teacher says, softened; then the own label, or without one the teacher's."""
         targets = list[Tensor]()
         for example, label in zip(examples.examples, own, strict=True):
-            taught, said = example.taught, label.clone()
-            for name, share in () if taught is None else taught.shares:
+            said = label.clone()
+            for name, share in example.shares:
                 said[self._number_of[name]] = share
-            has_label = taught is None or taught.has_label
+            has_label = example.taught is None or example.taught.has_label
             targets.append(torch.stack([self.softened(said), label if has_label else said]))
         return targets
 

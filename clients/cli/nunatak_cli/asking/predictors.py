@@ -91,9 +91,13 @@ class RegistryPredictor:
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         from nunatak_contract import requests
+        from nunatak_server.local import result_of
 
         options = requests.Parameters.model_validate(parameters.wire())
-        return self.predictor.results(inputs, tasks, options=options)
+        for part, found in self.predictor.predict_all(inputs, tasks, options=options):
+            results = [result_of(result) for result in found.results]
+            for place in range(len(part)):
+                yield [result.about(place) for result in results]
 
 
 Predictor = ServerPredictor | RegistryPredictor

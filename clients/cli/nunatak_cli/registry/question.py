@@ -76,14 +76,9 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
     console().print(f"{card.name}: task {card.task} can answer the question")
 
 
-def find_card(named: str, registry: str | None) -> "QuestionCard":
-    """Return the card of a file, of a file of a question alone, or of the registry."""
+def read_question(path: Path) -> "QuestionCard":
+    """Return the card of a file, or the card of a file with a question alone."""
     from nunatak_contract.questions import card_of
-
-    path = Path(named)
-    if not path.suffix:
-        with existing_registry(registry) as opened:
-            return opened.questions.get(named).document
 
     def invalid(place: str, problem: str) -> NunatakError:
         return NunatakError("invalid_question_file", path=path, place=place, problem=problem)

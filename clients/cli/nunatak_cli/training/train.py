@@ -5,7 +5,6 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +44,7 @@ from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_training.data.teaching import Teacher
+    from nunatak_training.teachers import TeacherChoice
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
 SETTINGS = (
@@ -55,15 +54,8 @@ SETTINGS = (
 """The settings that have an option; `--set` sets the others."""
 
 
-ADOPTION = "nunatak.adoption"
-"""The place of an `Adoption` in the context of a command."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
-    """Makes an adoption of a training, also without a teacher: the texts may have answers."""
-
-    teacher: "Teacher | None"
+CHOICE = "nunatak.teacher"
+"""The place of the choice of a teacher in the context of a command; there is none to train."""
 
 
 def options_of(*names: str) -> tuple[Any, ...]:
@@ -164,11 +156,11 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.trunk import DiskTrunkStore
-    adoption: Adoption | None = context.meta.get(ADOPTION)
+    choice: TeacherChoice | None = context.meta.get(CHOICE)
     request = TrainSettings(
         task=task,
         data=data,
-        teacher=None if adoption is None else adoption.teacher,
+        teacher=choice,
         kind=kind_named(kind),
         dev=dev,
         note=note,
@@ -181,7 +173,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             label=label_column,
             pair=pair_column,
             delimiter=delimiter,
-            is_taught=adoption is not None,
         ),
         strict=strict,
     )
