@@ -23,18 +23,16 @@ from nunatak_training.trunk import DiskTrunkStore
 
 WORK = Path(".bench/adopt")
 PREFIX = "decisions.adopt"
-SETS = ("trec", "sst2", "snips_intent", "cola", "subj")
+SETS = ("trec", "snips_intent", "sst2", "cola", "subj")
 DEV_ROWS = 300
 Named = Mapping[str, JsonValue]
 COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
-TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 4}
+TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
 STUDENTS: Mapping[str, Named] = {
-    "top-3": {"method": "topk", "layers": 3},
-    "lora": {"method": "lora", "rank": 16, "first_layer": 3},
+    "top-3": {"method": "topk", "layers": 3, "epochs": 3},
 }
 BANKING: Mapping[str, Named] = {
     "head": {"method": "head", "epochs": 30},
-    "top-2": {"method": "topk", "layers": 2, "epochs": 6},
 }
 Row = Mapping[str, object]
 
@@ -57,7 +55,7 @@ def main() -> None:
     parser = figures_parser(__doc__)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to adopt")
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--rows", type=int, default=2000, help="labelled examples of a teacher")
+    parser.add_argument("--rows", type=int, default=1000, help="labelled examples of a teacher")
     parser.add_argument("--texts", type=int, default=2000, help="texts without labels")
     parser.add_argument("--test", type=int, default=1500, help="most test examples")
     parser.add_argument("--banking", help="backbone that learns the whole of BANKING77")
