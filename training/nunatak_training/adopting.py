@@ -51,8 +51,8 @@ def _score(labelled: Sequence[Example], data: TaskData, metric: Metric) -> Metri
 
 
 def _said(example: Example) -> ExampleAnswer:
-    if example.taught is None:
-        raise TypeError("an example without a teacher")
-    label = example.taught.label
-    value = label.names if isinstance(label, LabelSet) else label
-    return ExampleAnswer(value=value, scores=dict(example.taught.shares))
+    label = None if example.taught is None else example.taught.label
+    label = label.names if isinstance(label, LabelSet) else label
+    if not isinstance(label, str | float | tuple):
+        raise TypeError(f"a teacher says no {label!r}")
+    return ExampleAnswer(value=label, scores=dict(example.shares))

@@ -1,12 +1,13 @@
 """Teachers: a task version, or another server of decisions, as the source of probabilities."""
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Final
 
 import httpx
@@ -110,13 +111,13 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
     def answers(inputs: Sequence[TextInput]) -> Iterator[Shares]:
         encodings = backbone.tokenizer.encode(inputs, max_length=manifest.max_length)
         for row in predict(logits, encodings):
-            match kind:
-                case TaskKind.REGRESSION:
-                    yield {repr(row.item()): 1.0}
-                case TaskKind.MULTI_LABEL:
-                    yield dict(zip(head.labels, row.double().sigmoid().tolist(), strict=True))
-                case _:
-                    yield dict(zip(head.labels, row.double().softmax(0).tolist(), strict=True))
+            values = row.double()
+            if kind is TaskKind.REGRESSION:
+                yield {repr(values.item()): 1.0}
+            else:
+                is_single = kind is TaskKind.SINGLE_LABEL
+                shares = values.softmax(0) if is_single else values.sigmoid()
+                yield dict(zip(head.labels, map(float, shares), strict=True))
 
     labels = () if kind is TaskKind.REGRESSION else head.labels
     return Teacher(
@@ -145,8 +146,9 @@ class _Upstream:
             httpx.Client(headers=self.headers, transport=self.transport, mounts=mounts) as client,
             ThreadPoolExecutor(CALLS) as pool,
         ):
-            yield from (self._answer(client, text) for text in inputs[:1])
-            yield from pool.map(lambda text: self._answer(client, text), inputs[1:])
+            answer = partial(self._answer, client)
+            yield from map(answer, inputs[:1])
+            yield from pool.map(answer, inputs[1:])
 
     def _answer(self, client: httpx.Client, text: TextInput) -> Shares | NunatakError:
         if not isinstance(text, str):
@@ -161,28 +163,26 @@ class _Upstream:
             (shares,) = self.protocol.read(response.content, [self.card.question])
         except UnusableReplyError as error:
             return _failed(f"the reply cannot be used: {error}")
-        except httpx.ReadTimeout:
-            return _failed(f"no answer within {DEADLINE_S:g} s")
+        except httpx.HTTPError as error:
+            return _failed(f"no answer within {DEADLINE_S:g} s ({type(error).__name__})")
         if shares is None:
             return _failed("the question is refused")
         return dict(zip(self.labels, shares, strict=True))
 
     def _reply(self, client: httpx.Client, body: bytes) -> httpx.Response:
-        attempts = Attempts(RETRIES, deadline_s=DEADLINE_S, clock=time.monotonic)
+        attempts = Attempts(RETRIES, deadline_s=DEADLINE_S, clock=monotonic)
         while True:
             try:
                 response = client.post(
                     self.url, content=body, headers=attempts.headers(), timeout=DEADLINE_S
                 )
-            except httpx.ReadTimeout:
-                raise
-            except httpx.RequestError as error:
-                delay_s: float | None = attempts.after_failure(error)
-            else:
-                delay_s = attempts.after_reply(to_reply(response))
-                if delay_s is None:
-                    return response
-            time.sleep(delay_s or 0.0)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                sleep(attempts.after_failure(error))
+                continue
+            delay_s = attempts.after_reply(to_reply(response))
+            if delay_s is None:
+                return response
+            sleep(delay_s)
 
 
 def _place(address: str) -> tuple[httpx.URL, Protocol]:

@@ -212,8 +212,9 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         key=None if upstream_key is None else Path(upstream_key),
         model=upstream_model,
     )
-    is_plain = isinstance(texts, list | tuple) and all(isinstance(it, str | tuple) for it in texts)
-    given: Any = [_row(text, None) for text in texts] if is_plain else texts
+    given: Any = texts
+    if isinstance(given, list) and all(isinstance(it, str | tuple) for it in cast("Any", given)):
+        given = [_row(text, None) for text in cast("list[object]", given)]
     taught: Any = _Taught(texts=given, teacher=choice)
     return train(task, taught, **options)
 

@@ -6,6 +6,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -155,7 +156,7 @@ def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Pa
 
 def test_a_task_or_probabilities_teach_a_task(places: tuple[Path, Path]) -> None:
     registry, backbone = places
-    common: dict[str, object] = {
+    common: dict[str, Any] = {
         "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
         "max_length": 32, "show_progress": False,
     }  # fmt: skip

@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import cast
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import DEFAULT_THRESHOLD
 from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
 from nunatak_training.data import examples
-from nunatak_training.data.teaching import COLUMN, label_of, read_shares
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+PROBABILITIES = "probabilities"
+"""The column of what a teacher says: an object of numbers by label."""
+SUM_TOLERANCE = 0.01
+"""Of the probabilities of a text: servers round each of many."""
 TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
 
 
@@ -132,18 +136,52 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
 
 
 def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
-    """An example with a teacher's probabilities, and maybe a label of its own."""
+    """An example with a teacher's probabilities, and maybe a label of its own.
+
+    Without one, the label follows from the probabilities: the likeliest one (of equal ones the
+    first), all from one half up, or the mean of a regression.
+    """
     values, where = row.values, row.where
-    for column in ("text", COLUMN):
+    for column in ("text", PROBABILITIES):
         if column not in values:
-            raise _missing(column, row, kind, f"'text' and {COLUMN!r}, maybe a label")
+            raise _missing(column, row, kind, f"'text' and {PROBABILITIES!r}, maybe a label")
         read_text(values["text"], row.called("text"), where)
-    shares = read_shares(values[COLUMN], kind, where)
-    said = label_of(shares, kind, where)
+    shares = _shares(values[PROBABILITIES], kind, where)
+    match kind:
+        case TaskKind.MULTI_LABEL:
+            likely = tuple(label for label, share in shares if share >= DEFAULT_THRESHOLD)
+            said: examples.Label = examples.LabelSet(names=likely)
+        case TaskKind.REGRESSION:
+            said = math.fsum(read_number(it, PROBABILITIES, where) * share for it, share in shares)
+        case _:
+            said = max(shares, key=lambda it: it[1])[0]
     # CSV has no other way to leave a label out.
     has_label = values.get(kind.columns[-1], "") not in (None, "")
     (own,) = _examples(row, kind) if has_label else (_labelled(row, said),)
     return replace(own, taught=examples.Taught(shares=shares, label=said, has_label=has_label))
+
+
+def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:
+    """The probabilities of a row, in the order of labels; those of a single label sum to 1."""
+    if not isinstance(value, dict) or not value:
+        told = f"must be an object of numbers by label, got {kind_of(cast('object', value))}"
+        raise bad_row(where, f"{PROBABILITIES!r} {told}; CSV and TSV hold no objects, use JSONL")
+    given = {str(label): it for label, it in cast("dict[object, object]", value).items()}
+    found = list[tuple[str, float]]()
+    for label in examples.sorted_labels(given):
+        match given[label]:
+            case int() | float() as share if not isinstance(share, bool) and 0 <= share <= 1:
+                found.append((label, float(share)))
+            case share:
+                shown = repr(share) if isinstance(share, int | float) else kind_of(share)
+                raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+    if kind is TaskKind.MULTI_LABEL:
+        return tuple(found)
+    total = math.fsum(share for _, share in found)
+    if abs(total - 1) > SUM_TOLERANCE:
+        hint = "say --kind multi-label if several labels may apply"
+        raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
+    return tuple((label, share / total) for label, share in found)
 
 
 def _label_set(value: object, column: str, where: str) -> examples.LabelSet:

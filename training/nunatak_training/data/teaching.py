@@ -1,28 +1,19 @@
-"""What a teacher says about texts: the column `probabilities`, of a file or of the teacher.
+"""A teacher, the rows that it answers, and the labels that all rows must have."""
 
-A label follows from the probabilities: the likeliest one, all from one half up, or the mean of a
-regression. So rows without a label of their own are examples like all others.
-"""
-
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.heads import DEFAULT_THRESHOLD
 from nunatak_model import TextInput
 from nunatak_rows import FileRow, RowFormat
-from nunatak_rows.inputs import bad_row, kind_of
-from nunatak_training.data.examples import Label, LabelSet, ReadExample, sorted_labels
+from nunatak_rows.inputs import bad_row
+from nunatak_training.data.examples import Label, ReadExample, sorted_labels
+from nunatak_training.data.rows import PROBABILITIES
 from nunatak_training.kinds import TaskKind
 
-COLUMN = "probabilities"
 TAUGHT_KINDS = (TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION)
-TOLERANCE = 0.01
-"""How far the probabilities of a text may be from 1 in sum: servers round each of many options."""
 
 Shares = Mapping[str, float]
 Rows = Iterator[FileRow] | None
@@ -64,10 +55,10 @@ def ask_teacher(
 
     def answered(row: FileRow) -> FileRow:
         text = inputs[id(row)]
-        answer = {} if text is None else said[text]
+        answer = None if text is None else said[text]
         if isinstance(answer, NunatakError):
             return replace(row, problem=f"{teacher.name} has no answer: {answer}")
-        return row if text is None else replace(row, values={**row.values, COLUMN: answer})
+        return row if answer is None else replace(row, values={**row.values, PROBABILITIES: answer})
 
     return [None if rows is None else map(answered, rows) for rows in listed], seconds
 
@@ -85,53 +76,6 @@ def _input_of(row: FileRow, spelt: RowFormat) -> TextInput | None:
             return text, pair
         case _:
             return None
-
-
-def read_shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:
-    """The probabilities of a row, in the order of labels; of a single label they sum to 1."""
-    if not isinstance(value, Mapping) or not value:
-        raise bad_row(
-            where,
-            f"{COLUMN!r} must be an object of numbers by label, such as {{'yes': 0.9, 'no': 0.1}}, "
-            f"got {kind_of(value)}; CSV and TSV hold no objects, use JSONL or Parquet",
-        )
-    given = {str(label): it for label, it in cast("Mapping[object, object]", value).items()}
-    found = list[tuple[str, float]]()
-    for label in sorted_labels(given):
-        match given[label]:
-            case int() | float() as share if not isinstance(share, bool) and 0 <= share <= 1:
-                found.append((label, float(share)))
-            case share:
-                shown = repr(share) if isinstance(share, int | float) else kind_of(share)
-                raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
-    if kind is TaskKind.MULTI_LABEL:
-        return tuple(found)
-    total = math.fsum(share for _, share in found)
-    if abs(total - 1) > TOLERANCE:
-        hint = "say --kind multi-label if several labels may apply"
-        raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
-    return tuple((label, share / total) for label, share in found)
-
-
-def label_of(shares: Sequence[tuple[str, float]], kind: TaskKind, where: str) -> Label:
-    """The label that follows from the shares; of equally likely ones, the first."""
-    match kind:
-        case TaskKind.MULTI_LABEL:
-            return LabelSet(names=tuple(it for it, share in shares if share >= DEFAULT_THRESHOLD))
-        case TaskKind.REGRESSION:
-            return math.fsum(_value(label, where) * share for label, share in shares)
-        case _:
-            return max(shares, key=lambda it: it[1])[0]
-
-
-def _value(label: str, where: str) -> float:
-    try:
-        value = float(label)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise bad_row(where, f"of a regression, the labels must be numbers, got {label!r}")
-    return value
 
 
 def taught_labels(
@@ -154,10 +98,10 @@ def other_labels(
 
     def fault(read: ReadExample) -> NunatakError | None:
         said = {name for name, _ in read.example.shares}
-        own = set(names_in(read.example.label))
-        if not known or (said == known and own <= known):
+        strange = sorted({*said, *names_in(read.example.label)} - known)
+        lacking = sorted(known - said)
+        if not known or not (strange or lacking):
             return None
-        lacking, strange = sorted(known - said), sorted((said | own) - known)
         problem = f"name {strange[0]!r}" if strange else f"lack {lacking[0]!r}"
         return bad_row(read.where, f"its labels {problem}; the labels are {shown}")
 

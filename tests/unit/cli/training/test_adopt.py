@@ -64,7 +64,17 @@ def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
         (("--from", "big", "--kind", "multi-label"), "invalid_option", "a single-label task"),
         (("--from", "big", "--rank", "2"), "invalid_recipe", "rank belongs to method lora"),
     ],
-    ids=lambda it: " ".join(it) if isinstance(it, tuple) else "",
+    ids=[
+        "nothing",
+        "no task",
+        "two teachers",
+        "no question",
+        "no upstream",
+        "no card",
+        "no file",
+        "another kind",
+        "a setting",
+    ],
 )
 def test_a_wrong_teacher_is_one_line_and_publishes_nothing(
     folder: Path, options: tuple[str, ...], code: str, problem: str

@@ -63,7 +63,7 @@ def asked_by(
         ({"probabilities": {"no": 0.2, "yes": 0.3, "maybe": 0.5}}, "its labels name 'maybe'"),
         ({"probabilities": {"yes": 1.0}}, "its labels lack 'no'"),
         ({"label": "maybe", "probabilities": {"no": 0.2, "yes": 0.8}}, "its labels name 'maybe'"),
-        ({"probabilities": {}}, "must be an object of numbers by label"),
+        ({"probabilities": {}}, "must be an object of numbers by label, got dict"),
         ({"probabilities": [0.2, 0.8]}, "got list; CSV and TSV hold no objects"),
         ({"probabilities": None}, "got nothing"),
         ({"text": " ", "probabilities": {"no": 0.2, "yes": 0.8}}, "'text' is empty"),
@@ -88,7 +88,7 @@ def test_wrong_probabilities_are_bad_rows_and_are_left_out_only_on_demand(
     assert (line["row"], problem in line["reason"]) == (21, True)
 
 
-@pytest.mark.parametrize("share", [math.nan, math.inf, -math.inf, -1e-9, 1 + 1e-9])
+@pytest.mark.parametrize("share", [math.nan, math.inf, -math.inf, -1e-9, 1 + 1e-9, 10**400])
 def test_no_number_but_a_probability_is_one(share: float) -> None:
     with raises("invalid_row", match="the probability of 'no' must be 0 to 1"):
         taught([*GOOD, {"text": "odd", "probabilities": {"no": share, "yes": 0.5}}])
