@@ -212,9 +212,9 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         key=None if upstream_key is None else Path(upstream_key),
         model=upstream_model,
     )
-    given: Any = texts
-    if isinstance(given, list) and all(isinstance(it, str | tuple) for it in cast("Any", given)):
-        given = [_row(text, None) for text in cast("list[object]", given)]
+    listed = cast("list[object]", texts) if isinstance(texts, list) else []
+    is_plain = bool(listed) and all(isinstance(it, str | tuple) for it in listed)
+    given: Any = [_row(text, None) for text in listed] if is_plain else texts
     taught: Any = _Taught(texts=given, teacher=choice)
     return train(task, taught, **options)
 
