@@ -83,7 +83,7 @@ release: $(VENV)/.dev  ## build the files of a release into dist, install and tr
 	$(BIN)/python -m release.build
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
-	$(BIN)/python tests/policy/blocking_client.py
+	$(BIN)/python -m release.blocking_client
 
 bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.fanout

@@ -18,6 +18,7 @@ import pytest
 
 from doubles import native_ops
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
+from release import blocking_client
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
@@ -34,6 +35,9 @@ COPIES = ("distilbert", "electra", "gte", "llama")
 # For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
 # reads the variable at its first import, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Git does not keep the blocking client.
+blocking_client.write()
 
 # Tests of the native operators build their own. All other tests run torch's operations.
 native_ops.hide()

@@ -14,7 +14,7 @@ import torch
 
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
-from nunatak_exchange.peft_export import export_peft
+from nunatak_exchange.peft_folders import export_peft
 from nunatak_exchange.transformers_export import export_transformers, merged_weights
 from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
 from nunatak_registry import Registry

@@ -20,8 +20,7 @@ from typing import Protocol, Self
 import httpx
 
 from nunatak_client import AsyncClient, NunatakClientError
-from nunatak_loadtest.scenarios import Scenario
-from nunatak_loadtest.traffic import Requests, gaps
+from nunatak_loadtest.scenarios import Requests, Scenario, gaps
 
 LAG_LIMIT_MS = 5.0
 """Limit of the generator's p99 lag. A slower generator would measure itself."""

@@ -21,8 +21,7 @@ from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.lines import PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps import Finished
-from nunatak_training.sweeps.reporting import LOOKS, legend_below
-from nunatak_training.sweeps.tables import deviation, num_frozen
+from nunatak_training.sweeps.reporting import LOOKS, deviation, legend_below, num_frozen
 
 AVERAGE_TARGET, TASK_TARGET = 0.95, 0.9
 """The shares of the second version (on average) and of the first version (of each task)."""

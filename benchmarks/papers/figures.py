@@ -18,7 +18,7 @@ from benchmarks.papers.elsa_table import (
 from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.lines import PaperRun, read_lines
 from nunatak_training.sweeps import Finished
-from nunatak_training.sweeps.tables import num_frozen, regularizer_label
+from nunatak_training.sweeps.reporting import num_frozen, regularizer_label
 
 Lines = Mapping[str, Sequence[PaperRun]]
 """Finished runs by the name of their file."""

@@ -12,12 +12,13 @@ from nunatak_contract.cards import markdown_table
 from nunatak_training.recipes import Schedule
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
 from nunatak_training.sweeps.reporting import (
+    COLUMNS,
+    deviation,
     legend_below,
     mean_curve,
     panels_by_task,
     whole_numbers,
 )
-from nunatak_training.sweeps.tables import COLUMNS, deviation
 
 TASK, REGULARIZER = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
 SFT = "dropout 0.2"

@@ -14,7 +14,7 @@ from benchmarks.papers.scoring import score
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.counts import LABEL_METRICS
+from nunatak_training.scoring.scores import LABEL_METRICS
 from nunatak_training.sweeps import Finished, RunRecord
 
 LINES = FIGURES.parent / "papers"

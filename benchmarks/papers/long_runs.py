@@ -23,7 +23,7 @@ from benchmarks.harness.recording import hardware
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import ExampleSet, load_task_data
+from nunatak_training.data import ExampleSet, TaskData, load_task_data
 from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
@@ -37,9 +37,8 @@ from nunatak_training.sweeps import (
     plan_runs,
     read_grid,
 )
-from nunatak_training.sweeps.planning import CutData
+from nunatak_training.sweeps.reporting import num_frozen, run_text
 from nunatak_training.sweeps.results import Source
-from nunatak_training.sweeps.tables import num_frozen, run_text
 
 HERE = Path(__file__).parent
 PLAN = HERE / "plan.yaml"
@@ -95,7 +94,7 @@ def backbone_below(models: Path, name: str) -> Backbone:
     return load_backbone(str(own) if own.is_dir() else name)
 
 
-def drawn(source: Source, *, seed: int) -> CutData:
+def drawn(source: Source, *, seed: int) -> TaskData:
     """Load the examples of a run; the seed draws those to train on."""
     data = load_task_data(source.data, kind=source.kind, dev=source.dev)
     train = list(data.train.examples)
@@ -175,12 +174,15 @@ def finished_run(run: Run, context: PaperContext, data: Path) -> PaperRun:
     if isinstance(record.outcome, Failed) and record.outcome.code != DIVERGED:
         # A full disk, say, is no result, and a line would keep the run from being tried again.
         raise SystemExit(f"{run_text(run.description)}: {record.outcome.message}")
-    cut = context.data(run.origin.source)
+    drawn_data = context.data(run.origin.source)
     majority, transfer = None, dict[str, float]()
     if isinstance(record.outcome, Finished) and context.last is not None:
         metric = Metric(record.outcome.metric)
         majority = majority_score(
-            cut.data, cut.test or cut.data.dev, metric, run.description.recipe.positive_label
+            drawn_data,
+            drawn_data.test or drawn_data.dev,
+            metric,
+            run.description.recipe.positive_label,
         )
         transfer = transferred(context.last, context.backbone(run.origin.backbone), metric, data)
     environment = {name: it for name, it in record.environment.items() if name != "node"}

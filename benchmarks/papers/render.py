@@ -33,7 +33,7 @@ from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddr
 from benchmarks.papers.lines import LINES, PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps import cells_markdown, cells_of
-from nunatak_training.sweeps.tables import regularizer_label
+from nunatak_training.sweeps.reporting import regularizer_label
 
 SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"

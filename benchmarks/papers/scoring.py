@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from nunatak_training.kinds import Metric
-from nunatak_training.scoring.counts import count_pairs, label_statistics
+from nunatak_training.scoring.scores import count_pairs, label_statistics
 from nunatak_training.scoring.statistics import Statistics
 
 

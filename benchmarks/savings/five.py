@@ -34,8 +34,7 @@ from benchmarks.savings.race import check_agreement
 from benchmarks.savings.systems import SERVING, Deployment, Started, System, interpreter_of, running
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
-from nunatak_loadtest.scenarios import Scenario
-from nunatak_loadtest.traffic import Requests
+from nunatak_loadtest.scenarios import Requests, Scenario
 from nunatak_model import Backbone, default_head
 
 PREFIX = "race.five"

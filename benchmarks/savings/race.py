@@ -23,8 +23,7 @@ from benchmarks.harness.open_loop import (
 )
 from benchmarks.savings.clients import answers, client_of
 from benchmarks.savings.systems import Deployment, Started, System, running
-from nunatak_loadtest.scenarios import Scenario
-from nunatak_loadtest.traffic import Requests
+from nunatak_loadtest.scenarios import Requests, Scenario
 
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""

@@ -31,8 +31,7 @@ from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
 from benchmarks.server.tenants import publish, server
-from nunatak_loadtest.scenarios import Scenario
-from nunatak_loadtest.traffic import Requests
+from nunatak_loadtest.scenarios import Requests, Scenario
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.residency.memory import size_in_memory

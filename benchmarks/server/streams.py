@@ -19,7 +19,7 @@ from benchmarks.server.tenants import publish, server
 from doubles.policies import make_policy, make_rule, when
 from doubles.streams import StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
-from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
+from nunatak_client.transport import PIECE_BYTES, VerdictExchange
 from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
@@ -30,6 +30,8 @@ RATE = 30.0
 """Words a second of an answer."""
 CHUNK = 5
 HOLD_MS = 1000
+SPREAD_S = 4.0
+"""About the time in which a stream fills a window, so that windows close at all times alike."""
 TOKENS = "nunatak_task_tokens_total"
 WORDS = "the answer of a model about ships and the sea in the north last year".split()  # noqa: SIM905
 
@@ -107,12 +109,25 @@ async def served(address: str, sheet: Sheet, num_streams: int) -> None:
         control,
         unit=f"CPU time {unit}, every chunk of 250 words scans",
     )
-    callers = [Caller(address) for _ in range(num_streams)]
-    await asyncio.gather(*(it.say(text_of(300), rate=RATE) for it in callers))
-    delays = [it for caller in callers for it in caller.delays_ms]
-    unit = f"ms, {num_streams} streams"
-    sheet.record("stream.delay.p95_ms", [percentile(delays, 95)], unit=unit, goal="<= 50")
-    sheet.record("stream.delay.p50_ms", [percentile(delays, 50)], unit=unit)
+    for spread_s, name, unit in (
+        (SPREAD_S, "stream.delay", f"ms, {num_streams} streams that begin within {SPREAD_S:g} s"),
+        (0.0, "stream.delay.together", f"ms, {num_streams} streams that begin at once"),
+    ):
+        p95s, p50s = list[float](), list[float]()
+        for _ in range(sheet.rounds):
+            callers = [Caller(address) for _ in range(num_streams)]
+            begins = (spread_s * place / num_streams for place in range(num_streams))
+            await asyncio.gather(
+                *(
+                    it.say(text_of(300), rate=RATE, after_s=s)
+                    for it, s in zip(callers, begins, strict=True)
+                )
+            )
+            delays = [it for caller in callers for it in caller.delays_ms]
+            p95s.append(percentile(delays, 95))
+            p50s.append(percentile(delays, 50))
+        sheet.record(f"{name}.p95_ms", p95s, unit=unit, goal="<= 50" if spread_s else None)
+        sheet.record(f"{name}.p50_ms", p50s, unit=unit)
     for policy, name in (("guard", "stream.first.windows_ms"), ("timely", "stream.first_ms")):
         firsts = list[float]()
         for _ in range(sheet.rounds):
@@ -135,8 +150,9 @@ class Caller:
     """From the last chunk to the text that was released after the chunk."""
     first_ms: float = 0.0
 
-    async def say(self, text: str, *, rate: float | None) -> None:
+    async def say(self, text: str, *, rate: float | None, after_s: float = 0) -> None:
         """Send a text in chunks at so many words a second, or at once."""
+        await asyncio.sleep(after_s)
         url = httpx.URL(self.address)
         exchange = VerdictExchange(url, {}, self.policy)
         reader, writer = await asyncio.open_connection(url.host, url.port)

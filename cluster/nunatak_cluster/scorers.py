@@ -68,8 +68,6 @@ class ScoringActor:
 
 
 class RayScorers:
-    """The actors of one run."""
-
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
         self.numerics: str = _result(actors[0].numerics.remote())

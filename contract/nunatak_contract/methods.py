@@ -133,7 +133,4 @@ class Full(_MethodRecord, frozen=True):
     kind: Literal[MethodKind.FULL] = MethodKind.FULL
 
 
-Method = Annotated[
-    TopK | HeadOnly | Bottleneck | Lora | Ia3 | Full,
-    Field(discriminator="kind"),
-]
+Method = Annotated[TopK | HeadOnly | Bottleneck | Lora | Ia3 | Full, Field(discriminator="kind")]

@@ -9,16 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, field_validator
 
-from nunatak_contract.enums import (
-    Combine,
-    HeadKind,
-    ModerationCategory,
-    OnFailure,
-    PolicyMode,
-    ProblemType,
-    UnjudgedPart,
-    VerdictAction,
-)
+from nunatak_contract import enums
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName, TaskReference
@@ -72,17 +63,17 @@ class Rule(Record, frozen=True):
 
     name: TaskName
     conditions: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)]
-    combine: Combine = Combine.ANY
-    action: VerdictAction = Field(description="flag, mask or block")
+    combine: enums.Combine = enums.Combine.ANY
+    action: enums.VerdictAction = Field(description="flag, mask or block")
     message: Message | None = None
-    category: ModerationCategory | None = Field(
+    category: enums.ModerationCategory | None = Field(
         default=None, description="the category of /v1/moderations that the rule stands for"
     )
 
     @field_validator("action")
     @classmethod
-    def _action_does_something(cls, action: VerdictAction) -> VerdictAction:
-        if action is VerdictAction.ALLOW:
+    def _action_does_something(cls, action: enums.VerdictAction) -> enums.VerdictAction:
+        if action is enums.VerdictAction.ALLOW:
             raise ValueError("a rule must flag, mask or block; all other texts are allowed")
         return action
 
@@ -91,9 +82,9 @@ class Policy(Record, frozen=True):
     """A named list of rules, and what happens if a task does not answer."""
 
     name: TaskName
-    mode: PolicyMode = PolicyMode.ENFORCE
-    on_failure: OnFailure = Field(
-        default=OnFailure.BLOCK,
+    mode: enums.PolicyMode = enums.PolicyMode.ENFORCE
+    on_failure: enums.OnFailure = Field(
+        default=enums.OnFailure.BLOCK,
         description="the decision while a task that could change the decision has no answer; "
         "allow: as if the task found nothing",
     )
@@ -106,7 +97,7 @@ class Policy(Record, frozen=True):
         "Absent: until the text is judged",
     )
     rules: Annotated[tuple[Rule, ...], Field(min_length=1, max_length=MAX_RULES)]
-    unjudged: frozenset[UnjudgedPart] = Field(
+    unjudged: frozenset[enums.UnjudgedPart] = Field(
         default=frozenset(),
         description="parts of a gateway's request that may pass without a judgement; all others "
         "are refused, because no task reads them. `unread`: characters for which a task has no "
@@ -138,12 +129,12 @@ class Policy(Record, frozen=True):
         return rules
 
 
-def labels_in_answers(kind: HeadKind, labels: Iterable[str]) -> tuple[str, ...]:
+def labels_in_answers(kind: enums.HeadKind, labels: Iterable[str]) -> tuple[str, ...]:
     """Return the labels of a head as its answers show them, in order.
 
     Spans of token classification are shown without `B-` and `I-`, and there are no spans of `O`.
     """
-    if kind is not HeadKind.TOKEN_CLASSIFICATION:
+    if kind is not enums.HeadKind.TOKEN_CLASSIFICATION:
         return tuple(labels)
     return tuple(dict.fromkeys(it for it in map(group_of, labels) if it != OUTSIDE))
 
@@ -155,10 +146,10 @@ def group_of(label: str) -> str:
 
 def find_misfit(condition: Condition, head: HeadRecord) -> str | None:
     """Return why the answers of a head cannot decide a condition; None if they can."""
-    if head.kind in {HeadKind.QUESTION_ANSWERING, HeadKind.RANKING}:
+    if head.kind in {enums.HeadKind.QUESTION_ANSWERING, enums.HeadKind.RANKING}:
         return f"a condition needs a task with labels, got a {head.kind} task"
     threshold = condition.threshold
-    if head.problem_type is ProblemType.REGRESSION:
+    if head.problem_type is enums.ProblemType.REGRESSION:
         if threshold is None:
             return "a condition about a regression needs a threshold"
     elif threshold is not None and not 0 < threshold <= 1:

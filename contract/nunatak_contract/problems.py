@@ -252,8 +252,7 @@ REQUESTS: Mapping[str, Reason] = {
         "the body must arrive within {limit_s:g} seconds", HTTPStatus.REQUEST_TIMEOUT
     ),
     "unsupported_stream_type": Reason(
-        "the content type of a stream must be one of {types}",
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "the content type of a stream must be one of {types}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     ),
     "unsupported_media_type": Reason(
         "the body must be declared as 'content-type: application/json'",
@@ -265,8 +264,7 @@ REQUESTS: Mapping[str, Reason] = {
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
     "too_many_inputs": Reason(
-        "a request may have at most {limit} {of}, got {count}; split the request",
-        _INVALID,
+        "a request may have at most {limit} {of}, got {count}; split the request", _INVALID
     ),
     "too_many_tasks": Reason(
         "a request may name at most {limit} tasks, got {count}; split the request", _INVALID

@@ -13,15 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from nunatak_contract.enums import (
-    CandidateRole,
-    HeadKind,
-    PolicyMode,
-    ProblemType,
-    Reads,
-    StreamEventKind,
-    VerdictAction,
-)
+from nunatak_contract import enums
 from nunatak_contract.policies import Policy
 from nunatak_contract.questions import QuestionCard
 from nunatak_contract.record import EachInput, Moment, Result, found_at
@@ -126,8 +118,8 @@ class PredictResponse(InputFacts):
 
     task: str
     version: int
-    head: HeadKind
-    problem_type: ProblemType | None = Field(
+    head: enums.HeadKind
+    problem_type: enums.ProblemType | None = Field(
         description="what sequence classification predicts; null for other heads"
     )
     predicted: PredictedValue | tuple[PredictedValue, ...] | None = Field(
@@ -187,7 +179,7 @@ class AppliedRule(Result):
     """A rule that applies to one text, by the index of the text in the request."""
 
     rule: str
-    action: VerdictAction
+    action: enums.VerdictAction
     message: str | None
     input: int
     score: float = Field(
@@ -200,11 +192,11 @@ class PolicyVerdict(Result):
 
     policy: str
     version: int
-    mode: PolicyMode
-    action: VerdictAction = Field(
+    mode: enums.PolicyMode
+    action: enums.VerdictAction = Field(
         description="what to do: the decision, but always `allow` in a dry run"
     )
-    decided: VerdictAction = Field(description="the strongest action of all texts")
+    decided: enums.VerdictAction = Field(description="the strongest action of all texts")
     by_failure: bool = Field(
         description="whether `on_failure` has decided, because a task has no answer"
     )
@@ -223,13 +215,13 @@ class PolicyVerdict(Result):
 class StreamEvent(Result):
     """An event of a stream of verdicts. The texts of all events are the text to show."""
 
-    event: StreamEventKind
+    event: enums.StreamEventKind
     text: str = Field(default="", description="`text`, `mask`: what to show next")
     final: bool = Field(default=False, description="whether this is the last event")
     verdict: PolicyVerdict | None = Field(
         default=None, description="`verdict`: about the text so far, or about the whole text"
     )
-    action: VerdictAction | None = Field(default=None, description="`error`: always `block`")
+    action: enums.VerdictAction | None = Field(default=None, description="`error`: always `block`")
     error: Problem | None = Field(default=None, description="`error`: why there is no verdict")
 
 
@@ -271,7 +263,7 @@ class RunningCandidate(Result):
     """A version that runs next to an alias, and its share of the alias's requests."""
 
     alias: str
-    role: CandidateRole
+    role: enums.CandidateRole
     version: int
     share: float
 
@@ -293,7 +285,7 @@ class TaskSummary(Result):
     labels: tuple[str, ...] = Field(
         validation_alias=found_at("labels", "manifest", "head", "labels")
     )
-    reads: Reads | None = Field(
+    reads: enums.Reads | None = Field(
         default=None,
         description="sequence classification: a single text or a pair; null: both, or another head",
         validation_alias=found_at("reads", "manifest", "reads"),
@@ -341,7 +333,7 @@ class CandidateFacts(Result):
 
     task: str = Field(validation_alias=found_at("task", "candidate", "task"))
     alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
-    role: CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
+    role: enums.CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
     version: int = Field(validation_alias=found_at("version", "candidate", "version"))
     share: float = Field(validation_alias=found_at("share", "candidate", "share"))
 

@@ -41,8 +41,6 @@ class FileFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOfRows:
-    """A file, and how it is read."""
-
     path: Path
     name: str
     """The name of the file in messages."""
@@ -56,8 +54,6 @@ class FileOfRows:
 # Not frozen, because the making of frozen rows takes a third of the time of the reader.
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One row, or the reason why it cannot be read."""
-
     file: str
     """The name of the file; of a row in memory, its place."""
     number: int = 0
@@ -82,7 +78,6 @@ class FileRow:
         return f"{self.file}:{self.number}" if self.number else self.file
 
     def called(self, column: str) -> str:
-        """Return the user's name of a column."""
         return self.columns.get(column, column)
 
 
@@ -101,7 +96,6 @@ def file_of_rows(
 
 
 def format_of(file: str, name: str) -> FileFormat:
-    """Return the format that the suffix of a file tells."""
     for kind in FileFormat:
         if file.endswith(f".{kind}"):
             return kind
@@ -129,7 +123,6 @@ def check_header(columns: list[str], where: str) -> list[str]:
 
 
 def unreadable(where: str, problem: str) -> NunatakError:
-    """Return the error of a file that cannot be read or trusted."""
     return NunatakError("unreadable_file", where=where, problem=problem)
 
 

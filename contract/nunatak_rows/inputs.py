@@ -96,7 +96,6 @@ def row_input(row: FileRow, spelt: RowFormat) -> Input:
 
 
 def bad_row(where: str, problem: str) -> NunatakError:
-    """Return the error of one row."""
     return NunatakError("invalid_row", where=where, problem=problem)
 
 
@@ -131,5 +130,4 @@ def _checked(value: object, row: FileRow, column: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the name of a value's type, for a message."""
     return "nothing" if value is None else type(value).__name__

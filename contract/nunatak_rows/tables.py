@@ -53,12 +53,7 @@ def table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[Fi
 
 
 def table_schema(file: FileOfRows) -> "Schema":
-    """Return the columns of a file with their types.
-
-    Raises:
-        NunatakError: `unreadable_file`, the file cannot be read.
-        MissingExtraError: pyarrow is missing.
-    """
+    """Return the columns of a file with their types."""
     with needs_extra("training"):
         from pyarrow import parquet
     with _refused(file):

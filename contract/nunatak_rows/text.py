@@ -122,11 +122,7 @@ def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             else:
                 values, problem = _json_object(line)
         yield FileRow(
-            file=file.name,
-            number=lines.number,
-            values=values,
-            problem=problem,
-            end=lines.position,
+            file=file.name, number=lines.number, values=values, problem=problem, end=lines.position
         )
 
 
@@ -214,7 +210,6 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:
-    """Return the reader of the rows below the header line, the columns, and the delimiter."""
     # The default limit is smaller than the context of many questions.
     csv.field_size_limit(MAX_ROW_BYTES)
     usual, told = "," if file.kind is FileFormat.CSV else "\t", file.delimiter

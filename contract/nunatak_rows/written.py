@@ -18,8 +18,6 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The form of CSV files."""
-
     delimiter: str = ","
     has_mark: bool = False
     """Whether a byte order mark, by which Excel knows UTF-8, is before the header line."""

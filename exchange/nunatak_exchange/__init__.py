@@ -13,8 +13,7 @@ from nunatak_exchange.hub import (
     write_hub_folder,
 )
 from nunatak_exchange.importing import draft_imported, import_folder, kind_of
-from nunatak_exchange.peft_export import export_peft
-from nunatak_exchange.peft_import import import_peft
+from nunatak_exchange.peft_folders import export_peft, import_peft
 from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
 from nunatak_exchange.transformers_export import (
     check_exportable,

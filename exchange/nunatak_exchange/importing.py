@@ -13,7 +13,7 @@ from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint
 from nunatak_exchange.hub import MANIFEST
 from nunatak_exchange.peft_config import CONFIG_FILE
-from nunatak_exchange.peft_import import import_peft
+from nunatak_exchange.peft_folders import import_peft
 from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone

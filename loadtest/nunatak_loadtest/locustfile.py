@@ -42,10 +42,18 @@ from locust.stats import RequestStats, StatsEntry
 from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
-from nunatak_loadtest.memory import MemorySample, ledger_of, listening_pid, process_bytes
+from nunatak_loadtest.processes import MemorySample, ledger_of, listening_pid, process_bytes
 from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
-from nunatak_loadtest.scenarios import SCENARIOS, Asks, Scenario, scenario_named
-from nunatak_loadtest.traffic import Requests, gaps, read_texts, tasks_of
+from nunatak_loadtest.scenarios import (
+    SCENARIOS,
+    Asks,
+    Requests,
+    Scenario,
+    gaps,
+    read_texts,
+    scenario_named,
+    tasks_of,
+)
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 SERVER_PARTS = (QUEUE_HEADER, TOKENIZE_HEADER, COMPUTE_HEADER)

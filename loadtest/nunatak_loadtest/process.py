@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.report import LoadReport
-from nunatak_loadtest.scenarios import Scenario, scenario_named
-from nunatak_loadtest.traffic import read_texts, tasks_of
+from nunatak_loadtest.scenarios import Scenario, read_texts, scenario_named, tasks_of
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 STOP_TIMEOUT_S = 60

@@ -1,10 +1,25 @@
-"""A private server process during a block of code."""
+"""Server processes: a private one for a block of code, and the memory of any one on this machine.
+
+The memory is measured from outside, next to the ledger that the server keeps. RSS counts shared
+pages in full, PSS in proportion to their users, USS not at all. If the process ended, the machine
+would regain an amount between USS and PSS.
+"""
+
+# psutil carries no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import subprocess
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
+
+from nunatak_client import Client, MemoryReport, PermissionDeniedError
 from nunatak_contract.errors import NunatakError
 
 READY = "Nunatak is ready on "
@@ -74,3 +89,64 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class MemorySample(BaseModel):
+    """The memory of a server at one moment; None for what the key or the system does not show."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at_s: float = Field(description="by the clock of the machine, since 1970")
+    ledger: MemoryReport | None
+    rss_bytes: int | None = None
+    pss_bytes: int | None = None
+    uss_bytes: int | None = None
+
+
+def ledger_of(client: Client) -> MemoryReport | None:
+    try:
+        return client.memory()
+    except PermissionDeniedError:
+        return None
+
+
+def listening_pid(server: str) -> int | None:
+    """The process on this machine that listens at a loopback URL; None if it cannot be found."""
+    url = urlsplit(server)
+    try:
+        is_here = url.hostname == "localhost" or ip_address(url.hostname or "").is_loopback
+    except ValueError:
+        return None
+    if not is_here:
+        return None
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:
+        return None
+    pids = {
+        connection.pid
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
+        and connection.laddr.port == port
+    }
+    return next(iter(pids)) if len(pids) == 1 else None
+
+
+def process_bytes(pid: int | None) -> dict[str, int | None]:
+    if pid is None:
+        return {}
+    try:
+        process = psutil.Process(pid)
+        try:
+            full = process.memory_full_info()
+        except psutil.AccessDenied:
+            return {"rss_bytes": process.memory_info().rss}
+    except psutil.NoSuchProcess:
+        return {}
+    return {
+        "rss_bytes": full.rss,
+        "pss_bytes": getattr(full, "pss", None),
+        "uss_bytes": getattr(full, "uss", None),
+    }

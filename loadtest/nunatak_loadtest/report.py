@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.memory import MemorySample
+from nunatak_loadtest.processes import MemorySample
 from nunatak_loadtest.scenarios import Scenario
 
 LATE = "late"
@@ -25,8 +25,6 @@ class _Part(BaseModel):
 
 
 class Started(_Part):
-    """What a run asks, as known at its start."""
-
     scenario: Scenario
     server: str
     info: ServerInfo
@@ -50,8 +48,6 @@ class Timed(_Part):
 
 
 class LoadReport(_Part):
-    """All measurements of a run."""
-
     started: Started
     overall: Timed
     by_name: dict[str, Timed]

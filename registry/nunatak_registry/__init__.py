@@ -13,6 +13,7 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.blobs.tensors import TensorEntry, read_header
 from nunatak_registry.copying import TaskCopy
+from nunatak_registry.documents import Cards
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidArtifactError,
@@ -26,7 +27,6 @@ from nunatak_registry.index.records import Published, PublishedCard, PublishedPo
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import DamagedTask, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
-from nunatak_registry.questions import Cards
 from nunatak_registry.replicas import LOOK_S, Beat, replicas_behind
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind

@@ -16,6 +16,7 @@ from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor,
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
+from nunatak_registry.documents import PolicyStore, QuestionStore
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import Clock, Index
 from nunatak_registry.index.snapshot import Generation
@@ -27,9 +28,7 @@ from nunatak_registry.listing import (
     summarize,
 )
 from nunatak_registry.locations import parse_location
-from nunatak_registry.policies import PolicyStore
 from nunatak_registry.publication import check_place, check_publication, number_draft
-from nunatak_registry.questions import QuestionStore
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import Upkeep

@@ -17,6 +17,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
+from nunatak_registry.documents import Cards
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidArtifactError,
@@ -32,7 +33,6 @@ from nunatak_registry.index.records import (
     VersionRecord,
 )
 from nunatak_registry.index.snapshot import Snapshot
-from nunatak_registry.questions import Cards
 
 DEFAULT_GRACE_S = 3600.0
 """Longer than any load or publish, also with a slow bucket."""

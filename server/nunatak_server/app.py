@@ -46,8 +46,6 @@ from nunatak_server.telemetry.tracing import Tracing
 
 
 class Application(DescribedApp):
-    """The routes, the layers around them, and the answers to failures."""
-
     state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework accepts any type
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class

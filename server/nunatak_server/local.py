@@ -48,7 +48,6 @@ class LocalPredictor:
         self.close()
 
     def start(self) -> None:
-        """Start the threads and run a first forward pass; raises like `Runtime.start`."""
         try:
             self._runner.run(self._start())
         except BaseException:
@@ -63,11 +62,7 @@ class LocalPredictor:
         *,
         options: Parameters = DEFAULT_OPTIONS,
     ) -> Predictions:
-        """Return the answer or the failure of each task for all inputs.
-
-        Raises:
-            NunatakError: the whole request cannot be answered.
-        """
+        """Return the answer or the failure of each task for all inputs."""
         request = PredictionRequest(
             references=tuple(tasks),
             inputs=tuple(inputs),
@@ -83,11 +78,7 @@ class LocalPredictor:
         *,
         options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
-        """Yield parts of any number of inputs, in order, with the answers of all tasks.
-
-        Raises:
-            NunatakError: an input cannot be answered; the parts before it were yielded.
-        """
+        """Yield parts of any number of inputs, in order, with the answers of all tasks."""
         parts = Parts(inputs)
         while part := parts.take():
             try:
@@ -129,7 +120,6 @@ def _leave_to_callers(_: EngineFailedError) -> None:
 
 
 def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:
-    """Return an answer or a failure in the form in which the client returns it."""
     if isinstance(found, TaskFailure):
         error = found.error
         problem = Problem(code=error.code, status=REASONS[error.code].status, detail=str(error))
@@ -138,6 +128,5 @@ def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:
 
 
 def answer_as(kind: type[ResultT], found: TaskPrediction, **more: str) -> ResultT:
-    """Return an answer as a class of the client."""
     fields = with_head_outputs(prediction_fields(found, []), len(found.extents))
     return kind.model_validate({**fields, **more})

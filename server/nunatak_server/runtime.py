@@ -21,10 +21,7 @@ import torch
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
-from nunatak_model import (
-    TrunkCache,
-    on_own_thread,
-)
+from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.catalog.facts import KnownFacts
@@ -147,8 +144,7 @@ class Runtime:
             stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
         self._tokenization = Tokenization(
-            {it.digest: it.tokenizer for it in backbones},
-            num_threads=settings.tokenizer_threads,
+            {it.digest: it.tokenizer for it in backbones}, num_threads=settings.tokenizer_threads
         )
         self.admission = Admission(
             max_requests=settings.max_queued_requests,
@@ -232,7 +228,6 @@ class Runtime:
         )
 
     def should_throttle_loads(self) -> bool:
-        """Return whether more rows wait for batches than requests wait for loads."""
         # Batches on an accelerator do not use the cores of a load.
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
@@ -277,7 +272,6 @@ class Runtime:
         return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def warnings(self) -> list[str]:
-        """Return the problems that do not keep the server from answering."""
         found = list[str]()
         if not self._watch.is_readable:
             found.append("the registry cannot be read: the server does not see its changes")
@@ -294,7 +288,6 @@ class Runtime:
         self.readiness.move_to(State.LEAVING)
 
     def begin_drain(self) -> None:
-        """Accept no new requests; requests in flight are answered."""
         self.readiness.move_to(State.DRAINING)
 
     async def aclose(self) -> None:

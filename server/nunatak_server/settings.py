@@ -24,12 +24,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import (
-    API_KEY_VARIABLE,
-    CACHE_VARIABLE,
-    DEFAULT_BACKBONE,
-    TaskReference,
-)
+from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE, DEFAULT_BACKBONE, TaskReference
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -282,14 +277,12 @@ class ServerSettings(BaseSettings):
         return frozenset(_listed(self.cors_origins))
 
     def all_backbones(self) -> tuple[str, ...]:
-        """Return the names of all backbones, the default one first."""
         return (self.backbone, *_listed(self.other_backbones))
 
     def pinned(self) -> tuple[TaskReference, ...]:
         return _references_in(self.pins)
 
     def for_device(self, device_type: str) -> Self:
-        """Return the settings with the defaults of a type of device, such as `cuda`."""
         if device_type != "cuda":
             return self
         given = self.model_fields_set
@@ -331,8 +324,6 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Settings, and the origin of each."""
-
     settings: ServerSettings
     origins: Mapping[str, Origin]
 
@@ -363,7 +354,6 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
 
 
 def as_toml(configuration: Configuration) -> str:
-    """Return the configuration as a TOML file, with each origin as a comment."""
     return "".join(
         f"{_assignment(name, value)}  # {origin}\n" for name, value, origin in configuration.shown()
     )

@@ -24,8 +24,6 @@ from nunatak_server.scheduler.turns import FairSemaphore
 
 
 class InputKind(StrEnum):
-    """The kind of one input."""
-
     TEXT = "text"
     PAIR = "pair"
     QUESTION = "question"

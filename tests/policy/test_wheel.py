@@ -112,6 +112,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == FOLDERS.keys()
     assert all(f"{top}/py.typed" in names for top in tops)
+    assert "nunatak_client/client.py" in names
     page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
     assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
     assert {f"nunatak_cli/training/project/{name}" for name in PLACES} <= set(names)

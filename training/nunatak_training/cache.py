@@ -46,8 +46,6 @@ class StatesFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStates:
-    """A file of trunk states."""
-
     path: Path
     facts: StatesFacts
     used_at: datetime
@@ -55,8 +53,6 @@ class StoredStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """The state from which a killed run would continue."""
-
     path: Path
     num_bytes: int
     written_at: datetime
@@ -64,8 +60,6 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheContents:
-    """The content of a cache folder."""
-
     folder: Path
     states: tuple[StoredStates, ...]
     """From the least to the most recently used."""

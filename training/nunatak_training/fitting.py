@@ -63,8 +63,6 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """The scores of a trained task on a set of examples."""
-
     values: Mapping[Metric, float]
     intervals: Mapping[Metric, Interval]
     """At 95 %; a score may have none (see `score_intervals`)."""

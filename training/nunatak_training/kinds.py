@@ -9,8 +9,6 @@ from nunatak_contract.errors import NunatakError
 
 
 class TaskKind(StrEnum):
-    """The kind of prediction for a text."""
-
     SINGLE_LABEL = "single-label"
     MULTI_LABEL = "multi-label"
     REGRESSION = "regression"

@@ -48,8 +48,6 @@ SEED_MODULUS = 2**61 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScores:
-    """The scores of one task on its dev examples."""
-
     loss: float
     metrics: Mapping[Metric, float]
     """The task's main metric comes first."""
@@ -219,8 +217,6 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTask:
-    """The source of one task's examples."""
-
     data: str | Path
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     kind: TaskKind | None = None
@@ -229,8 +225,6 @@ class SharedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultitaskOutcome:
-    """The new backbone and its training."""
-
     folder: Path
     digest: str
     fitted: FittedEncoder

@@ -30,8 +30,6 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, in the form for people."""
-
     name: str
     values: str
     """Names, or the ends of a range."""

@@ -44,8 +44,6 @@ PARAMETERS_ROLE = "parameters"
 
 
 class Provenance(BaseModel, frozen=True):
-    """The known origin of a task version."""
-
     created_at: datetime
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None

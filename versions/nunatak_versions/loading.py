@@ -55,8 +55,6 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """One immutable task version in memory."""
-
     manifest: TaskManifest
     branch: Branch
     num_bytes: int

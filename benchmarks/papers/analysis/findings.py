@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.errors import NunatakError
+from nunatak_training.sweeps.reporting import Cell, cells_of
 from nunatak_training.sweeps.results import RunRecord
-from nunatak_training.sweeps.tables import Cell, cells_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

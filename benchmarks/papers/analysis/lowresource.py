@@ -17,14 +17,13 @@ from matplotlib.figure import Figure
 from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_contract.errors import NunatakError
-from nunatak_training.sweeps.reporting import legend_below
+from nunatak_training.sweeps.reporting import COLUMNS, Cell, deviation, legend_below
 from nunatak_training.sweeps.results import (
     BackboneDescription,
     DataDescription,
     RunDescription,
     RunRecord,
 )
-from nunatak_training.sweeps.tables import COLUMNS, Cell, deviation
 
 BASELINE = "full"
 METHOD = tuple(COLUMNS).index("method")

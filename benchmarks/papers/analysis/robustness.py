@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 
 from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
-from nunatak_training.sweeps.reporting import legend_below, panels_by_task
+from nunatak_training.sweeps.reporting import COLUMNS, Cell, legend_below, panels_by_task
 from nunatak_training.sweeps.results import RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 METHOD = tuple(COLUMNS).index("method")
 

@@ -14,9 +14,8 @@ from benchmarks.papers.analysis.rsa import NUM_TOKENS, layer_similarities, sampl
 from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.planning import Run
-from nunatak_training.sweeps.reporting import whole_numbers
+from nunatak_training.sweeps.reporting import run_text, whole_numbers
 from nunatak_training.sweeps.running import RunContext
-from nunatak_training.sweeps.tables import run_text
 
 SURPLUS = 2
 """Texts are read until they have this multiple of the number of sampled tokens."""

@@ -78,7 +78,6 @@ class PlainFormatter(logging.Formatter):
     """Formats the log events of packages without a handler."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of an event, with control characters spelt out."""
         return plain(super().format(record))
 
 
@@ -98,7 +97,6 @@ class FailureGroup(TyperGroup):
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except NunatakError as error:

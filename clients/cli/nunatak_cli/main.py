@@ -19,14 +19,12 @@ from nunatak_cli.options import example, group
 from nunatak_cli.output import print_text
 from nunatak_cli.registry import task
 from nunatak_cli.registry.backbone import backbone_app
-from nunatak_cli.registry.policy import policy_app
-from nunatak_cli.registry.question import question_app
+from nunatak_cli.registry.documents import policy_app, question_app
 from nunatak_cli.registry.registries import registry_app, replicas
 from nunatak_cli.serving.cluster import cluster_app
 from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
-from nunatak_cli.serving.memory import memory_app
-from nunatak_cli.serving.savings import savings
+from nunatak_cli.serving.memory import memory_app, savings
 from nunatak_cli.serving.serve import ServeCommand, serve
 from nunatak_cli.training.adopt import adopt
 from nunatak_cli.training.cache import cache_app
@@ -34,9 +32,8 @@ from nunatak_cli.training.convert import convert
 from nunatak_cli.training.doubts import doubts
 from nunatak_cli.training.evaluate import evaluate
 from nunatak_cli.training.init import init
-from nunatak_cli.training.multitask import MultitaskCommand, multitask
 from nunatak_cli.training.sweep import sweep_app
-from nunatak_cli.training.train import TrainCommand, train, train_all
+from nunatak_cli.training.train import MultitaskCommand, TrainCommand, multitask, train, train_all
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLE = "nunatak train --task tone --data tone.jsonl"
@@ -94,7 +91,6 @@ GROUPS = {
 
 
 def build_app() -> Program:
-    """Return the program with all commands."""
     built = Program(
         name="nunatak",
         cls=FailureGroup,

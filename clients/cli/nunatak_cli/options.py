@@ -16,8 +16,6 @@ from nunatak_rows import RowFormat
 
 
 class DeviceName(StrEnum):
-    """Devices that train."""
-
     CPU = "cpu"
     CUDA = "cuda"
 
@@ -44,8 +42,7 @@ RegistryOption = Annotated[
     ),
 ]
 CreateOption = Annotated[
-    bool,
-    typer.Option("--create", help="Make a new registry if the named place has none."),
+    bool, typer.Option("--create", help="Make a new registry if the named place has none.")
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
@@ -66,24 +63,19 @@ CacheOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[
-    bool,
-    typer.Option("--resume/--no-resume", help="Continue a killed run of the same command."),
+    bool, typer.Option("--resume/--no-resume", help="Continue a killed run of the same command.")
 ]
 DeviceOption = Annotated[
-    DeviceName,
-    typer.Option(help="Where to compute: on the CPU, or on the CUDA device."),
+    DeviceName, typer.Option(help="Where to compute: on the CPU, or on the CUDA device.")
 ]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N",
-        min=1,
-        help="CPU threads that compute. Absent: as many as find a free CPU.",
+        metavar="N", min=1, help="CPU threads that compute. Absent: as many as find a free CPU."
     ),
 ]
 StrictOption = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse data with warnings, instead of training on it."),
+    bool, typer.Option("--strict", help="Refuse data with warnings, instead of training on it.")
 ]
 KindOption = Annotated[
     str | None,
@@ -96,25 +88,15 @@ KindOption = Annotated[
     ),
 ]
 TextColumnOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Column of the text, if it is not `text`.",
-    ),
+    str | None, typer.Option(metavar="NAME", help="Column of the text, if it is not `text`.")
 ]
 LabelColumnOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Column of the label, if it is not `label` (or `labels`).",
-    ),
+    typer.Option(metavar="NAME", help="Column of the label, if it is not `label` (or `labels`)."),
 ]
 PairColumnOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Column of the second text, if it is not `text_pair`.",
-    ),
+    typer.Option(metavar="NAME", help="Column of the second text, if it is not `text_pair`."),
 ]
 DelimiterOption = Annotated[
     str | None,
@@ -145,7 +127,7 @@ OnBadRowOption = Annotated[
     OnBadRow,
     typer.Option(
         help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
-        "and write them with the reasons to DATA.rejected.jsonl in this folder.",
+        "and write them with the reasons to DATA.rejected.jsonl in this folder."
     ),
 ]
 CalibrateOption = Annotated[
@@ -181,24 +163,15 @@ ExpectOption = Annotated[
     ),
 ]
 NewAliasOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ALIAS",
-        help="Point this alias at the new version.",
-    ),
+    str | None, typer.Option(metavar="ALIAS", help="Point this alias at the new version.")
 ]
 RevisionOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Branch, tag or commit on the hub. Absent: the newest.",
-    ),
+    typer.Option(metavar="NAME", help="Branch, tag or commit on the hub. Absent: the newest."),
 ]
 
 
 class ExportFormat(StrEnum):
-    """The format that `task export` writes."""
-
     TRANSFORMERS = "transformers"
     SENTENCE_TRANSFORMERS = "sentence-transformers"
     PEFT = "peft"
@@ -269,7 +242,6 @@ def settings_given(
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Check that an option names only known names."""
     unknown = sorted(named.keys() - known.keys())
     if unknown:
         raise NunatakError(
@@ -296,7 +268,6 @@ def row_format(
     delimiter: str | None = None,
     rejected: Path | None = None,
 ) -> RowFormat:
-    """Return the columns and the delimiter that options name."""
     if delimiter is not None:
         delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
         if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
@@ -345,12 +316,10 @@ class SettingsCommand(TyperCommand):
 
     @staticmethod
     def setting_options() -> tuple[Any, ...]:
-        """Return the options."""
         return ()
 
     # Typer hands in a typer.Context, but names its own private base classes here.
     def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the command's own options, then those of the settings."""
         own: list[Any] = super().get_params(ctx)  # pyright: ignore[reportArgumentType]
         try:
             return [*own, *_setting_options(type(self))]

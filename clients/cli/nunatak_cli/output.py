@@ -29,7 +29,6 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - the signature of the base class
-        """Spell out a string before a table measures its width."""
         return super().render_str(plain(text), **options)
 
     def render(
@@ -41,12 +40,10 @@ class PlainConsole(Console):
 
 
 def console() -> PlainConsole:
-    """Return the console of standard output."""
     return PlainConsole()
 
 
 def error_console() -> PlainConsole:
-    """Return the console of standard error."""
     return PlainConsole(stderr=True)
 
 
@@ -76,7 +73,6 @@ def plain_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 
 def facts_table(facts: Mapping[str, RenderableType]) -> Table:
-    """Return a table with one fact a row, after its name."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -86,7 +82,6 @@ def facts_table(facts: Mapping[str, RenderableType]) -> Table:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """Print one JSON document, indented."""
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
 
@@ -96,12 +91,10 @@ def print_json_line(value: Mapping[str, object]) -> None:
 
 
 def print_text(value: str) -> None:
-    """Print lines without wrapping them."""
     print(plain(value), end="")  # noqa: T201 - rich would wrap lines
 
 
 def tell_rejected(spelt: RowFormat) -> None:
-    """Say how many bad rows are left out, if there are any."""
     if spelt.rejected is not None and spelt.rejected.exists():
         num_rows = len(spelt.rejected.read_bytes().splitlines())
         error_console().print(
@@ -129,7 +122,6 @@ def _json(value: Mapping[str, object], *, indent: int | None) -> str:
 
 
 def _members(value: object) -> object:
-    """Return a value that is no JSON in the form of JSON."""
     match value:
         case BaseModel():
             return value.model_dump(mode="json")

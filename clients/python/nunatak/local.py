@@ -92,12 +92,7 @@ class LocalTasks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def predict(
-        self,
-        task: str,
-        inputs: Inputs,
-        **options: Unpack[ShownOptions],
-    ) -> Prediction:
+    def predict(self, task: str, inputs: Inputs, **options: Unpack[ShownOptions]) -> Prediction:
         """Ask one task about one input or a list of inputs, of any length.
 
         The arguments and the answer are those of `Client.predict`. One version answers all inputs.

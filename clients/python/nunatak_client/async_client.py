@@ -1,4 +1,4 @@
-"""The asyncio client; `make client` makes the blocking client from this file."""
+"""The asyncio client; the build makes the blocking client from this file."""
 
 import asyncio
 import time
@@ -11,37 +11,27 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
-from nunatak_client.duplex import PIECE_BYTES, VerdictExchange
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    PIECE_BYTES,
     Attempts,
     Connections,
     RetryPolicy,
+    VerdictExchange,
     key_headers,
     server_url,
     tls_context,
     to_reply,
     without_proxy,
 )
+from nunatak_contract import wire
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
-from nunatak_contract.wire import (
-    AliasChange,
-    CandidateChange,
-    Eviction,
-    ResidencyReport,
-    ServerInfo,
-    ShadowReport,
-    StreamEvent,
-    TaskDetail,
-    TaskSummary,
-    Unpinning,
-)
 
 
 class AsyncClient:
@@ -93,10 +83,7 @@ class AsyncClient:
         self._clock = clock
 
     async def predict(
-        self,
-        task: str,
-        inputs: Inputs,
-        **options: Unpack[PredictOptions],
+        self, task: str, inputs: Inputs, **options: Unpack[PredictOptions]
     ) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
@@ -113,19 +100,13 @@ class AsyncClient:
         return await self._run(calls.predict(task, inputs, **options))
 
     async def predict_many(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
         return await self._run(calls.predict_many(inputs, tasks, **options))
 
     async def predict_all(
-        self,
-        inputs: Iterable[Input],
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Iterable[Input], tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> AsyncGenerator[tuple[list[Input], FanOut]]:
         """Ask several tasks about any number of inputs, in order.
 
@@ -147,10 +128,7 @@ class AsyncClient:
                 yield part, answer
 
     async def stream(
-        self,
-        inputs: Inputs,
-        tasks: Sequence[str],
-        **options: Unpack[PredictOptions],
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> AsyncGenerator[TaskResult]:
         """Ask several tasks about the same inputs, and yield each task's result on arrival.
 
@@ -189,7 +167,7 @@ class AsyncClient:
 
     async def judge_stream(
         self, policy: str, chunks: AsyncIterable[str]
-    ) -> AsyncGenerator[StreamEvent]:
+    ) -> AsyncGenerator[wire.StreamEvent]:
         """Judge a text while it arrives; the last event has the final verdict.
 
         Show the texts of all events, one after the other. Events are read after each chunk, and
@@ -220,17 +198,17 @@ class AsyncClient:
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise ConnectionFailedError(f"the stream to {url.host} broke: {error!r}") from error
 
-    async def tasks(self) -> tuple[TaskSummary, ...]:
+    async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""
         return await self._run(calls.tasks())
 
-    async def task(self, reference: str) -> TaskDetail:
+    async def task(self, reference: str) -> wire.TaskDetail:
         """Describe a task and the version that `reference` means."""
         return await self._run(calls.task(reference))
 
     async def promote(
         self, task: str, alias: str, version: int, expected_version: int | None = None
-    ) -> AliasChange:
+    ) -> wire.AliasChange:
         """Point `alias` at `version`, which the server loads and probes first.
 
         Raises:
@@ -241,7 +219,7 @@ class AsyncClient:
 
     async def rollback(
         self, task: str, alias: str, expected_version: int | None = None
-    ) -> AliasChange:
+    ) -> wire.AliasChange:
         """Point `alias` back at the previous version."""
         return await self._run(calls.rollback(task, alias, expected_version))
 
@@ -253,7 +231,7 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """Let `version`, once loaded and probed, answer a share of the alias's requests.
 
         Raises:
@@ -270,7 +248,7 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """Run `version` unseen on a share of the alias's requests, to compare it."""
         place = (task, alias, CandidateRole.SHADOW)
         return await self._run(calls.set_candidate(place, version, share, expected_version))
@@ -282,37 +260,37 @@ class AsyncClient:
         *,
         alias: str = "prod",
         expected_version: int | None = None,
-    ) -> CandidateChange:
+    ) -> wire.CandidateChange:
         """End the canary or the shadow of an alias."""
         return await self._run(calls.end_candidate((task, alias, role), expected_version))
 
-    async def shadow_report(self, task: str, *, alias: str = "prod") -> ShadowReport:
+    async def shadow_report(self, task: str, *, alias: str = "prod") -> wire.ShadowReport:
         """Report the results of an alias's shadow on this server."""
         return await self._run(calls.shadow_report(task, alias))
 
-    async def preload(self, reference: str) -> ResidencyReport:
+    async def preload(self, reference: str) -> wire.ResidencyReport:
         """Load a task version into memory and check it."""
-        return await self._run(calls.hold(reference, "preload", ResidencyReport))
+        return await self._run(calls.hold(reference, "preload", wire.ResidencyReport))
 
-    async def pin(self, reference: str) -> ResidencyReport:
+    async def pin(self, reference: str) -> wire.ResidencyReport:
         """Load the version that `reference` means now, and keep it in memory."""
-        return await self._run(calls.hold(reference, "pin", ResidencyReport))
+        return await self._run(calls.hold(reference, "pin", wire.ResidencyReport))
 
-    async def unpin(self, reference: str) -> Unpinning:
+    async def unpin(self, reference: str) -> wire.Unpinning:
         """Let the server evict a task again, or the one version `name/3`."""
-        return await self._run(calls.hold(reference, "unpin", Unpinning))
+        return await self._run(calls.hold(reference, "unpin", wire.Unpinning))
 
-    async def evict(self, reference: str) -> Eviction:
+    async def evict(self, reference: str) -> wire.Eviction:
         """Drop a task, or the one version `name/3`, from memory."""
-        return await self._run(calls.hold(reference, "evict", Eviction))
+        return await self._run(calls.hold(reference, "evict", wire.Eviction))
 
     async def memory(self) -> MemoryReport:
         """Report bytes in use, and the bytes of one full model per task."""
         return await self._run(calls.show("/v1/memory", MemoryReport))
 
-    async def info(self) -> ServerInfo:
+    async def info(self) -> wire.ServerInfo:
         """Report the facts about the server."""
-        return await self._run(calls.show("/info", ServerInfo))
+        return await self._run(calls.show("/info", wire.ServerInfo))
 
     async def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""

@@ -6,6 +6,7 @@ from typing import Generic, Literal, NoReturn, TypeVar, Unpack
 
 from pydantic import JsonValue
 
+from nunatak_client import replies
 from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_client.payloads import (
     Inputs,
@@ -17,19 +18,6 @@ from nunatak_client.payloads import (
     predict_body,
     task_target,
     wire_inputs,
-)
-from nunatak_client.replies import (
-    FanOut,
-    Prediction,
-    Reply,
-    ResultT,
-    TaskResult,
-    raise_for_problem,
-    read_fan_out,
-    read_line,
-    read_object,
-    read_prediction,
-    read_result,
 )
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.wire import (
@@ -52,42 +40,47 @@ class Call(Generic[AnswerT]):
 
     method: Literal["GET", "POST", "PUT"]
     path: str
-    read: Callable[[Reply], AnswerT]
+    read: Callable[[replies.Reply], AnswerT]
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     content: bytes | None = None
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def answer(self, reply: Reply) -> AnswerT:
+    def answer(self, reply: replies.Reply) -> AnswerT:
         """Read `reply`.
 
         Raises:
             ApiError: the server refused.
             InvalidResponseError: the reply does not follow the contract.
         """
-        raise_for_problem(reply)
+        replies.raise_for_problem(reply)
         return self.read(reply)
 
 
-def predict(task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Call[Prediction]:
+def predict(
+    task: str, inputs: Inputs, **options: Unpack[PredictOptions]
+) -> Call[replies.Prediction]:
     wire = wire_inputs(inputs)
     target = task_target(task)
     call = _asking(
-        wire, None, lambda reply: read_prediction(reply, num_inputs=wire.num_inputs), **options
+        wire,
+        None,
+        lambda reply: replies.read_prediction(reply, num_inputs=wire.num_inputs),
+        **options,
     )
     return replace(call, path=f"{target.path}/predict", query=target.query)
 
 
 def predict_many(
     inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
-) -> Call[FanOut]:
+) -> Call[replies.FanOut]:
     if isinstance(tasks, str):
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
     wire = wire_inputs(inputs)
     return _asking(
         wire,
         tasks,
-        lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+        lambda reply: replies.read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
         **options,
     )
 
@@ -95,7 +88,7 @@ def predict_many(
 def _asking(
     inputs: WireInputs,
     tasks: Sequence[str] | None,
-    read: Callable[[Reply], AnswerT],
+    read: Callable[[replies.Reply], AnswerT],
     *,
     deadline_s: float | None = None,
     routing_key: str | None = None,
@@ -115,26 +108,26 @@ def _asking(
 class StreamCall:
     """A request whose answer arrives line by line, one line for each task."""
 
-    call: Call[FanOut]
+    call: Call[replies.FanOut]
     tasks: Sequence[str]
     num_inputs: int | None
 
-    def read(self, line: str) -> TaskResult:
+    def read(self, line: str) -> replies.TaskResult:
         """Read one line.
 
         Raises:
             InvalidResponseError: the line does not follow the contract.
         """
-        return read_line(line, num_inputs=self.num_inputs)
+        return replies.read_line(line, num_inputs=self.num_inputs)
 
-    def refuse(self, reply: Reply) -> NoReturn:
+    def refuse(self, reply: replies.Reply) -> NoReturn:
         """Raise the error of a reply without lines.
 
         Raises:
             ApiError: the server refused.
             InvalidResponseError: the reply does not follow the contract.
         """
-        raise_for_problem(reply)
+        replies.raise_for_problem(reply)
         raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
 
     def check_whole(self, answered: Sequence[str]) -> None:
@@ -159,10 +152,7 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
 
 
 def set_candidate(
-    place: tuple[str, str, CandidateRole],
-    version: int,
-    share: float,
-    expected_version: int | None,
+    place: tuple[str, str, CandidateRole], version: int, share: float, expected_version: int | None
 ) -> Call[CandidateChange]:
     path = _alias_path(*place)
     return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
@@ -198,15 +188,15 @@ def task(reference: str) -> Call[TaskDetail]:
 
 
 def hold(
-    reference: str, how: Literal["preload", "pin", "unpin", "evict"], kind: type[ResultT]
-) -> Call[ResultT]:
+    reference: str, how: Literal["preload", "pin", "unpin", "evict"], kind: type[replies.ResultT]
+) -> Call[replies.ResultT]:
     """Change which versions of a task are in memory."""
     target = task_target(reference)
     path = f"{target.path}/{how}"
     return Call(method="POST", path=path, query=target.query, read=_read_as(kind))
 
 
-def show(path: str, kind: type[ResultT]) -> Call[ResultT]:
+def show(path: str, kind: type[replies.ResultT]) -> Call[replies.ResultT]:
     return Call(method="GET", path=path, read=_read_as(kind))
 
 
@@ -218,17 +208,17 @@ def readiness() -> Call[bool]:
 def _change(
     method: Literal["POST", "PUT"],
     path: str,
-    kind: type[ResultT],
+    kind: type[replies.ResultT],
     expected_version: int | None,
     **body: JsonValue,
-) -> Call[ResultT]:
+) -> Call[replies.ResultT]:
     if expected_version is not None:
         body["expected_version"] = expected_version
     return Call(method=method, path=path, content=json_body(body), read=_read_as(kind))
 
 
-def _read_as(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
-    return lambda reply: read_result(kind, read_object(reply))
+def _read_as(kind: type[replies.ResultT]) -> Callable[[replies.Reply], replies.ResultT]:
+    return lambda reply: replies.read_result(kind, replies.read_object(reply))
 
 
 def _alias_path(name: str, alias: str, role: CandidateRole | None = None) -> str:

@@ -13,42 +13,27 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
+from nunatak_contract import wire
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.record import Result
-from nunatak_contract.wire import (
-    BATCH_SIZE_HEADER,
-    COMPUTE_HEADER,
-    QUEUE_HEADER,
-    RELEASE_HEADER,
-    REQUEST_ID_HEADER,
-    TOKENIZE_HEADER,
-    Answer,
-    InputFacts,
-    PredictedValue,
-    Problem,
-    RankedDocument,
-    Score,
-    Span,
-    Timings,
-)
 
 ResultT = TypeVar("ResultT", bound=Result)
 
 
-class Entity(Span):
+class Entity(wire.Span):
     """A labelled part of the text: one token or word, or an aggregated group of them."""
 
     label: str = Field(validation_alias=AliasChoices("entity", "entity_group", "label"))
     index: int | None = Field(default=None, description="of a single token or word")
 
 
-Scores = tuple[Score, ...]
+Scores = tuple[wire.Score, ...]
 """The labels of one input, best first."""
 Entities = tuple[Entity, ...]
 """The labelled parts of one text, in its order."""
-Answers = tuple[Answer, ...]
+Answers = tuple[wire.Answer, ...]
 """The answers to one question, best first."""
-Ranking = tuple[RankedDocument, ...]
+Ranking = tuple[wire.RankedDocument, ...]
 """The documents of one query, best first."""
 
 
@@ -58,7 +43,7 @@ class Classification(Result):
     head: Literal[HeadKind.SEQUENCE_CLASSIFICATION] = HeadKind.SEQUENCE_CLASSIFICATION
     outputs: tuple[Annotated[Scores, Field(min_length=1)], ...]
     problem_type: ProblemType | None = None
-    predicted: tuple[PredictedValue, ...] = ()
+    predicted: tuple[wire.PredictedValue, ...] = ()
     """By the problem type: the label, all labels that apply, or the value. This field and the
     problem type are empty if the server does not send them."""
 
@@ -92,7 +77,7 @@ HeadOutputs = Annotated[
 HeadT = TypeVar("HeadT", Classification, TokenClassification, QuestionAnswering, RankingOutputs)
 
 
-class Answered(InputFacts):
+class Answered(wire.InputFacts):
     """Base of classes with predictions: the parts of the first input, by the kind of the task.
 
     Every property but `predicted` and `labels` is about the first input, and each raises
@@ -114,12 +99,12 @@ class Answered(InputFacts):
         return self._said(Classification).outputs[0]
 
     @property
-    def best(self) -> Score:
+    def best(self) -> wire.Score:
         """The best label, or the value of a regression."""
         return self.scores[0]
 
     @property
-    def predicted(self) -> tuple[PredictedValue, ...]:
+    def predicted(self) -> tuple[wire.PredictedValue, ...]:
         """For every input the label, a tuple of all labels that apply, or the value."""
         return self._said(Classification).predicted
 
@@ -160,7 +145,7 @@ class Prediction(Answered):
     task: str
     version: int
     head_outputs: HeadOutputs
-    timings: Timings = Timings()
+    timings: wire.Timings = wire.Timings()
     request_id: str | None = None
 
     @property
@@ -178,7 +163,7 @@ class Prediction(Answered):
         return self.head_outputs
 
 
-def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
+def error_of(problem: wire.Problem, *, retry_after_s: float | None = None) -> ApiError:
     fields = "; ".join(f"{field.location}: {field.message}" for field in problem.errors or ())
     detail = problem.detail or problem.title or f"the server answered {problem.status}"
     return error_class(problem.status)(
@@ -197,8 +182,8 @@ class TaskResult(Answered):
     task: str | None = None
     version: int | None = None
     head_outputs: HeadOutputs | None = None
-    error: Problem | None = None
-    timings: Timings = Timings()
+    error: wire.Problem | None = None
+    timings: wire.Timings = wire.Timings()
     """The timings of a streamed result; other results share the timings of the whole answer."""
 
     @model_validator(mode="after")
@@ -219,7 +204,7 @@ class TaskResult(Answered):
             ApiError: this task failed.
         """
         if self.head_outputs is None:
-            raise error_of(self.error or Problem(code="api_error", status=500))
+            raise error_of(self.error or wire.Problem(code="api_error", status=500))
         return self.head_outputs
 
     def about(self, place: int) -> "TaskResult":
@@ -241,7 +226,7 @@ class FanOut(Result):
     """The answers of several tasks to the same inputs, in the order of the request."""
 
     results: tuple[TaskResult, ...]
-    timings: Timings = Timings()
+    timings: wire.Timings = wire.Timings()
     request_id: str | None = None
 
     def __getitem__(self, reference: str) -> TaskResult:
@@ -284,21 +269,21 @@ def raise_for_problem(reply: Reply) -> None:
     if reply.is_success:
         return
     try:
-        problem = Problem.model_validate_json(reply.content)
+        problem = wire.Problem.model_validate_json(reply.content)
     except ValidationError:
         raise error_class(reply.status)(
             code="http_error",
             status=reply.status,
             detail=f"the server answered HTTP {reply.status} without a reason; is it Nunatak?",
-            request_id=reply.headers.get(REQUEST_ID_HEADER),
+            request_id=reply.headers.get(wire.REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
     if reply.status in REFUSED:
-        problem = _with_releases(problem, reply.headers.get(RELEASE_HEADER))
+        problem = _with_releases(problem, reply.headers.get(wire.RELEASE_HEADER))
     raise error_of(problem, retry_after_s=reply.retry_after_s)
 
 
-def _with_releases(problem: Problem, server: str | None) -> Problem:
+def _with_releases(problem: wire.Problem, server: str | None) -> wire.Problem:
     """Name the releases in a refusal if they differ: the server may not know what was asked."""
     own = version("nunatak")
     if server is None or server == own:
@@ -349,12 +334,12 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
     return read_result(TaskResult, with_head_outputs(entry, num_inputs))
 
 
-def read_timings(headers: Mapping[str, str]) -> Timings:
-    batch_size = _number(headers.get(BATCH_SIZE_HEADER))
-    return Timings(
-        queue_ms=_number(headers.get(QUEUE_HEADER)),
-        tokenize_ms=_number(headers.get(TOKENIZE_HEADER)),
-        compute_ms=_number(headers.get(COMPUTE_HEADER)),
+def read_timings(headers: Mapping[str, str]) -> wire.Timings:
+    batch_size = _number(headers.get(wire.BATCH_SIZE_HEADER))
+    return wire.Timings(
+        queue_ms=_number(headers.get(wire.QUEUE_HEADER)),
+        tokenize_ms=_number(headers.get(wire.TOKENIZE_HEADER)),
+        compute_ms=_number(headers.get(wire.COMPUTE_HEADER)),
         batch_size=None if batch_size is None else int(batch_size),
     )
 
@@ -385,7 +370,7 @@ def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[s
 def _trail(reply: Reply) -> dict[str, object]:
     return {
         "timings": read_timings(reply.headers),
-        "request_id": reply.headers.get(REQUEST_ID_HEADER),
+        "request_id": reply.headers.get(wire.REQUEST_ID_HEADER),
     }
 
 

@@ -21,8 +21,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.architectures.prenorm import run_prenorm_layer
-from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
+from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary, run_prenorm_layer
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.attention import Attention

@@ -15,8 +15,7 @@ from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import decoder
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.decoder import DecoderConfig, layer_facts, read_fields
-from nunatak_model.architectures.prenorm import run_prenorm_layer
-from nunatak_model.architectures.rotary import rotary
+from nunatak_model.architectures.rotary import rotary, run_prenorm_layer
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import rms_norm
 

@@ -22,8 +22,13 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.architectures.prenorm import run_gated_block
-from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_flat_rope, rotary
+from nunatak_model.architectures.rotary import (
+    Rope,
+    RotaryAttention,
+    read_flat_rope,
+    rotary,
+    run_gated_block,
+)
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv

@@ -24,10 +24,7 @@ from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_li
 from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product
 from nunatak_model.weights import Linear, Norm
 
-MIN_PACKED_ELEMENTS = {
-    torch.float32: native.MAX_FACTOR_ELEMENTS,
-    torch.bfloat16: 2**14,
-}
+MIN_PACKED_ELEMENTS = {torch.float32: native.MAX_FACTOR_ELEMENTS, torch.bfloat16: 2**14}
 """Smaller weights stay plain, because the call of oneDNN costs more than their product.
 
 Measured on Zen 4. bfloat16 products use oneDNN in both layouts, so packing pays for smaller

@@ -12,8 +12,15 @@ from tokenizers import Tokenizer, models
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import TextInput
 from nunatak_model.text.bounds import check_bounds, is_panic
-from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import WHOLE, Encoding, Part, Vocabulary, align
+from nunatak_model.text.encoding import (
+    WHOLE,
+    Encoding,
+    Part,
+    Vocabulary,
+    align,
+    long_text,
+    parts_of_windows,
+)
 from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64

@@ -64,9 +64,7 @@ class Files(Protocol):
         """Return whether there is a folder below the root; True where files need no folders."""
         ...
 
-    def delete(self, key: str) -> None:
-        """Remove the file, if it is there."""
-        ...
+    def delete(self, key: str) -> None: ...
 
     def move(self, key: str, target: str) -> bool:
         """Move the file at `key` without reading it; False if there is none."""
@@ -289,8 +287,6 @@ def _local_refusals(action: str) -> Generator[None]:
 
 
 class RemoteFiles:
-    """Files in a place that fsspec reaches."""
-
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
         self._filesystem = filesystem
         self._root = root.rstrip("/")

@@ -47,8 +47,6 @@ History = tuple[list[AliasEvent], list[CandidateEvent]]
 
 
 class CallThreads:
-    """Threads for one kind of call."""
-
     def __init__(self, kind: str, *, num_threads: int = 1) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"nunatak-registry_{kind}")
 

@@ -222,7 +222,6 @@ class HoldRenewal:
 
     @property
     def is_over(self) -> bool:
-        """Whether the holds have expired, so that the versions in memory can be deleted."""
         return self.is_refused and self._clock() >= self._over_at
 
     def look(self) -> None:

@@ -25,8 +25,6 @@ NAMES: Final = ("nunatak", "jev-latest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentQuestions:
-    """The questions of a request before they are read."""
-
     num_questions: int
     num_options: int
     """Options and levels of all questions."""
@@ -71,7 +69,6 @@ def headers_of(decisions: Decisions) -> dict[str, str]:
 
 
 def read_text(value: JsonText) -> str:
-    """Return a state as text."""
     try:
         return text_of(value)
     except ValueError as error:
@@ -83,7 +80,6 @@ def invalid(problem: str) -> NunatakError:
 
 
 def _question(position: int, name: str | None, fields: Mapping[str, object]) -> AskedQuestion:
-    """Return a question of a request, by its position from 1."""
     named = "" if name is None else f" ({name!r:.80})"
     title = f"question {position} of the request{named}"
     try:

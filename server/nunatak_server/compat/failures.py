@@ -190,8 +190,6 @@ def as_system_one(problem: Problem) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """The form of the failures of one protocol."""
-
     shape: Shape = as_line
     model: type[Message] | None = LineProblem
     """The schema of `shape`."""

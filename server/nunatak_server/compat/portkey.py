@@ -75,10 +75,7 @@ async def portkey(
 
 
 def _stands_in(text: JsonValue, content: CallContent) -> bool:
-    """Return whether a text stands in the content of a call.
-
-    Portkey joins the parts of a message, and writes an empty line for a part without text.
-    """
+    """Return whether a text stands in the content of a call."""
     if not isinstance(text, str):
         return False
     lines = _lines(text)

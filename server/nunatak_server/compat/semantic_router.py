@@ -21,29 +21,9 @@ from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
+from nunatak_server.compat import runtime_contract
 from nunatak_server.compat.failures import as_router, router_of
-from nunatak_server.compat.runtime_contract import (
-    API_VERSION,
-    MAX_BUNDLE_TASKS,
-    OVERFLOWS,
-    BundleRequest,
-    BundleTask,
-    ClassifyRequest,
-    EmbeddingsRequest,
-    Options,
-    RerankRequest,
-    card_of,
-    classify_kind,
-    embedding_card,
-    is_served,
-)
-from nunatak_server.compat.translation import (
-    base64_of,
-    embed_texts,
-    find_task,
-    span_of,
-    usage_of,
-)
+from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
@@ -71,31 +51,39 @@ router = router_of("vLLM semantic-router", prefix="/srun")
 
 
 @router.ask("/v1/classify", answer=dict[str, Any])
-async def classify(request: Request, handling: Routed, body: ClassifyRequest) -> Response:
+async def classify(
+    request: Request, handling: Routed, body: runtime_contract.ClassifyRequest
+) -> Response:
     """Run the head of a task; a failed input carries its own error."""
     return await _timed(_classify(request, body, handling))
 
 
 @router.ask("/v1/rerank", answer=dict[str, Any])
-async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
+async def rerank(
+    request: Request, handling: Routed, body: runtime_contract.RerankRequest
+) -> Response:
     """Order documents for a query, best first."""
     return await _timed(_rerank(request, body, handling))
 
 
 @router.ask("/v1/embeddings", answer=dict[str, Any])
-async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
+async def embeddings(
+    request: Request, handling: Unrouted, body: runtime_contract.EmbeddingsRequest
+) -> Response:
     """Embed texts with the backbone; a failed text carries its own error."""
     return await _timed(embed(request, body, handling))
 
 
 @router.ask("/v1/bundle", answer=dict[str, Any])
-async def bundle(request: Request, handling: Routed, body: BundleRequest) -> Response:
+async def bundle(
+    request: Request, handling: Routed, body: runtime_contract.BundleRequest
+) -> Response:
     """Answer several requests; each has the status that it would have alone."""
     return await _timed(_bundle(request, body, with_deadline(handling, body.options.deadline_ms)))
 
 
 async def _bundle(
-    request: Request, body: BundleRequest, handling: Handling
+    request: Request, body: runtime_contract.BundleRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     for task in body.tasks:
         if sum(it is not None for it in (task.classify, task.rerank, task.embeddings)) != 1:
@@ -110,13 +98,18 @@ async def _bundle(
 async def models(request: Request) -> Response:
     """Describe the backbones, and the caller's tasks that the contract can ask."""
     runtime = runtime_of(request)
-    cards = [card_of(it, runtime) for it in await _served(request)]
-    cards += [embedding_card(it, runtime) for it in runtime.backbones]
+    cards = [runtime_contract.card_of(it, runtime) for it in await _served(request)]
+    cards += [runtime_contract.embedding_card(it, runtime) for it in runtime.backbones]
     limits = {
-        "max_bundle_tasks": MAX_BUNDLE_TASKS,
+        "max_bundle_tasks": runtime_contract.MAX_BUNDLE_TASKS,
         "max_request_bytes": runtime.settings.max_body_bytes,
     }
-    listed = {"object": "list", "api_version": API_VERSION, "data": cards, "limits": limits}
+    listed = {
+        "object": "list",
+        "api_version": runtime_contract.API_VERSION,
+        "data": cards,
+        "limits": limits,
+    }
     return reply(listed)
 
 
@@ -127,16 +120,18 @@ async def health(request: Request) -> Response:
     backbones = runtime_of(request).backbones
     names = [*(it.name for it in backbones), *(it.task for it in await _served(request))]
     served = {it: {"status": "ready"} for it in names}
-    return reply({"api_version": API_VERSION, "status": "ready", "models": served})
+    return reply({"api_version": runtime_contract.API_VERSION, "status": "ready", "models": served})
 
 
 @router.show("/health/live", answer=dict[str, Any])
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
-    return reply({"api_version": API_VERSION, "status": "alive"})
+    return reply({"api_version": runtime_contract.API_VERSION, "status": "alive"})
 
 
-async def _bundled(request: Request, task: BundleTask, handling: Handling) -> dict[str, Any]:
+async def _bundled(
+    request: Request, task: runtime_contract.BundleTask, handling: Handling
+) -> dict[str, Any]:
     try:
         if task.classify is not None:
             fields, _ = await _classify(request, task.classify, handling)
@@ -144,7 +139,9 @@ async def _bundled(request: Request, task: BundleTask, handling: Handling) -> di
         if task.embeddings is not None:
             fields, _ = await embed(request, task.embeddings, handling)
             return {"id": task.id, "status": 200, "embeddings": fields}
-        fields, _ = await _rerank(request, cast("RerankRequest", task.rerank), handling)
+        fields, _ = await _rerank(
+            request, cast("runtime_contract.RerankRequest", task.rerank), handling
+        )
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
         return {"id": task.id, "status": problem["status"], **as_router(problem)}
@@ -152,7 +149,7 @@ async def _bundled(request: Request, task: BundleTask, handling: Handling) -> di
 
 
 async def _classify(
-    request: Request, body: ClassifyRequest, handling: Handling
+    request: Request, body: runtime_contract.ClassifyRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     items = [body.input] if isinstance(body.input, str) else body.input
     inputs = [
@@ -162,7 +159,9 @@ async def _classify(
     own = with_deadline(handling, body.options.deadline_ms)
     options = Parameters(
         aggregation_strategy=AggregationStrategy.SIMPLE,
-        on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
+        on_long=runtime_contract.OVERFLOWS[body.options.overflow]
+        if body.options.overflow
+        else None,
     )
 
     async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
@@ -177,10 +176,10 @@ async def _classify(
     if known is None:
         manifest = await find_task(request, body.model, None)
         task, head, labels = manifest.task, manifest.head, manifest.head.labels
-        kind = classify_kind(head.kind, head.problem_type)
+        kind = runtime_contract.classify_kind(head.kind, head.problem_type)
     else:
         task, labels = known.task, known.labels
-        kind = classify_kind(known.head, known.problem_type)
+        kind = runtime_contract.classify_kind(known.head, known.problem_type)
     _check(task, kind, body)
     read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
     fields = {
@@ -195,10 +194,10 @@ async def _classify(
 
 
 async def _rerank(
-    request: Request, body: RerankRequest, handling: Handling
+    request: Request, body: runtime_contract.RerankRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     query = Query(query=body.query, documents=tuple(body.documents))
-    on_long = OVERFLOWS[body.options.overflow or "reject"]
+    on_long = runtime_contract.OVERFLOWS[body.options.overflow or "reject"]
     options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
     own = with_deadline(handling, body.options.deadline_ms)
     result, headers = await ask_task(request, own, body.model, (query,), options)
@@ -211,7 +210,7 @@ async def _rerank(
     return with_meta(fields, body.options, headers), headers
 
 
-def _check(task: str, kind: str | None, body: ClassifyRequest) -> None:
+def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) -> None:
     if kind is None:
         raise _unsupported("classify", task)
     if body.head not in {None, task}:
@@ -228,7 +227,7 @@ def _unsupported(surface: str, task: str) -> NunatakError:
 
 
 def _result(
-    found: TaskPrediction | str, place: int, item: Input, body: ClassifyRequest
+    found: TaskPrediction | str, place: int, item: Input, body: runtime_contract.ClassifyRequest
 ) -> dict[str, Any]:
     if isinstance(found, str):
         return {"error": found}
@@ -267,7 +266,7 @@ def _result(
     return {"label": predicted, "probabilities": values, **usage}
 
 
-def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
+def _ranked(found: DocumentScore, body: runtime_contract.RerankRequest) -> dict[str, Any]:
     # The router's client needs the logit, and takes any other answer for a broken model.
     (score,) = apply_function(FunctionToApply.SIGMOID, [found["score"]])
     fields = {"index": found["index"], "relevance_score": score, "logit": found["score"]}
@@ -287,10 +286,9 @@ async def _timed(answer: Awaitable[tuple[dict[str, Any], dict[str, str]]]) -> Re
 
 
 async def _served(request: Request) -> list[TaskManifest]:
-    """Return the caller's tasks that the contract can ask, and for which a backbone is here."""
     tasks = (it.manifest for it in await catalog_of(request).tasks())
     backbones = runtime_of(request).backbones
-    return [it for it in tasks if backbones.serves(it) and is_served(it)]
+    return [it for it in tasks if backbones.serves(it) and runtime_contract.is_served(it)]
 
 
 async def ask_each(
@@ -322,7 +320,7 @@ async def ask_each(
 
 
 async def embed(
-    request: Request, body: EmbeddingsRequest, handling: Handling
+    request: Request, body: runtime_contract.EmbeddingsRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     own = with_deadline(handling, body.options.deadline_ms)
     backbone = runtime_of(request).backbones.named(body.model)
@@ -364,7 +362,10 @@ def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
 
 
 def with_meta(
-    fields: dict[str, Any], options: Options, headers: dict[str, str], **more: object
+    fields: dict[str, Any],
+    options: runtime_contract.Options,
+    headers: dict[str, str],
+    **more: object,
 ) -> dict[str, Any]:
     if not options.return_meta:
         return fields

@@ -30,10 +30,7 @@ from nunatak_server.runtime import Runtime
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-MODEL_KINDS = {
-    HeadKind.SEQUENCE_CLASSIFICATION: "classifier",
-    HeadKind.RANKING: "reranker",
-}
+MODEL_KINDS = {HeadKind.SEQUENCE_CLASSIFICATION: "classifier", HeadKind.RANKING: "reranker"}
 Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""
 

@@ -110,7 +110,6 @@ def _dicts_in(parsed: object, name: str) -> list[dict[str, Any]]:
 
 
 def _texts_in(raw: bytes) -> list[str]:
-    """Read the elements of a tensor, up to one more than the schema allows."""
     texts = list[str]()
     place = 0
     while place < len(raw) and len(texts) <= MAX_ITEMS:

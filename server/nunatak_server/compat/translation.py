@@ -23,11 +23,7 @@ ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
 
 
 async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
-    """Return the manifest of the version that a path means.
-
-    Raises:
-        NunatakError: `backbone_mismatch`, the server has no backbone for the version.
-    """
+    """Return the manifest of the version that a path means."""
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     runtime_of(request).backbones.of(manifest)
@@ -43,10 +39,7 @@ async def embed_texts(
     normalises: bool = True,
     backbone: Backbone | None = None,
 ) -> tuple[Embeddings, dict[str, str]]:
-    """Embed texts with a backbone, or else the default backbone.
-
-    Returns vectors and the headers of the answer.
-    """
+    """Embed texts with a backbone, or else the default backbone."""
     runtime = runtime_of(request)
     embeddings = await runtime.service.embed(
         EmbeddingRequest(
@@ -66,7 +59,6 @@ def texts_of(texts: str | list[str]) -> tuple[str, ...]:
 
 
 def usage_of(num_tokens: int) -> dict[str, int]:
-    """Return the number of tokens read, as OpenAI and vLLM count them."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

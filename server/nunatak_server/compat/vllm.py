@@ -238,7 +238,6 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
 
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
-    """Ask the caller's one task, and list labels or found spans."""
     caller = caller_of(request.scope)
     tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
     if len(tasks) != 1:
@@ -269,7 +268,6 @@ def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[
 
 
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
-    """Pair one text with each other text, or the texts one by one."""
     queries, documents = texts_of(first), texts_of(second)
     if len(queries) == 1:
         return (Query(query=queries[0], documents=documents),)

@@ -46,7 +46,6 @@ MUCH_WAITING: Final = 3.0
 
 
 def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
-    """Return the failure of the device behind an error; None if the device is not the cause."""
     match error:
         case torch.AcceleratorError():
             # Kernels without memory and failed allocations of pinned memory raise this error, too.
@@ -158,8 +157,6 @@ class BatchCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """The content of one batch, and its time."""
-
     number: int
     num_rows: int
     num_tokens: int
@@ -233,8 +230,6 @@ RowLogits = list[float] | NunatakError
 
 
 class Compute(Protocol):
-    """Runs batches on a device, on the engine thread."""
-
     @property
     def stops_between_layers(self) -> bool:
         """Whether a call runs `between_layers`, which may then call this again."""

@@ -85,8 +85,6 @@ class Inbox(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Withdrawal:
-    """Rows whose caller has gone."""
-
     rows: Sequence[PendingRow]
 
 
@@ -247,7 +245,6 @@ class Engine:
     def _carry_out(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
     ) -> None:
-        """Compute and answer the batch of a plan. With `may_stop`, light rows may preempt it."""
         self._order = plan.order
         if not plan.batch:
             return
@@ -303,7 +300,6 @@ class Engine:
     def _preempt(
         self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
     ) -> bool:
-        """Run rows that preempt the rest of a batch; return False if there are none."""
         arrived = self._inbox.take(block=False)
         if not arrived:
             return False

@@ -61,11 +61,7 @@ TOO_LATE: Final = (
 
 
 async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
-    """Return the loaded version. A load that has begun continues after the deadline.
-
-    Raises:
-        DeadlineExceededError: the load has not ended in time.
-    """
+    """Return the loaded version. A load that has begun continues after the deadline."""
     seconds = LOAD_DEADLINE_S if deadline_ms is None else deadline_ms / 1000
     return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
 
@@ -138,7 +134,6 @@ def _backbone_info(backbone: Backbone) -> dict[str, Any]:
 
 
 def registry_kind(settings: ServerSettings) -> str:
-    """Return `folder`, or the kind of database."""
     scheme, separator, _ = settings.registry.partition("://")
     return scheme.partition("+")[0] if separator else "folder"
 
@@ -177,11 +172,7 @@ async def replicas(request: Request) -> Response:
 
 
 def check_own_port(request: Request, settings: ServerSettings) -> None:
-    """Refuse a request at the shared port of several processes.
-
-    Raises:
-        NunatakError: `shared_port`.
-    """
+    """Refuse a request at the shared port of several processes."""
     if settings.processes > 1 and request.scope["server"][1] != settings.port:
         raise NunatakError("shared_port", processes=settings.processes)
 
@@ -193,8 +184,6 @@ WaitQuery = Annotated[
 
 
 class Expecting(Protocol):
-    """A body that names the version that a change expects."""
-
     @property
     def expected_version(self) -> int | None: ...
 
@@ -223,7 +212,6 @@ async def _change(
 async def _preload(
     request: Request, task: str, alias: str, version: int, deadline_ms: int | None
 ) -> None:
-    """Load and probe the version that an alias or its candidate is to have."""
     wanted = TaskReference(task=check_task_name(task), version=version)
     check_alias_name(alias)
     await in_time(
@@ -301,7 +289,6 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
 
 
 def _actor(request: Request) -> str:
-    """Return who changes an alias: a key by its name, or anyone on a server without keys."""
     caller = caller_of(request.scope)
     return caller.name if caller is ANYONE else f"key {caller.name}"
 
@@ -395,10 +382,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
 
 
 async def _versions_meant(request: Request, text: str) -> TaskReference:
-    """Return a reference with a version, or to the whole task, which means all its versions.
-
-    Raises `NunatakError` if there is no such task, or no such alias.
-    """
+    """Return a reference with a version, or to the whole task, which means all its versions."""
     reference = TaskReference.parse(text)
     if reference.alias is None:
         await catalog_of(request).task(reference.task)

@@ -63,7 +63,6 @@ async def handling_of(
     priority: PriorityHeader = Priority.NORMAL,
     routing_key: RoutingKeyHeader = None,
 ) -> Handling:
-    """Return how to handle a request for a task, which may have a canary."""
     caller = caller_of(request.scope)
     return Handling(
         default_deadline_s=runtime_of(request).settings.default_deadline_ms / 1000,
@@ -78,7 +77,6 @@ async def handling_of(
 async def unrouted_handling_of(
     request: Request, deadline_ms: DeadlineHeader = None, priority: PriorityHeader = Priority.NORMAL
 ) -> Handling:
-    """Return how to handle a request that no canary concerns."""
     return await handling_of(request, deadline_ms, priority, None)
 
 
@@ -126,7 +124,6 @@ async def ask_task(
     inputs: tuple[Input, ...],
     options: Parameters = DEFAULT_OPTIONS,
 ) -> tuple[TaskPrediction, dict[str, str]]:
-    """Ask one task through the service; return its answer and the headers of the answer."""
     wanted = PredictionRequest(
         references=(reference,), inputs=inputs, options=options, handling=handling
     )

@@ -53,11 +53,8 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that admits callers, and reads bodies under limits."""
-
     @cached_property
     def needed(self) -> Access | None:
-        """The permission that a caller needs; None for a public route."""
         return access_of(self.dependencies)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -99,9 +96,6 @@ class StrictRoute(APIRoute):
         """Refuse a query parameter that would have no effect.
 
         Probes and balancers may add parameters to the address of a public route.
-
-        Raises:
-            NunatakError: `invalid_request`, a parameter is unknown, or is sent twice.
         """
         if not request.scope["query_string"] or self.needed is None:
             return
@@ -117,16 +111,10 @@ class StrictRoute(APIRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
-        """Read the body; see `read_strictly`."""
         return await read_strictly(request, settings, held=held, parse=self.parse)
 
     def parse(self, scope: Scope, body: bytes) -> object:
-        """Parse a body, which must be declared as JSON.
-
-        Raises:
-            NunatakError: `unsupported_media_type`, the body is not declared as JSON.
-            NunatakError: `invalid_json`, the bytes are not strict JSON.
-        """
+        """Parse a body, which must be declared as JSON."""
         if media_type_of(scope) != b"application/json":
             raise NunatakError("unsupported_media_type")
         return parse_json(body)
@@ -152,7 +140,6 @@ class StrictRoute(APIRoute):
         return found.groupdict() if found and is_to_this else None
 
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
-        """Answer a request with an error of Nunatak, in the shape for callers of this route."""
         return problem_response(scope, error)
 
 
@@ -162,7 +149,6 @@ def declared_bytes(scope: Scope) -> int | None:
 
 
 def media_type_of(scope: Scope) -> bytes:
-    """Return the declared media type in lower case, without parameters; empty if not declared."""
     content_type = header_of(scope, b"content-type") or b""
     return content_type.partition(b";")[0].strip().lower()
 
@@ -174,15 +160,7 @@ async def read_strictly(
     held: HeldBytes,
     parse: Callable[[Scope, bytes], object],
 ) -> StrictRequest:
-    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
-
-    Raises:
-        OverloadedError: the server holds too many bytes of other bodies.
-        NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
-        NunatakError: `receive_timeout`, the body does not arrive in time.
-        NunatakError: `compressed_body`, the body is declared as compressed.
-        NunatakError: or any other error of `parse`.
-    """
+    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
     body = await within(
@@ -219,7 +197,6 @@ class LoadShedder:
     def __init__(
         self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
     ) -> None:
-        """Check requests to the prediction routes among these routes of `app`."""
         self._app = app
         self._routes = [route for route in routes if route.needed == PREDICT]
         self._observer = observer
@@ -254,10 +231,6 @@ def check_capacity(scope: Scope) -> None:
     The protocol discards the body, and the connection stays open. Closing would reset the
     connection of callers that still send, and each would open another. So the refusal is only for
     bodies that certainly arrive and end soon. Other bodies are read first.
-
-    Raises:
-        OverloadedError: the queue is full, or the share of the caller or the task.
-        NunatakError: `not_ready`, the server accepts no requests.
     """
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:

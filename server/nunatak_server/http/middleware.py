@@ -18,12 +18,7 @@ from nunatak_server.http.access import find_caller, sharing_headers
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.state import give_id, request_id_of, state_of
 from nunatak_server.telemetry.logs import fields
-from nunatak_server.telemetry.records import (
-    OK,
-    PredictionRecord,
-    RequestNotes,
-    current_notes,
-)
+from nunatak_server.telemetry.records import OK, PredictionRecord, RequestNotes, current_notes
 from nunatak_server.telemetry.tracing import RequestSpan
 
 NO_ROUTE: Final = "none"
@@ -42,8 +37,6 @@ logger = logging.getLogger("nunatak_server.access")
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One request, and the known facts of its answer."""
-
     method: str
     span: RequestSpan | None
     started: float = field(default_factory=time.perf_counter)
@@ -53,8 +46,6 @@ class Exchange:
 
 
 class RequestObserver:
-    """Records requests in the metrics, in traces and in the log."""
-
     def __init__(self, *, access_log: bool) -> None:
         self._access_log = access_log
 
@@ -80,7 +71,6 @@ class RequestObserver:
         return response
 
     def conclude(self, scope: Scope, exchange: Exchange) -> None:
-        """Record an answered request."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
         metrics = state_of(scope).runtime.metrics
@@ -123,7 +113,6 @@ class ObservingMiddleware:
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and record it after its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -157,7 +146,6 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    """Return the log fields of a prediction, with the times of its slowest version."""
     tasks, failed = list[str](), dict[str, str]()
     tokenize_s = load_s = queue_s = compute_s = 0.0
     batch_rows = 0

@@ -19,7 +19,6 @@ SCHEMA_PATH: Final = "/openapi.json"
 
 
 def integers_up_to(limit: int) -> str:
-    """Return a pattern of the integers from 1 to `limit`, a number of two digits or more."""
     digits = str(limit)
     after = len(digits) - 1
     fewer_digits = f"[1-9][0-9]{{0,{after - 1}}}"
@@ -46,10 +45,7 @@ WHOLE_REFERENCE: Final = {
 
 
 class DescribedApp(FastAPI):
-    """An application whose schema names the permission of each route.
-
-    Built at the first request.
-    """
+    """An application whose schema names the permission of each route."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe an error of Nunatak; its message goes to the caller."""
     return _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
 
 
@@ -65,7 +64,6 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
 
 
 def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
-    """Describe an unexpected failure, without its words."""
     detail = "the server failed; its log has details under the request id"
     return _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
 

@@ -68,12 +68,10 @@ class Waiting:
         self._warns_at = 0.0
 
     def begin(self, connection: "BoundedProtocol") -> None:
-        """Let a connection wait from now on."""
         self._connections[connection] = None
         self._connections.move_to_end(connection)
 
     def end(self, connection: "BoundedProtocol") -> None:
-        """Let a connection wait no more."""
         self._connections.pop(connection, None)
 
     def make_room(self, new: "BoundedProtocol") -> None:
@@ -119,17 +117,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def refusal_of(scope: Scope) -> Response | None:  # noqa: ARG004 - an argument for subclasses
-        """Return the answer to a request that is refused by its head, or None."""
         return None
 
     @staticmethod
     def is_leaving() -> bool:
-        """Return whether the connection should close after its next answer."""
         return False
 
     @staticmethod
     def answer_unreadable() -> Response:
-        """Return the answer to bytes that are no request."""
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class
@@ -146,7 +141,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes, count the useless ones, and wait for the missing part."""
         self._unset_keepalive_if_required()
         for begin in range(0, len(data), PIECE_BYTES):
             piece = data[begin : begin + PIECE_BYTES]
@@ -222,7 +216,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._awaits_head = True
 
     def on_headers_complete(self) -> None:
-        """Wait for the body, or refuse the request if its head is too large."""
         if len(self.headers) > MAX_HEADERS:
             raise HeadError(f"at most {MAX_HEADERS} headers are read")
         if len(self.url) + sum(len(it) + len(value) for it, value in self.headers) > MAX_HEAD_BYTES:
@@ -246,7 +239,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop waiting: the request is whole."""
         if self.parser.should_upgrade():
             return
         self._awaits_body = False

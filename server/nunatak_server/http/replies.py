@@ -13,21 +13,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from nunatak_contract import wire
+from nunatak_contract import memory, wire
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.memory import (
-    ActivationsMemory,
-    BackboneMemory,
-    DeviceTierMemory,
-    HostTierMemory,
-    MemoryReport,
-    ProcessMemory,
-    TaskMemory,
-    TiersMemory,
-    TrunkCacheMemory,
-)
 from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
@@ -83,7 +72,6 @@ def _plain(value: object) -> object:
 
 
 def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
-    """Return the inputs as a list for the service, also for one input."""
     items = inputs if isinstance(inputs, list) else [inputs]
     return tuple(map(_input, items))
 
@@ -161,14 +149,12 @@ def timing_headers(timings: StageTimes) -> dict[str, str]:
 
 
 def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
-    """Return the number of tokens read of all inputs, and whether one was cut."""
     return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
 def summaries_of(
     tasks: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
-    """Return tasks, with their versions in memory."""
     # One pass over tasks and versions in memory, because there may be thousands of both.
     versions = defaultdict[str, list[int]](list)
     for loaded in resident:
@@ -178,8 +164,8 @@ def summaries_of(
     return [{**vars(it), "resident_versions": versions.get(it.name, ())} for it in summaries]
 
 
-def backbone_memory(backbone: Backbone) -> BackboneMemory:
-    return BackboneMemory(
+def backbone_memory(backbone: Backbone) -> memory.BackboneMemory:
+    return memory.BackboneMemory(
         name=backbone.name,
         digest=backbone.digest,
         dtype=str(backbone.dtype).removeprefix("torch."),
@@ -192,11 +178,11 @@ def memory_report(
     runtime: Runtime,
     resident: Sequence[LoadedTask],
     ledger: MemoryLedger,
-    process: ProcessMemory,
+    process: memory.ProcessMemory,
     peak_activations: int | None,
-) -> MemoryReport:
+) -> memory.MemoryReport:
     tiers = runtime.residency.stats()
-    return MemoryReport(
+    return memory.MemoryReport(
         backbone=backbone_memory(runtime.backbone),
         other_backbones=tuple(map(backbone_memory, runtime.backbones.others)),
         tasks=tuple(_task_memory(it, is_pinned=runtime.residency.is_pinned(it)) for it in resident),
@@ -204,18 +190,18 @@ def memory_report(
         dedicated_bytes=ledger.dedicated_bytes,
         saved_share=ledger.saved_share,
         saved_share_formula=saved_by_formula(*_branches(runtime.backbones, resident)),
-        tiers=TiersMemory(
-            device=DeviceTierMemory(
+        tiers=memory.TiersMemory(
+            device=memory.DeviceTierMemory(
                 bytes=tiers.resident_bytes,
                 budget_bytes=tiers.budget_bytes,
                 pinned_bytes=tiers.pinned_bytes,
                 loading_bytes=tiers.loading_bytes,
                 versions=tiers.num_resident,
             ),
-            host=HostTierMemory.model_validate(runtime.host_tier.stats()),
+            host=memory.HostTierMemory.model_validate(runtime.host_tier.stats()),
         ),
-        trunk_cache=TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
-        activations=ActivationsMemory(peak_bytes=peak_activations),
+        trunk_cache=memory.TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
+        activations=memory.ActivationsMemory(peak_bytes=peak_activations),
         process=process,
     )
 
@@ -228,9 +214,9 @@ def _branches(
         yield backbone.config, own
 
 
-def _task_memory(task: LoadedTask, *, is_pinned: bool) -> TaskMemory:
+def _task_memory(task: LoadedTask, *, is_pinned: bool) -> memory.TaskMemory:
     branch = task.branch
-    return TaskMemory(
+    return memory.TaskMemory(
         task=task.manifest.task,
         version=task.manifest.version,
         method=task.manifest.method.kind,
@@ -256,7 +242,6 @@ class LinesResponse(StreamingResponse):
         self._held: AbstractContextManager[object] = nullcontext()
 
     def hold(self, held: AbstractContextManager[object]) -> None:
-        """Hold the source of lines until the last is sent or the caller has gone."""
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,9 +38,6 @@ def parse_json(body: bytes) -> object:
     """Parse strict JSON: UTF-8, no NaN, no lone surrogates, no field twice, bounded depth.
 
     A proxy that checks bodies might read a repeated field differently.
-
-    Raises:
-        NunatakError: `invalid_json`, the bytes are not strict JSON.
     """
     try:
         parsed = orjson.loads(body)
@@ -93,8 +90,6 @@ def quick_handler(route: APIRoute) -> Handler | None:
 
 
 class _Arguments:
-    """The parameters of an endpoint, by their place in a request."""
-
     def __init__(self, dependant: Dependant, dependencies: Sequence[Dependant] = ()) -> None:
         self._dependencies = [
             (it.name, it.call, _Arguments(it)) for it in dependencies if it.name and it.call
@@ -107,11 +102,6 @@ class _Arguments:
         self._body = [_Parameter(field, "body") for field in dependant.body_params]
 
     async def read(self, request: Request) -> dict[str, Any]:
-        """Return the arguments by name.
-
-        Raises:
-            RequestValidationError: a parameter is missing, or does not fit its declaration.
-        """
         # If a header occurs several times, the first counts.
         sent = dict(reversed(request.scope["headers"]))
         values, errors = await self._find(request, sent)
@@ -144,8 +134,6 @@ class _Arguments:
 
 
 class _Parameter:
-    """One parameter, and its location in messages."""
-
     def __init__(self, field: Any, *location: str) -> None:  # noqa: ANN401 - the framework's own field
         self.name: str = field.name
         self.alias: str = field.alias
@@ -190,7 +178,6 @@ def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
 
 
 def _is_plain_dependency(dependant: Dependant) -> bool:
-    """Return whether a dependency gives one argument, and reads single values alone."""
     return (
         dependant.name is not None
         and iscoroutinefunction(dependant.call)

@@ -43,7 +43,6 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """Return the id of the request, if the middleware has seen it."""
     return scope.get(_STATE_KEY)
 
 

@@ -50,7 +50,6 @@ class StreamedRoute(StrictRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
-        """Return the request, and leave its body to the route."""
         del settings, held
         if media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
@@ -162,12 +161,7 @@ def _as_event(fields: Mapping[str, Any]) -> bytes:
 async def _chunks(
     request: Request, settings: ServerSettings, held: HeldBytes
 ) -> AsyncGenerator[str]:
-    """Yield the texts of a body.
-
-    Raises:
-        NunatakError: `body_too_large`, `receive_timeout`: no chunk comes in time; `invalid_json`,
-            `invalid_request`: a line is no chunk; `invalid_text`: the text is not UTF-8.
-    """
+    """Yield the texts of a body."""
     read = {PLAIN_TYPE: _plain, LINES_TYPE: _lines, EVENTS_TYPE: _data}
     texts = read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
     async with aclosing(texts):

@@ -74,7 +74,6 @@ def _best_spans(
     ends: Mapping[int, float],
     options: Parameters,
 ) -> Iterator[tuple[Span, float]]:
-    """Yield the best parts of the context in one window, by their range of characters."""
     _, *tokens = starts
     places = _words(alignment) if options.align_to_words else alignment.offsets
     begins, begin_of = np.unique([places[token][0] for token in tokens], return_inverse=True)
@@ -111,16 +110,12 @@ def _best_spans(
 
 
 def _words(alignment: Alignment) -> Sequence[Span]:
-    """Return for each token the characters of its word, within the window."""
     keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
     first = {key: token for token, key in reversed(list(enumerate(keys)))}
     last = {key: token for token, key in enumerate(keys)}
     return [
         alignment.offsets[token]
         if word is None
-        else (
-            alignment.offsets[first[text, word]][0],
-            alignment.offsets[last[text, word]][1],
-        )
+        else (alignment.offsets[first[text, word]][0], alignment.offsets[last[text, word]][1])
         for token, (text, word) in enumerate(keys)
     ]

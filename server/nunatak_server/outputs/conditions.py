@@ -32,8 +32,6 @@ MAX_JOINERS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSpan:
-    """A part of a text by its positions in characters, with its label."""
-
     start: int
     end: int
     label: str

@@ -19,8 +19,6 @@ from nunatak_server.outputs.scores import softmax
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The places of the tokens of a window in the text, and the logits of each token."""
-
     alignment: Alignment
     logits: tuple[Sequence[float], ...]
 
@@ -221,7 +219,6 @@ def _tokens_before(windows: Sequence[Window]) -> list[int]:
 
 
 def _each_once(found: Sequence[Sequence[Entity]], before: Sequence[int]) -> list[Entity]:
-    """Return one entity for each token or word of the text, by its number in the whole text."""
     kept: dict[int, Entity] = {}
     for entities, num_before in zip(found, before, strict=True):
         for entity in entities:

@@ -164,7 +164,6 @@ def _by_text(encodings: Encodings, logits: Iterable[Logits]) -> list[list[Logits
 
 
 def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
-    """Return the logits of a text or document from the logits of its windows, one or more."""
     if len(windows) == 1:
         return windows[0]
     match head.problem_type:

@@ -39,8 +39,6 @@ def _sigmoid(logit: float) -> float:
 
 
 class LabelScore(TypedDict):
-    """One label and its score."""
-
     label: str
     score: float
 
@@ -52,7 +50,6 @@ def label_scores(
     problem_type: ProblemType,
     options: Parameters,
 ) -> list[LabelScore]:
-    """Return the labelled scores of one row, best first; ties keep the order of the labels."""
     scores = apply_function(options.function_to_apply or default_function(problem_type), logits)
     ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
     return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]

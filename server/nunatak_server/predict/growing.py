@@ -21,8 +21,6 @@ Place = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class _Windows:
-    """The windows of one reading."""
-
     start: tuple[int, int] = (0, 0)
     """A place at white space, and the number of tokens from there to the open window."""
     closed: list[Encoding] = field(default_factory=list[Encoding])
@@ -62,7 +60,6 @@ class Growing:
         return min((it.num_missing_chars for it in self._read.values()), default=0)
 
     def grow(self, text: str, *, takes_open: bool) -> None:
-        """Begin a step with a longer text."""
         self.text, self.takes_open = text, takes_open
         self._read.clear()
 
@@ -85,7 +82,6 @@ class Growing:
         return self.text[begin:], planned, begin
 
     def take(self, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:
-        """Take the windows from the open one on, and return the windows to judge."""
         own = self._windows[replace(reading, start=None)]
         *closed, last = (_moved(it, begin) for it in windows)
         if _places(last):
@@ -124,7 +120,6 @@ class Growing:
     def complete(
         self, manifest: TaskManifest, read: Sequence[Encodings], outcomes: Sequence[RowOutcome]
     ) -> Sequence[RowOutcome]:
-        """Return the outcomes of all windows, from the outcomes of the unknown ones."""
         windows = tuple(chain.from_iterable(read))
         unknown = self.unknown(manifest, windows)
         if len(outcomes) < len(unknown):
@@ -144,7 +139,6 @@ def _answer(logits: "array[float]") -> RowAnswer:
 
 
 def _moved(window: Encoding, by: int) -> Encoding:
-    """Return a window with places in the whole text."""
     if not by or window.alignment is None:
         return window
     offsets = tuple((start + by, end + by) for start, end in window.alignment.offsets)
@@ -152,7 +146,6 @@ def _moved(window: Encoding, by: int) -> Encoding:
 
 
 def _places(window: Encoding) -> list[Place]:
-    """Return the places of the tokens of the text, without special tokens."""
     alignment = window.alignment
     assert alignment is not None  # noqa: S101 - all readings here are aligned
     tokens = zip(alignment.text_ids, alignment.offsets, strict=True)

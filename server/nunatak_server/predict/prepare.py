@@ -142,7 +142,6 @@ class Preprocessor:
     async def read_texts(
         self, request: EmbeddingRequest, permit: Permit
     ) -> tuple[tuple[RowSpec, ...], float]:
-        """Return the backbone's row for each text, and the seconds of the tokenizer."""
         problem = _find_lateness(request, BACKBONE, permit)
         if problem is not None:
             raise problem
@@ -292,7 +291,6 @@ class Preprocessor:
         )
 
     def _check(self, asked: AskedTask, request: PredictionRequest, encoded: Encoded) -> Asked:
-        """Return the task, or its refusal of a too long text. A shadow that refuses is dropped."""
         manifest, shadow, options = asked.manifest, asked.shadow, request.options
         problem = _find_too_long(manifest, asked.reading, encoded, options)
         if problem is not None:
@@ -389,7 +387,6 @@ def _find_too_long(
 
 
 def _refuse_if_all_do(read: Sequence[Asked], found: Sequence[Asked]) -> None:
-    """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error
         for item, before in zip(read, found, strict=True)

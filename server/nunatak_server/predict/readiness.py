@@ -57,7 +57,6 @@ class Readiness:
         return self.state in (State.READY, State.LEAVING) and self._has_lease
 
     def check(self) -> None:
-        """Return if the server accepts requests."""
         if not self.takes_requests:
             self.check_ready()
 

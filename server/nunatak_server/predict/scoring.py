@@ -50,8 +50,6 @@ device has measured its number yet."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The reason why an input has no answers."""
-
     error: NunatakError
     reference: str | None = None
     """The task that cannot answer; None if no task can."""
@@ -59,8 +57,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadInputs:
-    """A chunk of inputs after the tokenizer."""
-
     inputs: tuple[Input, ...]
     """The inputs that every task can read."""
     positions: tuple[int, ...]
@@ -73,8 +69,6 @@ class ReadInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredInputs:
-    """The answers to a chunk of inputs."""
-
     positions: tuple[int, ...]
     """The positions of the answered inputs in the chunk."""
     answers: tuple[TaskPrediction, ...]
@@ -117,7 +111,6 @@ class Scorer:
         return f"{self._backbone.device.type} {dtype}"
 
     def read(self, inputs: Sequence[Input]) -> ReadInputs:
-        """Check and tokenize a chunk. An input that a task cannot read is refused."""
         refusals = dict[int, Refusal]()
         for position, item in enumerate(inputs):
             found = self._find_refusal(item)
@@ -138,7 +131,6 @@ class Scorer:
         )
 
     def score(self, read: ReadInputs) -> ScoredInputs:
-        """Return the answers to a chunk. An input whose outputs are not finite is refused."""
         logits = self._logits(read)
         refusals = dict(read.refusals)
         for name, rows in logits.items():
@@ -211,10 +203,7 @@ class Scorer:
         return found
 
     def _logits(self, read: ReadInputs) -> dict[str, list[InputLogits]]:
-        """Return the logits of the encodings of each input, for each task.
-
-        Equal encodings are computed once.
-        """
+        """Return the logits of the encodings of each input, for each task."""
         encodings = {name: read.encodings[it] for name, it in self._readings.items()}
         wanted = dict[Encoding, list[str]]()
         for name, of_inputs in encodings.items():
@@ -231,10 +220,7 @@ class Scorer:
         }
 
     def _batches(self, wanted: Mapping[Encoding, Sequence[str]]) -> Iterator[list[Encoding]]:
-        """Cut the encodings into batches, the longest first.
-
-        A batch of one encoding may exceed the budget.
-        """
+        """Cut the encodings into batches, the longest first."""
         batch, num_tokens = list[Encoding](), 0
         # The order of equal lengths is the order of the chunk.
         for encoding in sorted(wanted, key=lambda it: -it.num_tokens):

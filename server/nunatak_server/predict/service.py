@@ -23,8 +23,7 @@ from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
-from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
-from nunatak_server.predict.ask import Dispatcher, RowSink
+from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
@@ -63,8 +62,6 @@ MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """The parts of the service, in the order of a request."""
-
     admission: Admission
     facts: KnownFacts
     residency: Residency
@@ -118,7 +115,6 @@ class PredictionService:
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        """Refuse a request without room, before its body is read, and count the refusal."""
         try:
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
@@ -281,7 +277,6 @@ class PredictionService:
                 yield replace(request, references=(text,))
 
     async def _answer_part(self, part: RequestPart, permit: Permit, pace: Pace) -> None:
-        """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
             answered, _ = await self._answer(part.request, permit, pace, part)
             for each in answered:
@@ -311,7 +306,6 @@ class PredictionService:
     async def _conclude(
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
-        """Return the results of tasks, and count the answers of aliases with a canary."""
         sizes = [it.output_work if isinstance(it, AskedTask) else 0 for it in answered]
         if sum(sizes) <= MAX_LOGITS_ON_LOOP:
             results = _results(request, answered)
@@ -344,7 +338,6 @@ def _results(
 
 
 def _parts(answered: Sequence[Asked], sizes: Sequence[int]) -> Iterator[Sequence[Asked]]:
-    """Cut tasks into parts of at most `MAX_LOGITS_A_TURN`, of one task at least."""
     begin = total = 0
     for index, size in enumerate(sizes):
         total += size
@@ -375,7 +368,6 @@ async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) 
 
 
 def _refusal_in(result: TaskAnswer) -> NunatakError | None:
-    """Return the failure of the whole request, if it is the failure of this task."""
     if not isinstance(result, TaskFailure):
         return None
     is_late = isinstance(result.error, DeadlineExceededError)

@@ -24,8 +24,7 @@ from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
 from nunatak_server.predict.growing import Growing
-from nunatak_server.rollouts.canary import Arm
-from nunatak_server.rollouts.rollouts import ShadowRun
+from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
 from nunatak_server.telemetry.records import OK, VersionWork
@@ -119,8 +118,6 @@ class AskedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailure:
-    """The failure of one task."""
-
     reference: str
     error: NunatakError
     task: str | None = None
@@ -168,7 +165,6 @@ class StageTimes:
 
     @classmethod
     def slowest(cls, times: Iterable[Self]) -> Self:
-        """Return the longest time of each stage."""
         found = (cls(), *times)
         return cls(
             queue_s=max(it.queue_s for it in found),
@@ -178,7 +174,6 @@ class StageTimes:
         )
 
     def with_rows(self, rows: Iterable[RowOutcome]) -> "StageTimes":
-        """Return the timings with more rows; failed rows have no times."""
         answers = [row for row in rows if isinstance(row, RowAnswer)]
         if not answers:
             return self
@@ -192,8 +187,6 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedResult:
-    """One task's answer or failure, with its timings."""
-
     result: TaskAnswer
     timings: StageTimes
     refusal: NunatakError | None = None
@@ -265,7 +258,6 @@ def _checked(rows: Iterable[Sequence[float]], check: Check | None) -> Iterator[S
 
 
 def late_result(asked: Asked) -> TaskFailure:
-    """Return the failure of a task whose answer is not made before the deadline."""
     if isinstance(asked, TaskFailure):
         return asked
     error = DeadlineExceededError()
@@ -290,7 +282,6 @@ def lateness_of(answered: Sequence[Asked]) -> DeadlineExceededError | None:
 
 
 def version_record(asked: AskedTask) -> VersionWork:
-    """Return the work of a version, for observers of predictions."""
     answers = [row for row in asked.outcomes if isinstance(row, RowAnswer)]
     failed = next((row for row in asked.outcomes if not isinstance(row, RowAnswer)), None)
     return VersionWork(
@@ -310,7 +301,6 @@ def normalised(vector: Sequence[float]) -> list[float]:
 
 
 def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
-    """Return the values of the inputs as a list if a list was sent, else the one value."""
     return list(values) if isinstance(inputs, list) else values[0]
 
 

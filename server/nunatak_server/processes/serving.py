@@ -73,7 +73,6 @@ MIN_FILES: Final = 512
 
 
 def connection_limits() -> tuple[int, int]:
-    """Return the most open connections, and the most that wait, for the files allowed."""
     useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # An infinite limit is negative.
@@ -111,11 +110,6 @@ def serve(
 
     The backbone loads before the port opens. SIGTERM ends the process; after SIGINT this returns.
     `announce` gets the address once the server accepts requests; the default prints a line.
-
-    Raises:
-        NunatakError: settings, registry or backbone are at fault.
-        KeyFileError: the file of API keys cannot be read.
-        EngineFailedError: the device is lost, or registry or keys cannot be followed; start again.
     """
     logs.log_everything(settings.log_format)
     prepare(settings)

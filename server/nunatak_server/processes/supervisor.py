@@ -98,8 +98,6 @@ def supervise(settings: ServerSettings) -> int:
 
 
 class Supervisor:
-    """Keeps one template running, and replaces the template on request."""
-
     def __init__(self, listeners: Sequence[socket.socket], *, announce: Callable[[], None]) -> None:
         self._listeners = listeners
         self._announce = announce

@@ -67,8 +67,6 @@ class _Replica:
 
 
 class Template:
-    """Keeps the replicas of a fleet running until a signal."""
-
     def __init__(self, settings: ServerSettings, place: ReplicaPlace, *, serve: Serve) -> None:
         self._settings = divided(settings)
         self._place = place

@@ -142,8 +142,6 @@ PATIENCE_S = 2.0
 
 
 class ResidencyObserver(Protocol):
-    """Receives loads, waits and evictions, on the event loop thread."""
-
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None: ...
 
     def observe_load_wait(self, seconds: float) -> None: ...
@@ -153,8 +151,6 @@ class ResidencyObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """The functions and limits of loads."""
-
     load: Callable[[TaskManifest], LoadedTask]
     """Loads a version; runs on a load thread."""
     size_of: Callable[[TaskManifest], int]
@@ -187,8 +183,6 @@ class _Failure:
 
 
 class Loads:
-    """Loads versions into a resident set."""
-
     def __init__(
         self,
         loader: Loader,

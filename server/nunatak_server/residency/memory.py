@@ -90,8 +90,6 @@ def _cgroup_bytes(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStats:
-    """The present content, and counts of the reads so far."""
-
     budget_bytes: int
     num_bytes: int
     num_blobs: int

@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 
 class Lease:
-    """One use of a version, which stays in memory until `release`."""
-
     def __init__(self, task: LoadedTask, *, end: Callable[[TaskManifest], None]) -> None:
         self.task = task
         self._end: Callable[[TaskManifest], None] | None = end
@@ -37,8 +35,6 @@ class Lease:
 
 
 class Residency:
-    """Leases versions, and brings them into memory."""
-
     def __init__(
         self,
         *,
@@ -64,7 +60,6 @@ class Residency:
         return Lease(task, end=self._end_lease)
 
     async def lease(self, manifest: TaskManifest) -> Lease:
-        """Lease a version for a request, and load the version first if necessary."""
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
@@ -90,7 +85,6 @@ class Residency:
         return task
 
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version and keep it in memory until `unpin`; raises like `preload`."""
         task = await self._lease_anew(manifest)
         self._resident_set.pin(key_of(manifest))
         self._end_lease(manifest)

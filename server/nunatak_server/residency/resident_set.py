@@ -94,8 +94,6 @@ class _Entry:
 
 
 class ResidentSet:
-    """The versions in memory, with their leases, pins and the claims of loads."""
-
     def __init__(self, *, budget_bytes: int) -> None:
         self._budget = budget_bytes
         self._history = UseHistory()
@@ -158,7 +156,6 @@ class ResidentSet:
         return (key,)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
-        """Return if a version would fit once all leases have ended."""
         pinned = sum(
             entry.task.num_bytes
             for other, entry in self._entries.items()
@@ -228,7 +225,6 @@ class ResidentSet:
         return [key for key in self._entries if key.task == task and version in (None, key.version)]
 
     def _shrink(self) -> tuple[VersionKey, ...]:
-        """Evict versions, least worth first, until the rest fits or cannot be evicted."""
         if self._resident_bytes <= self._budget:
             return ()
         free = sorted((key for key, it in self._entries.items() if it.may_go), key=self._worth)

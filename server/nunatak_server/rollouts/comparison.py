@@ -28,8 +28,6 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The agreement of two answers to one input."""
-
     agreement: float
     """1 for equal answers, else 0; for token labels the share of tokens with equal labels."""
     drifts: tuple[float, ...]

@@ -3,24 +3,35 @@
 `Shadows` runs a candidate on the texts of the answering version, and compares both. The engine gets
 the rows of both versions together, so they share trunk rows in one batch. No request waits for a
 shadow: one background task for each run awaits both versions and compares their outputs.
+
+`choose` picks the version, and decides whether the shadow runs. A routing key makes the choice
+sticky. For each canary version, a key has one fixed point in [0, 1). The canary answers while this
+point is below the canary's share. Therefore:
+
+- equal keys get one version while the canary runs, on every server and after every restart;
+- a larger share moves keys to the canary, and moves no key back;
+- the points of different canaries are independent, so different callers try different canaries.
 """
 
 import asyncio
+import hashlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Traffic
 from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.rollouts.canary import CandidateValidation, choose
 from nunatak_server.rollouts.comparison import (
     DROPPED,
     ERROR,
@@ -42,6 +53,125 @@ from nunatak_server.scheduler.rows import (
 )
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.tokenization import Encodings
+
+POINT_BYTES: Final = 6
+"""A float holds 48 bits exactly, so no point rounds up to 1."""
+RETRY_S: Final = 5.0
+"""Time between two attempts to load a candidate."""
+MAX_VALIDATED: Final = 10_000
+"""Most remembered candidates, far above real use. A full set is cleared."""
+
+
+class Arm(StrEnum):
+    """The answering version of an alias with a canary."""
+
+    ALIAS = "alias"
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    manifest: TaskManifest
+    arm: Arm | None = None
+    """The answering version; None if the alias has no canary."""
+    shadow: TaskManifest | None = None
+
+
+def choose(
+    traffic: Traffic,
+    *,
+    routing_key: str | None,
+    draw: Callable[[], float],
+    may_answer: Callable[[TaskManifest], bool],
+) -> Chosen:
+    """Choose the versions for one request.
+
+    While the canary may not answer, the alias's own version gets the canary's share. The shadow
+    runs only where the alias's own version answers, because a report compares these two versions.
+    """
+    canary, shadow = traffic.canary, traffic.shadow
+    arm = None if canary is None else Arm.ALIAS
+    if canary is not None:
+        point = draw() if routing_key is None else point_of(routing_key, canary.manifest)
+        if point < canary.share and may_answer(canary.manifest):
+            return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
+    runs_shadow = shadow is not None and draw() < shadow.share
+    return Chosen(
+        manifest=traffic.manifest,
+        arm=arm,
+        shadow=shadow.manifest if shadow is not None and runs_shadow else None,
+    )
+
+
+def point_of(routing_key: str, canary: TaskManifest) -> float:
+    """Return the point of a key in [0, 1): uniform over keys, fixed for each canary version."""
+    digest = hashlib.sha256(f"{canary.reference}\0{routing_key}".encode()).digest()
+    return int.from_bytes(digest[:POINT_BYTES], "big") / 256**POINT_BYTES
+
+
+class CandidateValidation:
+    """Knows the candidates that this server has validated; only the event loop thread may use it.
+
+    The first request for an alias loads its candidate in the background, while the alias's own
+    version answers. A load includes the parity probe. A validated candidate may be evicted and
+    loaded again like any other version.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_resident: Callable[[TaskManifest], bool],
+        preload: Callable[[TaskManifest], Awaitable[object]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._is_resident = is_resident
+        self._preload = preload
+        self._clock = clock
+        self._validated: set[VersionKey] = set()
+        self._retry_at: dict[VersionKey, float] = {}
+        self._loading: dict[VersionKey, asyncio.Task[None]] = {}
+
+    def is_validated(self, manifest: TaskManifest) -> bool:
+        key = key_of(manifest)
+        if key in self._validated:
+            return True
+        if not self._is_resident(manifest):
+            self.warm(manifest)
+            return False
+        self._remember(key)
+        return True
+
+    def warm(self, manifest: TaskManifest) -> None:
+        """Load a candidate in the background, at most once in `RETRY_S` seconds."""
+        key, now = key_of(manifest), self._clock()
+        if key in self._loading or now < self._retry_at.get(key, now):
+            return
+        if len(self._retry_at) >= MAX_VALIDATED:
+            self._retry_at.clear()
+        self._retry_at[key] = now + RETRY_S
+        loading = asyncio.create_task(self._load(manifest))
+        self._loading[key] = loading
+        loading.add_done_callback(lambda _: self._loading.pop(key))
+
+    async def aclose(self) -> None:
+        loading = list(self._loading.values())
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+
+    async def _load(self, manifest: TaskManifest) -> None:
+        try:
+            await self._preload(manifest)
+        except NunatakError:
+            # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
+            return
+        self._remember(key_of(manifest))
+
+    def _remember(self, key: VersionKey) -> None:
+        if len(self._validated) >= MAX_VALIDATED:
+            self._validated.clear()
+        self._validated.add(key)
+
 
 PAUSE_S: Final = 60.0
 """Pause of a failed shadow, because each batch that fails is computed twice."""

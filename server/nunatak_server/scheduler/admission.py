@@ -36,8 +36,6 @@ ROUNDING: Final = 1e-6
 
 
 class Backlog:
-    """Requests and tokens without an answer yet: in all, by caller, by task and by flow."""
-
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0.0
@@ -130,8 +128,6 @@ JITTER: Final = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A bounded resource, and the amount that all requests together hold."""
-
     resource: str
     limit: int
     total: float
@@ -162,7 +158,6 @@ class Permit:
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
-        """Count more tokens of the request's rows, by task."""
         self._admission.take_tokens(self._caller, self._priority, tokens, held=self.tokens)
         for task, count in tokens.items():
             self.tokens[task] = self.tokens.get(task, 0.0) + count
@@ -174,8 +169,6 @@ class Permit:
 
 
 class HeldBytes:
-    """The bytes of one body."""
-
     def __init__(self, admission: "Admission", *, caller: str, num_bytes: int = 0) -> None:
         self._admission = admission
         self._caller = caller
@@ -242,7 +235,6 @@ class Admission:
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def has_plenty(self, num_bytes: int) -> bool:
-        """Return whether any caller may add a request with a body of `num_bytes`."""
         return self._has_plenty(self.num_requests, 1, self._max_requests) and (
             not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
         )
@@ -256,7 +248,6 @@ class Admission:
         self._check_bytes(caller, num_bytes)
 
     def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        """Return a holder of the bytes of one body; the end of its block gives the bytes back."""
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
@@ -353,7 +344,6 @@ class Admission:
             self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
-        """Return whether a holder of all of `total` could still add `wanted`."""
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:

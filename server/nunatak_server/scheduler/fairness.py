@@ -116,7 +116,6 @@ class Queues(Generic[RowT]):
         return next(iter(self._flows[flow]))
 
     def flows_without(self, rows: Sequence[RowT]) -> frozenset[Flow]:
-        """Return the flows that still have rows here once these queued rows are left out."""
         numbers: dict[Flow, int] = {}
         for row in rows:
             flow = flow_of(row)

@@ -36,8 +36,6 @@ flows make progress as well."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOrder:
-    """The state of fair queueing between two batches."""
-
     virtual_times: VirtualTimes = field(default_factory=VirtualTimes)
     num_in_turn: int = 0
     """Batches since the last one that began with the oldest row."""
@@ -45,8 +43,6 @@ class TurnOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules(Generic[RowT]):
-    """The fixed rules of fair queueing."""
-
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Shares of callers relative to each other; 1 for a caller without an entry."""
     is_trunk_held: Callable[[RowT], bool] = lambda _: False
@@ -55,8 +51,6 @@ class TurnRules(Generic[RowT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan(Generic[RowT]):
-    """The rows of the next batch, their cost, and the state that they leave."""
-
     batch: tuple[RowT, ...]
     num_tokens: int
     num_trunk_rows: int
@@ -210,7 +204,6 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[RowT], queues: Queues[RowT], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return flows with as many waiting rows, less those `are_queued` in the batch, as it holds."""
     taken = Counter(map(flow_of, batch))
     waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
     return frozenset(
@@ -227,8 +220,6 @@ def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
 
 @dataclass(slots=True, kw_only=True)
 class Draft(Generic[RowT]):
-    """A batch while the planner fills it."""
-
     limits: BatchLimits
     is_trunk_held: Callable[[RowT], bool]
     seen: set[int] = field(default_factory=set[int])

@@ -90,8 +90,6 @@ class RowSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitingRow(RowSpec):
-    """All that the planner reads of a row."""
-
     task: str
     deadline: float
     """The clock reading after which the answer is useless."""
@@ -130,8 +128,6 @@ def work_added(row: RowSpec, *, paid_share: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBackbone:
-    """What a row needs to know of its backbone."""
-
     digest: str
     num_layers: int
     token_cost: float
@@ -182,7 +178,6 @@ class RowTokens:
         self.extra[task] = self.extra.get(task, 0.0) + extra
 
     def add_outputs(self, task: str, num_logits: int) -> None:
-        """Count the work to make outputs from so many logits."""
         self.extra[task] = self.extra.get(task, 0.0) + num_logits / LOGITS_PER_TOKEN
 
 

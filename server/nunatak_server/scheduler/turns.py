@@ -105,7 +105,6 @@ class Turns:
             await asyncio.sleep(0)
 
     async def on_thread(self, work: Callable[[Check], Result], *, caller: str) -> Result:
-        """Work on the thread, until the end or until the first check after a cancellation."""
         is_awaited = True
 
         def check() -> None:
@@ -133,7 +132,6 @@ class Pace:
         self._num_rows = 0
 
     async def count(self, num_rows: int) -> None:
-        """Count handled rows; pause if they complete a slice."""
         self._num_rows += num_rows
         if self._num_rows >= SLICE:
             self._num_rows = 0

@@ -43,8 +43,6 @@ def fields(**values: object) -> Mapping[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each event as one JSON object."""
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": _time_of(record),

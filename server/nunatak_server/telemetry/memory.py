@@ -138,8 +138,6 @@ class ServerState:
 
 
 class StateCollector(Collector):
-    """Turns one state into metrics."""
-
     def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
         self._state = state
         self._task_label = task_label

@@ -16,8 +16,6 @@ OK: Final = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionWork:
-    """The work of one task version for a request."""
-
     task: str
     version: int
     outcome: str
@@ -30,8 +28,6 @@ class VersionWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRecord:
-    """The stages of a request, and the work of each task version."""
-
     tokenize_started_at: float
     tokenize_s: float
     versions: tuple[VersionWork, ...]

@@ -48,8 +48,6 @@ def otlp_tracing() -> "SpanTracing":
 
 
 class OpenSpan:
-    """The span of a request without an answer yet."""
-
     def __init__(self, span: Span) -> None:
         self._span = span
         self._token = contexts.attach(trace.set_span_in_context(span))

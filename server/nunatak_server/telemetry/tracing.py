@@ -18,8 +18,6 @@ DISABLED: Final = "OTEL_SDK_DISABLED"
 
 
 class RequestSpan(Protocol):
-    """The span of one request, from its head to its answer."""
-
     @property
     def trace_id(self) -> str:
         """The 32 hexadecimal digits by which a collector finds the request."""
@@ -29,8 +27,6 @@ class RequestSpan(Protocol):
 
 
 class Tracing(Protocol):
-    """Makes spans of requests and batches."""
-
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
         """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         ...

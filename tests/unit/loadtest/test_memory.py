@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nunatak_loadtest.memory import listening_pid, process_bytes
+from nunatak_loadtest.processes import listening_pid, process_bytes
 
 
 def test_memory_of_a_process_is_in_its_order_of_size() -> None:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from doubles.measured import MEMORY, SERVER
-from nunatak_loadtest.memory import MemorySample
+from nunatak_loadtest.processes import MemorySample
 from nunatak_loadtest.report import LoadReport, Started, Timed, doubts_of, render
 from nunatak_loadtest.scenarios import scenario_named
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.refusals import raises
-from nunatak_loadtest.scenarios import Scenario
-from nunatak_loadtest.traffic import Requests, gaps, read_texts, task_weights
+from nunatak_loadtest.scenarios import Requests, Scenario, gaps, read_texts, task_weights
 
 TASKS = tuple(f"task{number}" for number in range(16))
 PLAIN = Scenario(name="x")

@@ -186,8 +186,6 @@ def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """The position of a loop in its epochs."""
-
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
     """Of this epoch's examples; empty before the first step, and if the seed gives the order."""

@@ -54,8 +54,6 @@ class EncodedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """The batch of one step."""
-
     weight: int
     """In the mean loss of the epoch."""
     loss: Callable[[], Float[Tensor, ""]]
@@ -72,8 +70,6 @@ def shuffled_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevScore:
-    """Loss and score of the dev examples after an epoch."""
-
     loss: float
     score: float
     """Higher is better; the epoch with the highest score is kept."""

@@ -40,8 +40,6 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """The number of steps of a run."""
-
     num_epochs: int
     steps_per_epoch: int
     warmup_steps: int
@@ -111,16 +109,12 @@ class BatchLogits(Protocol):
 
 
 class BatchLoss(Protocol):
-    """Measures the difference between logits and targets."""
-
     def __call__(
         self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
     ) -> Float[Tensor, ""]: ...
 
 
 class Stepper:
-    """Runs one optimizer step after another, along the course."""
-
     def __init__(
         self,
         parameters: Mapping[str, Tensor],

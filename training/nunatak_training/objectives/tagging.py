@@ -25,7 +25,7 @@ from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import tag_statistics
-from nunatak_training.scoring.spans import uses_bio
+from nunatak_training.scoring.scores import uses_bio
 
 NO_TARGET = -100
 """The target of tokens that begin no word, which the loss ignores."""

@@ -21,13 +21,13 @@ from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, OfTexts, stacked
 from nunatak_training.scoring import Statistics
-from nunatak_training.scoring.counts import LABEL_METRICS
 from nunatak_training.scoring.evaluation import (
     label_pair_statistics,
     label_set_statistics,
     ranking_statistics,
     value_statistics,
 )
+from nunatak_training.scoring.scores import LABEL_METRICS
 
 LABEL_SHARE = 0.5
 """The weight of an example's own label next to its teacher."""

@@ -8,10 +8,4 @@ from nunatak_training.scoring.statistics import (
     score_intervals,
 )
 
-__all__ = [
-    "Interval",
-    "Statistic",
-    "Statistics",
-    "mean_of",
-    "score_intervals",
-]
+__all__ = ["Interval", "Statistic", "Statistics", "mean_of", "score_intervals"]

@@ -67,7 +67,6 @@ class JudgedLogits:
         )
 
     def probabilities(self, temperature: Temperature) -> Matrix:
-        """Return the scores of a server whose logits are divided by the temperature."""
         return np.exp(self._log_probabilities(temperature))
 
     def loss(self, temperature: Temperature) -> float:
@@ -149,7 +148,6 @@ def calibrated(
 def reliability(
     judged: JudgedLogits, *, before: Temperature, after: Temperature, data_digest: str
 ) -> ReliabilityRecord:
-    """Return the calibration error of examples at two temperatures."""
     earlier, later = judged.judged(before), judged.judged(after)
     return ReliabilityRecord(
         data_digest=data_digest,

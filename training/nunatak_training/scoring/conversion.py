@@ -22,8 +22,6 @@ ROUNDING = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertedScore:
-    """The score of a version before and after its conversion."""
-
     metric: Metric
     before: float
     after: float

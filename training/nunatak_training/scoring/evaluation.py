@@ -18,18 +18,26 @@ from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Releva
 from nunatak_training.data.splits import majority
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.calibration import calibration_error
-from nunatak_training.scoring.counts import (
+from nunatak_training.scoring.scores import (
     LabelCounts,
+    Values,
     accuracy,
     confusion,
     count_pairs,
     count_sets,
+    entities_in,
+    exact_match,
     f1_macro,
     f1_micro,
     f1_of,
     label_statistics,
+    ndcg,
+    overlap_f1,
+    pearson,
+    reciprocal_rank,
+    spearman,
+    uses_bio,
 )
-from nunatak_training.scoring.spans import entities_in, exact_match, overlap_f1, uses_bio
 from nunatak_training.scoring.statistics import (
     Interval,
     Statistic,
@@ -39,13 +47,10 @@ from nunatak_training.scoring.statistics import (
     weights_of_all,
     wilson_interval,
 )
-from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleAnswer:
-    """The answer of a task to one example."""
-
     value: str | float | tuple[str, ...]
     """By the kind of task: a label, an answer, a value, the score of a document, all labels that
     apply, or the tag of each word."""
@@ -55,8 +60,6 @@ class ExampleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelReport:
-    """The scores of one label, or of the entities of one type."""
-
     label: str
     precision: float
     recall: float
@@ -71,8 +74,6 @@ class LabelReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """All scores of a task on labelled examples."""
-
     metrics: Mapping[Metric, float]
     intervals: Mapping[Metric, Interval]
     """At 95 %; a score may have none (see `score_intervals`)."""
@@ -281,7 +282,6 @@ def tag_statistics(
 
 
 def answer_statistics(pairs: Sequence[tuple[str, Sequence[str]]]) -> Statistics:
-    """Return the scores of answers, each with the right answers."""
     return Statistics(
         num_units=len(pairs),
         by_metric={

@@ -24,8 +24,6 @@ NUM_RESAMPLES = 1000
 
 
 class Statistic(Protocol):
-    """A score of weighted units."""
-
     def __call__(self, weights: Weights) -> float:
         """Return the score with a weight for each unit; weight 2 counts a unit twice."""
         ...
@@ -33,8 +31,6 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """The statistics of a set of predictions."""
-
     num_units: int
     by_metric: Mapping[Metric, Statistic]
     proportions: frozenset[Metric] = frozenset()
@@ -52,14 +48,11 @@ def weights_of_all(num_units: int) -> Weights:
 
 
 def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
-    """The mean of a value that each unit has."""
     return lambda weights: float(weights @ values / weights.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The range of a score at 95 %, and the method that found it."""
-
     low: float
     high: float
     method: IntervalMethod
@@ -82,7 +75,6 @@ def score_intervals(
 
 
 def wilson_interval(share: float, count: int) -> Interval:
-    """Return Wilson's interval of a share of `count` independent units."""
     low, high = wilson_bounds(share, count)
     return Interval(low=low, high=high, method=IntervalMethod.WILSON)
 

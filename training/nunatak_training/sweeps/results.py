@@ -24,8 +24,6 @@ class _Record(BaseModel):
 
 
 class DataDescription(_Record):
-    """The examples of a run."""
-
     source: str
     kind: str
     train_digest: Digest
@@ -37,16 +35,12 @@ class DataDescription(_Record):
 
 
 class BackboneDescription(_Record):
-    """The backbone of a run."""
-
     name: str
     digest: Digest
     num_layers: int
 
 
 class RunDescription(_Record):
-    """The settings that determine a run, and its name for people."""
-
     digest: Digest
     """Over data, backbone and recipe. Runs with the same result have the same digest."""
     sweep: str
@@ -58,8 +52,6 @@ class RunDescription(_Record):
 
 
 class EpochRecord(_Record):
-    """One scored epoch."""
-
     epoch: int
     step: int | None = None
     """Optimizer steps; None in older results."""
@@ -80,8 +72,6 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of a run's examples, and the number that it reads."""
-
     data: str
     kind: TaskKind | None = None
     dev: str | None = None
@@ -96,8 +86,6 @@ class RunOrigin(_Record):
 
 
 class Finished(_Record):
-    """The result of a run that finished."""
-
     status: Literal["finished"] = "finished"
     metric: str
     scores: dict[str, float]
@@ -117,16 +105,12 @@ class Finished(_Record):
 
 
 class Failed(_Record):
-    """The failure of a run."""
-
     status: Literal["failed"] = "failed"
     code: str
     message: str
 
 
 class RunRecord(_Record):
-    """One run and its outcome."""
-
     run: RunDescription
     outcome: Annotated[Finished | Failed, Field(discriminator="status")]
     seconds: float

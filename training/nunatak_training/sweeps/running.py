@@ -2,6 +2,9 @@
 
 If a worker process dies, its run counts as failed, and another worker replaces the process. If the
 sweep itself is killed, its pipes close, and each worker ends after its current run.
+
+Runs keep no weights. To publish the best run, it is trained again with the same recipe, seed and
+examples, which gives the same weights on the same machine with the same number of threads.
 """
 
 import hashlib
@@ -23,14 +26,18 @@ from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType]
 from tqdm import tqdm
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible
 from nunatak_model import count_parameters, load_backbone
-from nunatak_training.data import load_task_data
-from nunatak_training.fitting import TrainedTask, evaluate, fit_task
+from nunatak_registry import Registry
+from nunatak_training.data import TaskData, load_task_data
+from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import run_checkpoint
+from nunatak_training.recipes import changed_recipe
 from nunatak_training.report import Report
-from nunatak_training.sweeps.planning import CutData, Run, cut_data
+from nunatak_training.sweeps.planning import Run, cut_data, describe
+from nunatak_training.sweeps.reporting import run_text
 from nunatak_training.sweeps.results import (
     EpochRecord,
     Failed,
@@ -39,7 +46,7 @@ from nunatak_training.sweeps.results import (
     RunRecord,
     Source,
 )
-from nunatak_training.sweeps.tables import run_text
+from nunatak_training.train import TrainOutcome, run
 from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
@@ -83,7 +90,7 @@ class RunContext:
         )
 
     def fit(self, run: Run) -> TrainedTask:
-        backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source).data
+        backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source)
         recipe = run.description.recipe
         with run_checkpoint({data.name: data}, recipe, backbone, self._checkpoints) as checkpoint:
             return fit_task(
@@ -91,14 +98,11 @@ class RunContext:
             )
 
     def _outcome(self, run: Run) -> Finished:
-        trained, test = self.fit(run), self.data(run.origin.source).test
-        scores: Mapping[Metric, float] = {}
-        if test is not None:
-            scores = evaluate(trained, test, self.backbone(run.origin.backbone)).values
-        return _finished(trained, scores)
+        trained = self.fit(run).tested(self.backbone(run.origin.backbone))
+        return _finished(trained, {} if trained.test is None else trained.test.values)
 
 
-def _load_data(source: Source) -> CutData:
+def _load_data(source: Source) -> TaskData:
     data = load_task_data(source.data, kind=source.kind, dev=source.dev)
     return cut_data(data, source.cut)
 
@@ -175,8 +179,6 @@ class InProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One process and the pipe to it."""
-
     process: SpawnProcess
     pipe: Connection
 
@@ -235,8 +237,6 @@ def dead_run(run: Run, message: str) -> RunRecord:
 
 
 class SweepProgress:
-    """A bar over the runs, with a line for each run."""
-
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: tqdm[NoReturn] | None = None
@@ -292,3 +292,67 @@ def _outcome(record: RunRecord) -> str:
             return f"{found.metric} {found.score:.4f} ({took})"
         case failed:
             return f"failed [{failed.code}]: {failed.message} ({took})"
+
+
+def best_run(records: Sequence[RunRecord], *, task: str | None = None) -> RunRecord:
+    """The finished run with the best dev score, and then the fewest own parameters.
+
+    Without `task`, the sweep must have one task.
+    """
+    tasks = sorted({record.run.task for record in records})
+    if task is None and len(tasks) == 1:
+        (task,) = tasks
+    if task not in tasks:
+        found = "" if task is None else f", got {task!r}"
+        raise _refused(f"expected one of the tasks {', '.join(tasks) or '(none)'}{found}")
+    finished = [
+        (record, outcome)
+        for record in records
+        if record.run.task == task and isinstance(outcome := record.outcome, Finished)
+    ]
+    if not finished:
+        raise _refused(f"no run of task {task!r} has finished")
+    grounds = {(it.metric, record.run.data.dev_digest) for record, it in finished}
+    if len(grounds) > 1:
+        raise _refused(
+            f"the runs of task {task!r} were scored by several metrics or on several dev sets, so "
+            "their scores cannot be compared; sweep with one metric and one dev set"
+        )
+    best, _ = min(finished, key=lambda it: (-it[1].scores[it[1].metric], it[1].num_parameters))
+    return best
+
+
+def publish_best(
+    best: RunRecord,
+    registry: Registry,
+    context: RunContext,
+    *,
+    task: str,
+    note: str = "",
+    calibrate: bool = False,
+) -> TrainOutcome:
+    """Train a run again and publish it; `calibrate` its scores, also if the sweep's were not."""
+    check_task_name(task)
+    if best.origin is None or not isinstance(best.outcome, Finished):
+        raise _refused("the result is from an earlier release; run the sweep again")
+    source, recipe = best.origin.source, best.run.recipe
+    backbone, data = context.backbone(best.origin.backbone), context.data(source)
+    found = describe(best.run.sweep, best.run.task, source, data, recipe, backbone)
+    if found.digest != best.run.digest:
+        raise _refused(
+            f"the examples in {source.data} or the backbone {best.origin.backbone} have "
+            "changed since the sweep; run the sweep again"
+        )
+    return run(
+        data,
+        task,
+        changed_recipe(recipe, {"calibrate": calibrate or recipe.calibrate}),
+        registry,
+        backbone=backbone,
+        trunks=context.trunks,
+        note=note,
+    )
+
+
+def _refused(problem: str) -> NunatakError:
+    return NunatakError("invalid_sweep", where="sweep publish", problem=problem)

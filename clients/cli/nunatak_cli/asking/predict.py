@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli import options
 from nunatak_cli.asking.predictors import (
     Item,
     PlacedInput,
@@ -21,15 +22,6 @@ from nunatak_cli.asking.predictors import (
     open_inputs,
     open_predictor,
     predicted_of,
-)
-from nunatak_cli.options import (
-    BackboneOption,
-    DelimiterOption,
-    JsonOption,
-    PairColumnOption,
-    RegistryOption,
-    TextColumnOption,
-    row_format,
 )
 from nunatak_cli.output import console, error_console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
@@ -48,10 +40,7 @@ NOTHING = "nothing found"
 def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     text: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TEXT]",
-            help="The text, context or query to ask about.",
-        ),
+        typer.Argument(metavar="[TEXT]", help="The text, context or query to ask about."),
     ] = None,
     *,
     task: Annotated[
@@ -74,9 +63,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             "a line.",
         ),
     ] = None,
-    text_column: TextColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
+    text_column: options.TextColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
@@ -114,9 +103,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         bool,
         typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),
     ] = False,
-    registry: RegistryOption = None,
-    backbone: BackboneOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    backbone: options.BackboneOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""
     parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
@@ -128,7 +117,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 "--stream; put the texts into columns of the file",
             )
         inputs = open_inputs(
-            file, file_format, row_format(text=text_column, pair=pair_column, delimiter=delimiter)
+            file,
+            file_format,
+            options.row_format(text=text_column, pair=pair_column, delimiter=delimiter),
         )
         with open_predictor(server, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
@@ -208,7 +199,6 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
 ) -> Input:
-    """Return the one input that the options describe."""
     match pair, question, documents:
         case None, None, ():
             return text
@@ -233,16 +223,13 @@ def _parameters(
     from nunatak_client import Parameters
 
     return Parameters(
-        on_long=on_long,
-        aggregation_strategy=aggregation,
-        return_documents=True if ranks else None,
+        on_long=on_long, aggregation_strategy=aggregation, return_documents=True if ranks else None
     )
 
 
 def _stream_server(
     server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
 ) -> "Iterator[TaskResult]":
-    """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -262,7 +249,6 @@ def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
 
 
 def _answers_table(answers: "Iterable[TaskResult]") -> Table:
-    """Return one row per task."""
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     for heading in ("version", "score"):

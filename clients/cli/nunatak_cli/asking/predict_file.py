@@ -13,19 +13,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from nunatak_cli import options
 from nunatak_cli.asking.corpus.chunks import Chunk
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
-from nunatak_cli.options import (
-    BackboneOption,
-    DelimiterOption,
-    EscapeFormulasOption,
-    JsonOption,
-    OnOption,
-    PairColumnOption,
-    RegistryOption,
-    TextColumnOption,
-    row_format,
-)
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
@@ -55,20 +45,19 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         list[str],
         typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
     ],
-    text_column: TextColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
+    text_column: options.TextColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN",
-            help="Column of IN that OUT keeps. Repeatable. Absent: all columns.",
+            metavar="COLUMN", help="Column of IN that OUT keeps. Repeatable. Absent: all columns."
         ),
     ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Add a column with the scores of all labels.")
     ] = False,
-    escape_formulas: EscapeFormulasOption = False,
+    escape_formulas: options.EscapeFormulasOption = False,
     aggregation: Annotated[
         AggregationStrategy,
         typer.Option(help="The rule that joins tokens with labels to entities."),
@@ -80,7 +69,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             "the row. Absent: the task version decides."
         ),
     ] = None,
-    on: OnOption = None,
+    on: options.OnOption = None,
     scorers: Annotated[
         int | None,
         typer.Option(
@@ -89,9 +78,9 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             help="With --on: processes that score. Absent: as many as the cluster has cores for.",
         ),
     ] = None,
-    registry: RegistryOption = None,
-    backbone: BackboneOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    backbone: options.BackboneOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Score every row of a corpus with all tasks. Repeat the command to go on after a kill.
 
@@ -105,7 +94,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         corpus=corpus,
         out=out.expanduser(),
         references=tuple(task),
-        spelt=row_format(text=text_column, pair=pair_column, delimiter=delimiter),
+        spelt=options.row_format(text=text_column, pair=pair_column, delimiter=delimiter),
         keep=None if keep is None else tuple(keep),
         has_all_scores=scores,
         escapes_formulas=escape_formulas,
@@ -174,7 +163,6 @@ class Meter:
         """The time and the place of the end of the first chunk."""
 
     def after(self, chunk: Chunk, num_bytes: int, *, now: float) -> str:
-        """Return the text after a chunk."""
         self._num_rows += chunk.num_rows
         text = f"{self._num_rows:,} rows"
         if chunk.is_done or self._begun is None:

@@ -32,16 +32,10 @@ Item = Mapping[str, JsonValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPredictor:
-    """Predicts with the tasks of a server."""
-
     client: "Client"
 
     def manifest(self, reference: str) -> "TaskManifest":
-        """Return the manifest of the version that a reference means now.
-
-        Raises:
-            InvalidResponseError: this release cannot read the manifest.
-        """
+        """Return the manifest of the version that a reference means now."""
         from nunatak_client import InvalidResponseError
         from nunatak_contract.manifest import TaskManifest
 
@@ -57,7 +51,6 @@ class ServerPredictor:
     def ask_one(
         self, source: Input, tasks: Sequence[str], parameters: "Parameters"
     ) -> "Sequence[TaskResult]":
-        """Return the answer of each task to one input."""
         return self.client.predict_many(source, tasks, parameters=parameters).results
 
     def ask(
@@ -71,19 +64,15 @@ class ServerPredictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryPredictor:
-    """Predicts with the tasks of a registry, by the server's engine in this process."""
-
     registry: "Registry"
     predictor: "LocalPredictor"
 
     def manifest(self, reference: str) -> "TaskManifest":
-        """Return the manifest of the version that a reference means now."""
         return self.registry.resolve(reference)
 
     def ask_one(
         self, source: Input, tasks: Sequence[str], parameters: "Parameters"
     ) -> "Sequence[TaskResult]":
-        """Return the answer of each task to one input."""
         return next(self.ask([source], tasks, parameters))
 
     def ask(
@@ -107,7 +96,6 @@ Predictor = ServerPredictor | RegistryPredictor
 def open_predictor(
     server: str | None, *, registry: str | None, backbone: str | None
 ) -> Generator[Predictor]:
-    """Yield a predictor for the server, or for the registry if no server is named."""
     if server is not None:
         from nunatak_client import Client
 
@@ -162,12 +150,7 @@ STANDARD_INPUT = "-"
 
 
 def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Iterator[PlacedInput]:
-    """Return the inputs of a file, or of standard input (`-`), one after the other.
-
-    Raises:
-        NunatakError: the file or a row cannot be read, or the name of the file tells no format.
-        MissingExtraError: the format needs the extra `training`.
-    """
+    """Return the inputs of a file, or of standard input (`-`), one after the other."""
     is_piped = file == STANDARD_INPUT
     path = Path(file).expanduser()
     opened = file_of_rows(

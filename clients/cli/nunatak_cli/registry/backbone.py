@@ -32,8 +32,7 @@ def add(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Name for --backbone. Absent: the last part of the path or hub id.",
+            metavar="NAME", help="Name for --backbone. Absent: the last part of the path or hub id."
         ),
     ] = None,
     revision: RevisionOption = None,
@@ -93,8 +92,7 @@ def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
 
 def verify(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Only this backbone. Absent: all."),
+        str | None, typer.Argument(metavar="[NAME]", help="Only this backbone. Absent: all.")
     ] = None,
     *,
     as_json: JsonOption = False,

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nunatak_cli.options import (
-    BackboneOption,
-    CreateOption,
-    ExportFormat,
-    JsonOption,
-    NewAliasOption,
-    ReferenceArgument,
-    RegistryOption,
-    RevisionOption,
-    assignments,
-)
+from nunatak_cli import options
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import existing_registry, publishing_registry
@@ -73,7 +63,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         Reads | None,
         typer.Option(
             help="Whether the task reads a single text or a pair of texts; it then refuses the "
-            "other. Absent: both.",
+            "other. Absent: both."
         ),
     ] = None,
     on_long: Annotated[
@@ -82,24 +72,23 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help=(
                 "Treatment of a text with more tokens than the task reads at once. Absent: "
                 "windows, and cut for ranking."
-            ),
+            )
         ),
     ] = None,
     problem_type: Annotated[
         ProblemType | None,
         typer.Option(
             help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
-            "transformers does.",
+            "transformers does."
         ),
     ] = None,
     head: Annotated[
         LogitUse | None,
         typer.Option(
-            help="Head of a model with one logit. Absent: ranking if the folder is a "
-            "cross-encoder.",
+            help="Head of a model with one logit. Absent: ranking if the folder is a cross-encoder."
         ),
     ] = None,
-    backbone: BackboneOption = None,
+    backbone: options.BackboneOption = None,
     allow_other_base: Annotated[
         bool,
         typer.Option(
@@ -107,12 +96,12 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             help="Accept an adapter whose folder names another base model, or none.",
         ),
     ] = False,
-    revision: RevisionOption = None,
-    promote: NewAliasOption = None,
+    revision: options.RevisionOption = None,
+    promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
@@ -157,17 +146,17 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def export(
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="New or empty folder to write to.")
     ],
     *,
     wanted: Annotated[
-        ExportFormat, typer.Option("--format", help="Format of the folder.")
-    ] = ExportFormat.TRANSFORMERS,
-    backbone: BackboneOption = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+        options.ExportFormat, typer.Option("--format", help="Format of the folder.")
+    ] = options.ExportFormat.TRANSFORMERS,
+    backbone: options.BackboneOption = None,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
@@ -183,9 +172,9 @@ def export(
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         writers = {
-            ExportFormat.TRANSFORMERS: export_transformers,
-            ExportFormat.SENTENCE_TRANSFORMERS: export_sentence_transformers,
-            ExportFormat.PEFT: export_peft,
+            options.ExportFormat.TRANSFORMERS: export_transformers,
+            options.ExportFormat.SENTENCE_TRANSFORMERS: export_sentence_transformers,
+            options.ExportFormat.PEFT: export_peft,
         }
         if (write := writers.get(wanted)) is None:
             write_hub_folder(manifest, _blobs(opened, manifest), target)
@@ -199,12 +188,12 @@ def export(
 
 
 def push(
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     place: PlaceArgument,
     *,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
@@ -223,26 +212,19 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
     task: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Name of the task in this registry. Absent: its original name.",
+            metavar="NAME", help="Name of the task in this registry. Absent: its original name."
         ),
     ] = None,
-    revision: RevisionOption = None,
-    backbone: BackboneOption = None,
-    promote: NewAliasOption = None,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
+    revision: options.RevisionOption = None,
+    backbone: options.BackboneOption = None,
+    promote: options.NewAliasOption = None,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_exchange import (
-            HuggingFaceHub,
-            draft_pulled,
-            fetched,
-            hub,
-            read_hub_folder,
-        )
+        from nunatak_exchange import HuggingFaceHub, draft_pulled, fetched, hub, read_hub_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)
@@ -259,9 +241,8 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
 
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
-    """Return the scores of `--threshold`, by label."""
     found = dict[str, float]()
-    for label, text in assignments("--threshold", given).items():
+    for label, text in options.assignments("--threshold", given).items():
         try:
             found[label] = float(text)
         except ValueError:

@@ -35,8 +35,7 @@ def copy(
     ],
     *,
     task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Copy only this task. Repeatable.")
     ] = None,
     create: CreateOption = False,
     as_json: JsonOption = False,
@@ -125,8 +124,6 @@ FAILURES_OF_A_TASK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The outcome of the copy of one task or document, in words and as JSON."""
-
     line: str
     document: Mapping[str, object]
     error: NunatakError | None = None
@@ -166,14 +163,12 @@ def promote(
 
 
 def moved_line(move: "AliasEvent", *, has_moved: bool) -> str:
-    """Return the line about a promotion."""
     before = "new" if move.from_version is None else f"was {move.from_version}"
     state = before if has_moved else "it was there already; nothing moved"
     return f"{move.task}@{move.alias} -> version {move.to_version} ({state})"
 
 
 def published_line(reference: str, *, is_new: bool) -> str:
-    """Return the line about a publication."""
     return (
         f"published {reference}"
         if is_new
@@ -236,13 +231,4 @@ def _versions_text(versions: Sequence[int]) -> str:
     return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
-registry_app = group(
-    "registry",
-    "Copy whole registries.",
-    {
-        "copy": (
-            copy,
-            COPY_EXAMPLE,
-        ),
-    },
-)
+registry_app = group("registry", "Copy whole registries.", {"copy": (copy, COPY_EXAMPLE)})

@@ -8,13 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import (
-    BackboneOption,
-    JsonOption,
-    NameArgument,
-    RegistryOption,
-    UnprobedOption,
-)
+from nunatak_cli import options
 from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import prove_version
@@ -26,40 +20,34 @@ if TYPE_CHECKING:
 
 CandidateAliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
 CandidateVersionOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Number of the candidate version."),
+    int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
 ]
 CandidateExpectOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N",
-        min=0,
-        help="Change only if version N is the candidate now (0: no candidate).",
+        metavar="N", min=0, help="Change only if version N is the candidate now (0: no candidate)."
     ),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
 
 
 def canary(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     version: CandidateVersionOption = None,
     share: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1.0,
-            help="Share of the requests, above 0 and up to 1.",
+            metavar="SHARE", min=0.0, max=1.0, help="Share of the requests, above 0 and up to 1."
         ),
     ] = None,
     end: EndOption = False,
     alias: CandidateAliasOption = "prod",
     expect: CandidateExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
     from nunatak_registry import CandidateRole
@@ -84,7 +72,7 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     version: CandidateVersionOption = None,
     share: Annotated[
@@ -100,16 +88,13 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     report: Annotated[
         bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
     ] = False,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Address of a server."),
-    ] = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
     alias: CandidateAliasOption = "prod",
     expect: CandidateExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
     from nunatak_registry import CandidateRole
@@ -206,7 +191,6 @@ def candidate_json(event: "CandidateEvent") -> dict[str, object]:
 
 
 def _report_table(report: "ShadowReport") -> Table:
-    """Return the agreement of a shadow with the version that answers, and its drift."""
     bounds = {
         "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
         for it in report.drift_histogram

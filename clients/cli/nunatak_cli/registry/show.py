@@ -90,19 +90,16 @@ def diff(
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """Return the first few labels in one line."""
     from nunatak_contract.cards import first_labels
 
     return first_labels(labels, SHOWN_LABELS)
 
 
 def moment(at: datetime) -> str:
-    """Return a time to the second."""
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def score_of(manifest: "TaskManifest") -> str:
-    """Return the first score on the dev examples."""
     if not manifest.metrics:
         return "-"
     first = manifest.metrics[0]
@@ -110,7 +107,6 @@ def score_of(manifest: "TaskManifest") -> str:
 
 
 def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
-    """Return one row per version, the newest last."""
     from nunatak_contract.cards import shared_text, stored_bytes
 
     headings = ("version", "published", "aliases", "moved by", "method", "shared", "dev score")
@@ -277,8 +273,7 @@ def thresholds(
     reference: ReferenceArgument,
     *,
     label: Annotated[
-        str | None,
-        typer.Option(metavar="LABEL", help="Only this label, with all its thresholds."),
+        str | None, typer.Option(metavar="LABEL", help="Only this label, with all its thresholds.")
     ] = None,
     precision: Annotated[
         float | None,

@@ -13,15 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import (
-    AliasOption,
-    BackboneOption,
-    ExpectOption,
-    JsonOption,
-    NameArgument,
-    RegistryOption,
-    UnprobedOption,
-)
+from nunatak_cli import options
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
@@ -46,16 +38,16 @@ VersionArgument = Annotated[
 ]
 
 WaitOption = Annotated[
-    bool,
-    typer.Option("--wait", help="Return when every live server process follows the change."),
+    bool, typer.Option("--wait", help="Return when every live server process follows the change.")
 ]
 TimeoutOption = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time."),
+    float, typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time.")
 ]
 
 
-def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+def list_tasks(
+    *, registry: options.RegistryOption = None, as_json: options.JsonOption = False
+) -> None:
     """List the tasks, each with the version that its bare name serves."""
     with existing_registry(registry) as opened:
         tasks = opened.tasks()
@@ -65,17 +57,13 @@ def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) 
 
 
 def history(
-    name: NameArgument,
+    name: options.NameArgument,
     *,
     alias: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ALIAS",
-            help="Only this alias. Absent: all aliases.",
-        ),
+        str | None, typer.Option(metavar="ALIAS", help="Only this alias. Absent: all aliases.")
     ] = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
     with existing_registry(registry) as opened:
@@ -94,17 +82,17 @@ def history(
 
 
 def promote(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: NameArgument,
+    name: options.NameArgument,
     version: VersionArgument,
     *,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
+    alias: options.AliasOption = "prod",
+    expect: options.ExpectOption = None,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 30,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Load and probe a version, then point an alias at it. Servers follow within a second."""
     with existing_registry(registry) as opened:
@@ -118,16 +106,16 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def rollback(  # noqa: PLR0913 - as above
-    name: NameArgument,
+    name: options.NameArgument,
     *,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
-    backbone: BackboneOption = None,
-    unprobed: UnprobedOption = False,
+    alias: options.AliasOption = "prod",
+    expect: options.ExpectOption = None,
+    backbone: options.BackboneOption = None,
+    unprobed: options.UnprobedOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 30,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Point an alias back at its previous version. A second rollback goes further back."""
     with existing_registry(registry) as opened:
@@ -142,12 +130,12 @@ def rollback(  # noqa: PLR0913 - as above
 
 
 def delete(
-    name: NameArgument,
+    name: options.NameArgument,
     version: VersionArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Delete a version that no alias or server holds; its number is never used again."""
     with existing_registry(registry) as opened:
@@ -170,8 +158,8 @@ def collect(
             "longest load or publish takes.",
         ),
     ] = 3600.0,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Remove the blobs of deleted versions and the files that killed writers left."""
     with existing_registry(registry) as opened:
@@ -186,7 +174,6 @@ def collect(
 
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
-    """Return one row per task, about the version that the bare name serves."""
     from nunatak_contract.cards import shared_text
 
     table = plain_table()
@@ -210,7 +197,6 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
 
 
 def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
-    """Return one row per move of an alias and per change of a candidate, oldest first."""
     table = plain_table("when", "alias", "what", "from", "to", "by")
     # The sort is stable: a move stays before the candidates that it ends at the same time.
     for event in sorted((*events, *changes), key=lambda event: event.at):
@@ -262,20 +248,14 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "show": (show, "nunatak task show tone@prod"),
     "versions": (versions, "nunatak task versions tone"),
     "diff": (diff, "nunatak task diff tone/1 tone@prod"),
-    "thresholds": (
-        thresholds,
-        "nunatak task thresholds tone@prod --label urgent --precision 0.95",
-    ),
+    "thresholds": (thresholds, "nunatak task thresholds tone@prod --label urgent --precision 0.95"),
     "history": (history, "nunatak task history tone --alias prod"),
     "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
     "rollback": (rollback, "nunatak task rollback tone --alias prod"),
     "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
     "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
     "verify": (verify, "nunatak task verify --probe"),
-    "import": (
-        import_,
-        "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
-    ),
+    "import": (import_, "nunatak task import ./finetuned --task tone --backbone bert-base-uncased"),
     "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
     "push": (push, "nunatak task push tone@prod owner/tone"),
     "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),

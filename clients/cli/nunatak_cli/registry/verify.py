@@ -32,8 +32,7 @@ class Check:
 
 def verify(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks."),
+        str | None, typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks.")
     ] = None,
     *,
     probe: Annotated[
@@ -121,7 +120,6 @@ def _check_of(finding: "Finding") -> Check:
 
 
 def _check_table(checks: Iterable[Check]) -> Table:
-    """Return one row per finding; a finding that is no error is dim."""
     table = plain_table()
     table.add_column("where", no_wrap=True, max_width=40)
     table.add_column("what", no_wrap=True)

@@ -72,9 +72,8 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Start the replicas, or replace those that run, and return when they are ready."""
     with needs_extra("ray"):
-        from nunatak_cluster.control import places_of
-        from nunatak_cluster.control import up as start
-        from nunatak_cluster.serving import BackboneSettings
+        from nunatak_cluster.serving import BackboneSettings, places_of
+        from nunatak_cluster.serving import up as start
         from nunatak_cluster.session import joined
     from nunatak_server.access.authenticators import check_exposure
     from nunatak_server.settings import configure
@@ -109,8 +108,8 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
 def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
     """Show the replicas of each backbone. The exit status is 1 unless all of them run."""
     with needs_extra("ray"):
-        from nunatak_cluster.control import RUNNING
-        from nunatak_cluster.control import status as states_of
+        from nunatak_cluster.serving import RUNNING
+        from nunatak_cluster.serving import status as states_of
         from nunatak_cluster.session import joined
     with joined(on):
         found = states_of()
@@ -127,7 +126,7 @@ def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
 def down(*, on: ClusterOption = "ray") -> None:
     """Stop all replicas after their last answers."""
     with needs_extra("ray"):
-        from nunatak_cluster.control import down as stop
+        from nunatak_cluster.serving import down as stop
         from nunatak_cluster.session import joined
     with joined(on):
         names = stop()
@@ -135,11 +134,6 @@ def down(*, on: ClusterOption = "ray") -> None:
 
 
 def _bounds(replicas: str) -> tuple[int, int]:
-    """Return the least and the largest number of replicas.
-
-    Raises:
-        typer.BadParameter: `replicas` is not `N` or `N:M` with 1 <= N <= M.
-    """
     least, _, most = replicas.partition(":")
     try:
         bounds = int(least), int(most or least)
@@ -154,10 +148,7 @@ cluster_app = group(
     "cluster",
     "Serve on a Ray cluster.",
     {
-        "up": (
-            up,
-            UP_EXAMPLE,
-        ),
+        "up": (up, UP_EXAMPLE),
         "status": (status, "nunatak cluster status"),
         "down": (down, "nunatak cluster down"),
     },

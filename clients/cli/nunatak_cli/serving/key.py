@@ -37,8 +37,6 @@ SHOWN_DIGITS = 8
 
 
 class ScopeName(StrEnum):
-    """The permissions of a key."""
-
     PREDICT = "predict"
     READ = "read"
     ADMIN = "admin"
@@ -49,15 +47,11 @@ def create(
     *,
     file: FileOption,
     scope: Annotated[
-        list[ScopeName] | None,
-        typer.Option(help="Scope of the key (predict). Repeatable."),
+        list[ScopeName] | None, typer.Option(help="Scope of the key (predict). Repeatable.")
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|PREFIX*",
-            help="Task that the key may use (all). Repeatable.",
-        ),
+        typer.Option(metavar="NAME|PREFIX*", help="Task that the key may use (all). Repeatable."),
     ] = None,
     weight: Annotated[
         float,
@@ -67,12 +61,7 @@ def create(
     ] = 1.0,
     days: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=36_500,
-            metavar="N",
-            help="Days until the key expires (never).",
-        ),
+        typer.Option(min=1, max=36_500, metavar="N", help="Days until the key expires (never)."),
     ] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
@@ -150,7 +139,6 @@ def _create_key(file: Path, **members: object) -> str:
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
-    """Return one row per key, with only the start of its digest."""
     table = plain_table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
     for key in keys:
         table.add_row(

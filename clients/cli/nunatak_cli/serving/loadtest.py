@@ -137,10 +137,7 @@ loadtest_app = group(
     "loadtest",
     "Measure throughput, latencies and memory of a server.",
     {
-        "run": (
-            run,
-            "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
-        ),
+        "run": (run, "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured"),
         "scenarios": (scenarios, "nunatak loadtest scenarios"),
         "locustfile": (locustfile, "nunatak loadtest locustfile"),
     },

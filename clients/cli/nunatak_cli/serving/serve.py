@@ -73,8 +73,7 @@ def serve(
         ),
     ] = None,
     show_config: Annotated[
-        bool,
-        typer.Option("--show-config", help="Print every setting with its origin, then exit."),
+        bool, typer.Option("--show-config", help="Print every setting with its origin, then exit.")
     ] = False,
     create: CreateOption = False,
 ) -> None:
@@ -122,7 +121,6 @@ def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, obje
 
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:
-    """Serve from this process or from several, and return the exit status."""
     from nunatak_server.processes.supervisor import ReplicaPlace, supervise
 
     settings, place = configuration.settings, ReplicaPlace.find()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nunatak_cli.registry.question import read_question
+from nunatak_cli.registry.documents import read_question
 from nunatak_cli.training.train import CHOICE, train
 from nunatak_contract.errors import needs_extra
 

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nunatak_cli import options
 from nunatak_cli.asking.predictors import RegistryPredictor
-from nunatak_cli.options import (
-    DelimiterOption,
-    JsonOption,
-    LabelColumnOption,
-    PairColumnOption,
-    ReferenceArgument,
-    RegistryOption,
-    TextColumnOption,
-    row_format,
-)
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
@@ -35,14 +26,12 @@ if TYPE_CHECKING:
 
 
 def convert(  # noqa: PLR0913 - one parameter per option is how typer works
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     *,
     backbone: Annotated[
         str,
         typer.Option(
-            "--backbone",
-            metavar="NAME+int8",
-            help="The quantized form of the version's backbone.",
+            "--backbone", metavar="NAME+int8", help="The quantized form of the version's backbone."
         ),
     ],
     data: Annotated[
@@ -50,15 +39,14 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
     ],
     tolerance: Annotated[
-        float,
-        typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall."),
+        float, typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall.")
     ] = 0.5,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    text_column: options.TextColumnOption = None,
+    label_column: options.LabelColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
+    registry: options.RegistryOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Publish a version for a backbone in 8-bit integers, if its score on examples stays."""
     with needs_extra("training"):
@@ -70,7 +58,9 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         raise NunatakError(
             "invalid_option", problem=f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}"
         )
-    spelt = row_format(text=text_column, label=label_column, pair=pair_column, delimiter=delimiter)
+    spelt = options.row_format(
+        text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
+    )
     with existing_registry(registry) as opened, TemporaryDirectory() as folder:
         manifest = opened.resolve(reference)
         source = load_backbone(plain)

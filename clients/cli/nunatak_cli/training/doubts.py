@@ -11,22 +11,7 @@ from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import (
-    BackboneOption,
-    CacheOption,
-    DelimiterOption,
-    DeviceName,
-    DeviceOption,
-    EscapeFormulasOption,
-    JsonOption,
-    LabelColumnOption,
-    OnBadRow,
-    OnBadRowOption,
-    PairColumnOption,
-    TextColumnOption,
-    ThreadsOption,
-    labelled_format,
-)
+from nunatak_cli import options
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.errors import needs_extra
 from nunatak_rows import check_rows_file, write_rows
@@ -47,26 +32,22 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv|FILE.jsonl",
-            help="Write all doubts to this file.",
-        ),
+        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Write all doubts to this file."),
     ] = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
-    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
-    escape_formulas: EscapeFormulasOption = False,
+    text_column: options.TextColumnOption = None,
+    label_column: options.LabelColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
+    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    escape_formulas: options.EscapeFormulasOption = False,
     max_length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens that are read of a text (128)."),
+        int | None, typer.Option(metavar="N", help="Tokens that are read of a text (128).")
     ] = None,
-    as_json: JsonOption = False,
-    cache: CacheOption = True,
-    device: DeviceOption = DeviceName.CPU,
-    threads: ThreadsOption = None,
-    backbone: BackboneOption = None,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    device: options.DeviceOption = options.DeviceName.CPU,
+    threads: options.ThreadsOption = None,
+    backbone: options.BackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out)
@@ -76,7 +57,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressBar
         from nunatak_training.trunk import DiskTrunkStore
-    spelt = labelled_format(
+    spelt = options.labelled_format(
         data,
         on_bad_row,
         text=text_column,
@@ -101,10 +82,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         write_rows("--out", out, kept, like)
     rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
     print_outcome(
-        {"doubts": rows},
-        _table(found),
-        f"{len(found)} examples in doubt{rest}",
-        as_json=as_json,
+        {"doubts": rows}, _table(found), f"{len(found)} examples in doubt{rest}", as_json=as_json
     )
 
 

@@ -16,22 +16,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli import options
 from nunatak_cli.asking.predict import counting
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
-from nunatak_cli.options import (
-    BackboneOption,
-    DelimiterOption,
-    EscapeFormulasOption,
-    JsonOption,
-    LabelColumnOption,
-    OnBadRow,
-    OnBadRowOption,
-    PairColumnOption,
-    ReferenceArgument,
-    RegistryOption,
-    TextColumnOption,
-    labelled_format,
-)
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -57,8 +44,6 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Labelled examples, the answer to each, and the scores."""
-
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
     said: "Sequence[ExampleAnswer]"
@@ -68,7 +53,7 @@ class Scored:
 
 
 def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
-    reference: ReferenceArgument,
+    reference: options.ReferenceArgument,
     *,
     data: Annotated[
         Path,
@@ -82,28 +67,28 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
             "regression: all examples, the largest error first.",
         ),
     ] = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
-    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
-    escape_formulas: EscapeFormulasOption = False,
+    text_column: options.TextColumnOption = None,
+    label_column: options.LabelColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
+    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    escape_formulas: options.EscapeFormulasOption = False,
     server: Annotated[
         str | None,
         typer.Option(
             metavar="URL", help="Ask this server. Absent: load the task into this process."
         ),
     ] = None,
-    registry: RegistryOption = None,
-    backbone: BackboneOption = None,
-    as_json: JsonOption = False,
+    registry: options.RegistryOption = None,
+    backbone: options.BackboneOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
     check_rows_file("--wrong", wrong)
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
-    spelt = labelled_format(
+    spelt = options.labelled_format(
         str(data),
         on_bad_row,
         text=text_column,
@@ -206,7 +191,6 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 def _said(
     answer: "TaskResult", members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
-    """Return the part of an answer for each of the examples of one input."""
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
     items, predicted = items_of(answer), predicted_of(answer)

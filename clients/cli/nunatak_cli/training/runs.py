@@ -193,8 +193,6 @@ class TaskSettings(SharedSettings):
 
 
 class TaskFile(BaseModel):
-    """The content of a task file."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backbone: str | None = None
@@ -224,7 +222,6 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
 
 def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
-    """Return the run of every task of a file, whose settings are checked."""
     runs = list[TrainSettings]()
     for task, said in listed.tasks.items():
         with _named(file, task):
@@ -294,7 +291,6 @@ def train_in_turn(
 
 @contextmanager
 def _named(file: Path, task: str) -> Generator[None]:
-    """Name the file and the task in an error."""
     try:
         yield
     except NunatakError as error:

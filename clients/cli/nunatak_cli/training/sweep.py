@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nunatak_cli.options import (
-    CalibrateOption,
-    CreateOption,
-    JsonOption,
-    NewAliasOption,
-    OnOption,
-    RegistryOption,
-    ThreadsOption,
-    assignments,
-    file_set_option,
-    group,
-)
+from nunatak_cli import options
 from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -47,20 +36,21 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ],
     settings: Annotated[
-        list[str] | None, file_set_option("seeds=[0,1], data_root=data/ or overrides.epochs=3")
+        list[str] | None,
+        options.file_set_option("seeds=[0,1], data_root=data/ or overrides.epochs=3"),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
     ] = 1,
-    on: OnOption = None,
+    on: options.OnOption = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
-    threads: ThreadsOption = None,
+    threads: options.ThreadsOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
     ] = False,
 ) -> None:
     """Run every run of a sweep that has no result yet."""
-    given = assignments("--set", settings)
+    given = options.assignments("--set", settings)
     with needs_extra("training"):
         from nunatak_model import compute_with
         from nunatak_training import sweeps
@@ -127,23 +117,18 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
     of: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one."),
+        str | None, typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one.")
     ] = None,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    promote: NewAliasOption = None,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
-    calibrate: CalibrateOption = False,
-    as_json: JsonOption = False,
+    calibrate: options.CalibrateOption = False,
+    as_json: options.JsonOption = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="CPU threads that compute. Absent: as in the sweep.",
-        ),
+        typer.Option(metavar="N", min=1, help="CPU threads that compute. Absent: as in the sweep."),
     ] = None,
 ) -> None:
     """Train the run with the best dev score again, with its seed, and publish it."""
@@ -204,7 +189,6 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    """Read a results folder."""
     from nunatak_training.sweeps import ResultsFolder
 
     records = ResultsFolder(results).records()
@@ -215,7 +199,7 @@ def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
     return records
 
 
-sweep_app = group(
+sweep_app = options.group(
     "sweep",
     "Train over a grid of settings and compare.",
     {

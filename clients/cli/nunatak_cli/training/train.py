@@ -1,50 +1,28 @@
-"""`nunatak train` and `nunatak train-all`: their options.
+"""`nunatak train`, `nunatak train-all` and `nunatak multitask`: their options.
 
-`runs` does the work; it imports torch.
+`runs` does the work of the first two; it imports torch.
 """
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
+# ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.options import (
-    BackboneOption,
-    CacheOption,
-    CreateOption,
-    DelimiterOption,
-    DeviceName,
-    DeviceOption,
-    JsonOption,
-    KindOption,
-    LabelColumnOption,
-    NewAliasOption,
-    OnBadRow,
-    OnBadRowOption,
-    PairColumnOption,
-    RegistryOption,
-    ResumeOption,
-    SetOption,
-    SettingsCommand,
-    StrictOption,
-    TextColumnOption,
-    ThreadsOption,
-    assignments,
-    file_set_option,
-    labelled_format,
-    made_options,
-    settings_given,
-)
-from nunatak_cli.output import console, print_outcome, tell_rejected
+from nunatak_cli import options
+from nunatak_cli.output import console, facts_table, print_outcome, tell_rejected
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 if TYPE_CHECKING:
+    from nunatak_training.multitask import MultitaskOutcome
     from nunatak_training.teachers import TeacherChoice
+
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
 SETTINGS = (
@@ -59,7 +37,6 @@ CHOICE = "nunatak.teacher"
 
 
 def options_of(*names: str) -> tuple[Any, ...]:
-    """Return the options of settings, made from the fields of methods and recipe."""
     with needs_extra("training"):
         from nunatak_training.recipes import recipe_settings
         from nunatak_training.run_settings import all_settings
@@ -78,10 +55,10 @@ def options_of(*names: str) -> tuple[Any, ...]:
                     rich_help_panel=RECIPE if setting.name in recipe_settings() else METHOD,
                 ),
             )
-    return made_options(wanted)
+    return options.made_options(wanted)
 
 
-class TrainCommand(SettingsCommand):
+class TrainCommand(options.SettingsCommand):
     """A command with options of settings, whose help lists every setting of `--set`."""
 
     setting_options = staticmethod(partial(options_of, *SETTINGS))
@@ -118,31 +95,30 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     dev: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH",
-            help="Examples that choose the best epoch. Absent: a tenth of the data.",
+            metavar="PATH", help="Examples that choose the best epoch. Absent: a tenth of the data."
         ),
     ] = None,
-    kind: KindOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pair_column: PairColumnOption = None,
-    delimiter: DelimiterOption = None,
-    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
-    strict: StrictOption = False,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    promote: NewAliasOption = None,
+    kind: options.KindOption = None,
+    text_column: options.TextColumnOption = None,
+    label_column: options.LabelColumnOption = None,
+    pair_column: options.PairColumnOption = None,
+    delimiter: options.DelimiterOption = None,
+    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    strict: options.StrictOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
-    as_json: JsonOption = False,
-    cache: CacheOption = True,
-    resume: ResumeOption = True,
-    device: DeviceOption = DeviceName.CPU,
-    threads: ThreadsOption = None,
-    backbone: BackboneOption = None,
-    settings: SetOption = None,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    resume: options.ResumeOption = True,
+    device: options.DeviceOption = options.DeviceName.CPU,
+    threads: options.ThreadsOption = None,
+    backbone: options.BackboneOption = None,
+    settings: options.SetOption = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
-    named = settings_given(settings, context.obj)
+    named = options.settings_given(settings, context.obj)
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
             outcome_json,
@@ -166,7 +142,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         note=note,
         settings=read_settings(named),
         promote=promote,
-        spelt=labelled_format(
+        spelt=options.labelled_format(
             data,
             on_bad_row,
             text=text_column,
@@ -204,16 +180,16 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     *,
     settings: Annotated[
-        list[str] | None, file_set_option("shared.epochs=3 or tasks.tone.layers=1")
+        list[str] | None, options.file_set_option("shared.epochs=3 or tasks.tone.layers=1")
     ] = None,
-    registry: RegistryOption = None,
-    create: CreateOption = False,
-    as_json: JsonOption = False,
-    cache: CacheOption = True,
-    resume: ResumeOption = True,
-    device: DeviceOption = DeviceName.CPU,
-    threads: ThreadsOption = None,
-    strict: StrictOption = False,
+    registry: options.RegistryOption = None,
+    create: options.CreateOption = False,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    resume: options.ResumeOption = True,
+    device: options.DeviceOption = options.DeviceName.CPU,
+    threads: options.ThreadsOption = None,
+    strict: options.StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
@@ -227,7 +203,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
             train_in_turn,
         )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-    listed = read_task_file(file, assignments("--set", settings))
+    listed = read_task_file(file, options.assignments("--set", settings))
     prepare_device(device, threads)
     runs = runs_of(listed, file, strict=strict)
     backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
@@ -237,3 +213,87 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(results_json(results), results_table(results), as_json=as_json)
     if any(isinstance(found, NunatakError) for _, found in results):
         raise typer.Exit(1)
+
+
+class MultitaskCommand(options.SettingsCommand):
+    setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
+
+
+def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
+    output: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder of the backbone.")],
+    *,
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=PATH", help="A task and its examples, as for `train`; give two or more."
+        ),
+    ],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=KIND",
+            help="The kind of a task, as for `train --kind`. Absent: by the first row.",
+        ),
+    ] = None,
+    backbone: options.BackboneOption = None,
+    as_json: options.JsonOption = False,
+    settings: options.SetOption = None,
+    resume: options.ResumeOption = True,
+) -> None:
+    """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
+    sources, kinds = options.assignments("--data", data), options.assignments("--kind", kind)
+    options.check_names("--kind", kinds, sources)
+    changes: dict[str, JsonValue] = dict(options.settings_given(settings, context.obj))
+    with needs_extra("training"):
+        from nunatak_contract.methods import Full
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_training.cache import default_cache_folder
+        from nunatak_training.kinds import kind_named
+        from nunatak_training.multitask import SharedTask, train_backbone
+        from nunatak_training.recipes import default_recipe
+        from nunatak_training.report import ProgressBar
+    tasks = {
+        name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
+        for name, path in sources.items()
+    }
+    default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
+    base = load_backbone(backbone or DEFAULT_BACKBONE)
+    recipe = default_recipe(Full(), backbone=base.name, changes=changes)
+    outcome = train_backbone(
+        tasks,
+        recipe,
+        output,
+        base,
+        report=ProgressBar(", ".join(sources)),
+        checkpoints=default_cache_folder() if resume else None,
+    )
+    line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"
+    print_outcome(_outcome_json(outcome), _outcome_table(outcome), line, as_json=as_json)
+
+
+def _outcome_table(outcome: "MultitaskOutcome") -> Table:
+    fitted = outcome.fitted
+    scores = {
+        f"dev {name}": ", ".join(f"{metric} {value:.4f}" for metric, value in it.metrics.items())
+        for name, it in fitted.scores.items()
+    }
+    return facts_table(
+        {
+            **scores,
+            "best epoch": f"{fitted.best_epoch} of {fitted.history[-1].epoch}",
+            "backbone": f"{outcome.digest[:12]}...",
+            "time": f"{outcome.seconds:.1f} s",
+        }
+    )
+
+
+def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, object]:
+    fitted = outcome.fitted
+    return {
+        "folder": str(outcome.folder),
+        "digest": outcome.digest,
+        "scores": {name: dict(scores.metrics) for name, scores in fitted.scores.items()},
+        "best_epoch": fitted.best_epoch,
+        "seconds": outcome.seconds,
+    }

@@ -24,7 +24,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_contract.methods import Bottleneck
 from nunatak_training.sweeps import Run, cells_of
-from nunatak_training.sweeps.tables import num_frozen
+from nunatak_training.sweeps.reporting import num_frozen
 
 ELSA: JsonValue = [{"kind": "full"}, {"kind": "topk", "frozen": [1, 2, 3]}]
 DEEP: JsonValue = [{"kind": "full"}, {"kind": "topk", "frozen": [6, 9, 11]}, {"kind": "head"}]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from nunatak_server.compat.guards import CallContent
-from nunatak_server.compat.joins import END, joined_texts
+from nunatak_server.compat.guards import END, CallContent, joined_texts
 from nunatak_server.outputs.conditions import FoundSpan
 
 LIMIT = 32_768

@@ -5,7 +5,7 @@ import torch
 
 from doubles.refusals import raises
 from nunatak_contract.enums import ServingDtype
-from nunatak_server.engine.devices import cuda_fault, resolve_device, resolve_dtype
+from nunatak_server.engine.backbones import cuda_fault, resolve_device, resolve_dtype
 
 
 def test_auto_is_a_device_this_machine_has() -> None:

@@ -16,7 +16,7 @@ from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.rollouts.canary import RETRY_S
+from nunatak_server.rollouts.rollouts import RETRY_S
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 

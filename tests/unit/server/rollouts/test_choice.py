@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from doubles.drafts import make_draft
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.rollouts.canary import Arm, choose, point_of
+from nunatak_server.rollouts.rollouts import Arm, choose, point_of
 
 
 def manifest(version: int, task: str = "tone") -> TaskManifest:

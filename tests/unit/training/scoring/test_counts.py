@@ -10,7 +10,8 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from nunatak_training.kinds import Metric
-from nunatak_training.scoring.counts import (
+from nunatak_training.scoring.evaluation import label_pair_statistics
+from nunatak_training.scoring.scores import (
     LABEL_METRICS,
     confusion,
     count_pairs,
@@ -20,7 +21,6 @@ from nunatak_training.scoring.counts import (
     f1_of,
     label_statistics,
 )
-from nunatak_training.scoring.evaluation import label_pair_statistics
 from nunatak_training.scoring.statistics import weights_of_all
 
 NUM_UNITS, NUM_LABELS = 60, 4

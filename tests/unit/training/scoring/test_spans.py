@@ -2,7 +2,7 @@
 
 import pytest
 
-from nunatak_training.scoring.spans import Entity, entities_in, exact_match, overlap_f1, uses_bio
+from nunatak_training.scoring.scores import Entity, entities_in, exact_match, overlap_f1, uses_bio
 
 
 @pytest.mark.parametrize(

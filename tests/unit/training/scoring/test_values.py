@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import ndcg_score
 
-from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spearman
+from nunatak_training.scoring.scores import ndcg, pearson, reciprocal_rank, spearman
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -17,7 +17,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import GradDropSettings, RegularizerName
 from nunatak_training.sweeps import Cut, Run, cut_data
-from nunatak_training.sweeps.tables import method_label
+from nunatak_training.sweeps.reporting import method_label
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -224,12 +224,12 @@ def is_subsequence(part: list[str], whole: list[str]) -> bool:
 def test_no_cut_is_the_whole_data() -> None:
     cut = cut_data(DATA, Cut())
 
-    assert cut.data == DATA
+    assert cut == DATA
     assert cut.test is None
 
 
 def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file() -> None:
-    small, large = (cut_data(DATA, Cut(train=count)).data.train for count in (5, 15))
+    small, large = (cut_data(DATA, Cut(train=count)).train for count in (5, 15))
 
     assert len(small) == 5
     assert is_subsequence(texts(small), texts(large))
@@ -240,14 +240,14 @@ def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file() -> None:
 def test_dev_from_train_is_disjoint_from_train_and_leaves_dev_for_the_test() -> None:
     cut = cut_data(DATA, Cut(train=10, dev=8, dev_from_train=True))
 
-    assert (len(cut.data.train), len(cut.data.dev)) == (10, 8)
-    assert not set(texts(cut.data.train)) & set(texts(cut.data.dev))
-    assert set(texts(cut.data.dev)) <= set(texts(DATA.train))
+    assert (len(cut.train), len(cut.dev)) == (10, 8)
+    assert not set(texts(cut.train)) & set(texts(cut.dev))
+    assert set(texts(cut.dev)) <= set(texts(DATA.train))
     assert cut.test == DATA.dev
 
 
 def test_labels_stay_as_in_the_whole_data() -> None:
-    assert cut_data(DATA, Cut(train=1)).data.labels == DATA.labels
+    assert cut_data(DATA, Cut(train=1)).labels == DATA.labels
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
@@ -291,7 +291,7 @@ def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other
     )
     data = replace(DATA, kind=kind, train=examples, dev=examples)
 
-    assert cut_data(data, Cut(train=8)).data.train == examples
+    assert cut_data(data, Cut(train=8)).train == examples
     cap = 1 if kind is TaskKind.REGRESSION else 7
     with raises("too_few_examples", match="have the same value; raise the cap"):
         cut_data(data, Cut(train=cap))
@@ -300,7 +300,7 @@ def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other
 def test_documents_of_one_group_stay_together() -> None:
     ranked = replace(DATA, kind=TaskKind.RANKING, train=ExampleSet(examples=RANKED))
 
-    part = cut_data(ranked, Cut(train=13)).data.train
+    part = cut_data(ranked, Cut(train=13)).train
 
     sizes = Counter(it.text for it in part.examples)
     assert sorted(sizes.values()) == [5, 5]

@@ -11,8 +11,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import Run, cells_markdown, cells_of, runs_csv, write_report
-from nunatak_training.sweeps.reporting import label_of, mean_curve
-from nunatak_training.sweeps.tables import COLUMNS
+from nunatak_training.sweeps.reporting import COLUMNS, label_of, mean_curve
 
 
 @pytest.fixture(name="runs", scope="module")

@@ -164,7 +164,6 @@ def score_chunks(
 def answered_rows(
     chunk: Chunk, scored: "ScoredInputs", columns: Sequence[AnswerColumns]
 ) -> list[AnsweredRow]:
-    """Return the rows of a chunk with answers, in order."""
     return [
         AnsweredRow(
             row=chunk.rows[chunk.places[position]],

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusJob:
-    """What a command asks for."""
-
     corpus: str
     """A file, a folder or a glob."""
     out: Path
@@ -61,14 +59,11 @@ class CorpusJob:
     """Scorers on the cluster; None: as many as it has cores for."""
 
     def options(self) -> "Parameters":
-        """Return the options of the tasks."""
         return Parameters(aggregation_strategy=self.aggregation, on_long=self.on_long)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A complete run."""
-
     versions: "Mapping[str, TaskManifest]"
     """The version of each reference."""
     num_rows: int
@@ -149,8 +144,6 @@ def run_job(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scoring:
-    """The step that answers chunks, in this process or on a cluster."""
-
     numerics: str
     score: "Callable[[Iterable[Chunk]], Iterator[tuple[Chunk, ScoredInputs | None]]]"
 
@@ -193,7 +186,6 @@ def _record(
     settings: "ServerSettings",
     numerics: str,
 ) -> CorpusRecord:
-    """Return what a run of this moment scores, and how."""
     return CorpusRecord(
         release=distribution_version("nunatak"),
         files=scored_files(files),
@@ -248,7 +240,6 @@ def _columns_of(job: CorpusJob, name: str, manifest: "TaskManifest") -> AnswerCo
 
 
 def _types_of(columns: Iterable[AnswerColumns]) -> dict[str, ColumnType]:
-    """Return the columns of all answers."""
     found = dict[str, ColumnType]()
     for task in columns:
         for name, kind in task.types().items():

@@ -65,7 +65,6 @@ class CorpusRecord(Record, frozen=True):
     chunk_rows: int
 
     def changes(self, other: "CorpusRecord") -> list[str]:
-        """Return the names of the fields in which another record differs."""
         names = type(self).model_fields
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
@@ -127,7 +126,6 @@ class RunFolder:
             raise self._changed(f"changed since the begin of the run: {', '.join(changes)}")
 
     def done(self, layout: PartLayout) -> frozenset[int]:
-        """Return the indices of the chunks whose parts are there."""
         found = self._path.glob(f"part-*.{layout.suffix}")
         return frozenset(int(it.name[5:13]) for it in found)
 
@@ -138,7 +136,6 @@ class RunFolder:
         part: bytes,
         rejected: Sequence[Mapping[str, JsonValue]],
     ) -> None:
-        """Write the part of a chunk, after the rows without answers."""
         if rejected:
             lines = [f"{json.dumps(row, ensure_ascii=True)}\n".encode() for row in rejected]
             self._write(f"rejected-{index:08}.jsonl", lines)
@@ -192,7 +189,6 @@ class RunFolder:
 
 
 def scored_files(files: Iterable[FileOfRows]) -> tuple[ScoredFile, ...]:
-    """Return the files of a corpus as they are now."""
     found = [(it.name, it.path.stat()) for it in files]
     return tuple(
         ScoredFile(path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns) for name, stat in found

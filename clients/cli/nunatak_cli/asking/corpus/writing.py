@@ -55,8 +55,6 @@ GROUP_ROWS: Final = 65_536
 
 
 class ColumnType(StrEnum):
-    """The types of answers in a table."""
-
     TEXT = "text"
     NUMBER = "number"
     FLAG = "flag"
@@ -65,8 +63,6 @@ class ColumnType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerColumns:
-    """The columns of the answers of one task."""
-
     reference: str
     problem_type: ProblemType | None
     """None for a head other than sequence classification."""
@@ -76,7 +72,6 @@ class AnswerColumns:
     """Whether the task reads only the beginning of a long text."""
 
     def types(self) -> dict[str, ColumnType]:
-        """Return the columns in order, with their types."""
         name = self.reference
         match self.problem_type:
             case ProblemType.SINGLE_LABEL:
@@ -94,7 +89,6 @@ class AnswerColumns:
         return found
 
     def values(self, answer: "TaskPrediction", place: int) -> list[JsonValue]:
-        """Return the values of the columns for one input of an answer."""
         values = self._values(answer, place)
         return [*values, answer.extents[place].is_cut] if self.is_cut else values
 
@@ -119,16 +113,12 @@ class AnswerColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredRow:
-    """A row of the corpus, with its answers in the order of their columns."""
-
     row: FileRow
     answers: Sequence[JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLayout:
-    """The form of OUT."""
-
     kind: FileFormat
     kept: tuple[str, ...] | None
     """The columns of the corpus that OUT has; None: all columns that a row has."""
@@ -144,7 +134,6 @@ class PartLayout:
         return FileFormat.JSONL if self.kind is FileFormat.JSONL_GZ else self.kind
 
     def part(self, rows: Sequence[AnsweredRow]) -> bytes:
-        """Return the bytes of one part."""
         match self.kind:
             case FileFormat.CSV | FileFormat.TSV:
                 kept = self.kept or ()
@@ -157,7 +146,6 @@ class PartLayout:
                 return b"".join(map(self._json_line, rows))
 
     def join(self, parts: Iterable[Path], target: BinaryIO) -> None:
-        """Write the rows of all parts, in order, as one file."""
         match self.kind:
             case FileFormat.PARQUET:
                 self._join_tables(parts, target)
@@ -299,7 +287,6 @@ def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
 
 
 def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
-    """Return the kept columns of rows of Parquet files, with their types; None without rows."""
     import pyarrow as pa
 
     # Arrow cannot take rows of every type (such as string views), but it can slice.
@@ -308,7 +295,6 @@ def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
 
 
 def _slices(rows: Sequence[FileRow]) -> "Iterator[tuple[RecordBatch, int, int]]":
-    """Yield the batches of rows, each with the place and the number of consecutive rows."""
     numbered = enumerate(row for row in rows if row.batch is not None)
     for _, group in groupby(numbered, key=lambda it: (id(it[1].batch), it[1].index - it[0])):
         them = [row for _, row in group]

@@ -1,14 +1,29 @@
-"""Scores from counts of labels: accuracy, the F1 family, Matthews.
+"""Scores of labels, entities, answers, values and ranked documents, by the weights of units.
 
-Each score needs three counts per label: expected, predicted, and both (hits). The counted units are
-texts, labels of texts, tokens or entities.
+Label scores (accuracy, the F1 family, Matthews) need three counts per label: expected, predicted,
+and both (hits). The counted units are texts, labels of texts, tokens or entities.
 
-Axes: events = one label of one unit (unit, label), labels.
+Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity.
+`I-X` continues an entity of the same type, and begins an entity if there is none to continue.
+
+Answers: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
+(arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
+answers counts. For a question without an answer, only an empty answer is right (Rajpurkar et al.
+2018).
+
+Axes: events = one label of one unit (unit, label), labels, units.
 """
 
+# scipy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,8 +46,6 @@ LABEL_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelCounts:
-    """The expected and the predicted labels of each unit."""
-
     num_labels: int
     hits: Events
     expected: Events
@@ -154,3 +167,103 @@ def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metri
 
 def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:
     return Counter(zip(expected, predicted, strict=True))
+
+
+Entity = tuple[str, int, int]
+"""An entity: its type, its first word, and the position after its last word."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def uses_bio(tags: Sequence[str]) -> bool:
+    """Whether a set of tags marks entities, and not single words."""
+    return any(tag.startswith("B-") for tag in tags)
+
+
+def entities_in(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities in the tags of a sentence, in order."""
+    found: list[Entity] = []
+    for position, tag in enumerate(tags):
+        mark, _, kind = tag.partition("-")
+        if mark not in {"B", "I"} or not kind:
+            continue
+        goes_on = mark == "I" and bool(found) and found[-1][0] == kind and found[-1][2] == position
+        begin = found.pop()[1] if goes_on else position
+        found.append((kind, begin, position + 1))
+    return found
+
+
+def exact_match(predicted: str, expected: Sequence[str]) -> float:
+    """1 if the answer is one of the right ones, else 0."""
+    words = _words(predicted)
+    return float(any(words == _words(answer) for answer in expected or ("",)))
+
+
+def overlap_f1(predicted: str, expected: Sequence[str]) -> float:
+    """F1 of the words of the answer and of the best right answer."""
+    return max(_f1(_words(predicted), _words(answer)) for answer in expected or ("",))
+
+
+def _f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()
+
+
+Values = Float[np.ndarray, " units"]
+
+
+def pearson(expected: Values, predicted: Values) -> Statistic:
+    """Pearson's r; 0 if all values of one side are equal."""
+    return lambda weights: _correlation(*_repeated(expected, predicted, weights))
+
+
+def spearman(expected: Values, predicted: Values) -> Statistic:
+    """Spearman's rho: Pearson's r of the ranks; equal values have equal ranks."""
+
+    def of(weights: Weights) -> float:
+        right, found = _repeated(expected, predicted, weights)
+        return _correlation(_ranks(right), _ranks(found))
+
+    return of
+
+
+def _repeated(expected: Values, predicted: Values, weights: Weights) -> tuple[Values, Values]:
+    times = weights.astype(int)
+    return np.repeat(expected, times), np.repeat(predicted, times)
+
+
+def _correlation(first: Values, second: Values) -> float:
+    first, second = first - first.mean(), second - second.mean()
+    spread = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / spread if spread > 0 else 0.0
+
+
+def _ranks(values: Values) -> Values:
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and rarely needed
+
+    return cast("Values", rankdata(values))
+
+
+def ndcg(gains: Values, scores: Values) -> float:
+    """Normalised discounted cumulative gain (Jarvelin and Kekalainen 2002, eq. 2 and sec. 2.3).
+
+    Gains are linear and not negative, the largest above 0; documents of equal scores keep their
+    order.
+    """
+    discounts = 1 / np.log2(np.arange(2, len(gains) + 2))
+    return float(gains[_order(scores)] @ discounts) / float(np.sort(gains)[::-1] @ discounts)
+
+
+def reciprocal_rank(gains: Values, scores: Values) -> float:
+    """One divided by the place of the first document with a gain above 0."""
+    return 1 / (1 + int((gains[_order(scores)] > 0).argmax()))
+
+
+def _order(scores: Values) -> np.ndarray:
+    return np.argsort(-scores, kind="stable")

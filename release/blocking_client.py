@@ -1,22 +1,20 @@
-"""The blocking client is the asyncio client without `async` and `await`.
+"""The blocking client is the asyncio client without `async` and `await`; each build writes it.
 
-`python tests/policy/blocking_client.py` writes it; `test_blocking_client.py` checks it.
+The build of the wheel and an editable install run `BlockingClient`. After a change of
+`async_client.py`, `python -m release.blocking_client` writes the client again, and so do the tests.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-PACKAGE: Final = Path(__file__).parents[2] / "clients" / "python" / "nunatak_client"
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE: Final = Path(__file__).parents[1] / "clients" / "python" / "nunatak_client"
 SOURCE: Final = PACKAGE / "async_client.py"
 TARGET: Final = PACKAGE / "client.py"
 
-HEADER: Final = '''"""The blocking client; generated from `async_client.py`.
-
-Change `async_client.py` instead, and run `make client`.
-"""'''
+HEADER: Final = '''"""The blocking client; made from `async_client.py` by the build."""'''
 
 RULES: Final = (
     (r'\A""".*?"""', HEADER),
@@ -40,6 +38,16 @@ RULES: Final = (
 LEFT_OVER: Final = re.compile(r"\w*(await|[Aa]sync(?!_client\.py))\w*")
 
 
+class BlockingClient(BuildHookInterface):  # pyright: ignore[reportMissingTypeArgument]
+    """Writes the client before the files of a wheel are gathered."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Write the client into the sources, which an editable install leaves in place."""
+        write()
+
+
 def blocking_client(source: str) -> str:
     """Return the source of the blocking client for a source of the asyncio client.
 
@@ -52,17 +60,18 @@ def blocking_client(source: str) -> str:
             raise ValueError(f"nothing in {SOURCE.name} matches {pattern!r}: remove that rule")
     if left := LEFT_OVER.search(source):
         raise ValueError(f"add a rule for {left.group()!r}, which is left over of {SOURCE.name}")
-    sorted_imports = _ruff("check", "--quiet", "--select", "I", "--fix", source=source)
-    return _ruff("format", source=sorted_imports)
+    return source
 
 
-def _ruff(*arguments: str, source: str) -> str:
-    command = (sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET), "-")
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        command, input=source, capture_output=True, check=True, encoding="utf-8"
-    )
-    return done.stdout
+def write() -> None:
+    """Write the client, unless it is there."""
+    made = blocking_client(SOURCE.read_text("utf-8")).encode()
+    if not TARGET.exists() or TARGET.read_bytes() != made:
+        # Renamed, because several processes of tests may write at once.
+        scratch = TARGET.with_suffix(".writing")
+        scratch.write_bytes(made)
+        scratch.replace(TARGET)
 
 
 if __name__ == "__main__":
-    TARGET.write_text(blocking_client(SOURCE.read_text("utf-8")), "utf-8")
+    write()
