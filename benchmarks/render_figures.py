@@ -47,6 +47,11 @@ SECTIONS = (
         "Verdicts about streams",
         "What is held back: [verdicts.md](../verdicts.md#streams).",
     ),
+    (
+        "decisions.",
+        "Typed questions",
+        "What is asked, and how: [questions.md](../questions.md).",
+    ),
     ("gateway.", "Gateways", "Protocols of LLM gateways over the native route."),
     ("race.", "Five classifiers about every text", "Speed next to F1: [race.md](race.md)."),
     ("batch.", "Scoring a corpus", "How a corpus is scored: [batch.md](../batch.md)."),

@@ -7,20 +7,18 @@ it fits its question: the same ids, type and outcomes, and probabilities that su
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, cast
 
-from pydantic import Discriminator, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic_core import from_json
 
-from nunatak_contract.questions import JsonText, Outcome, TypedQuestion
-from nunatak_contract.record import Result
+from nunatak_contract.questions import TypedQuestion
 
 MAX_SUM_ERROR, MAX_ROUNDING = 0.05, 0.005
 """How far probabilities may be from a sum of 1, and from their rounding (jevcompat 0.1)."""
 
 Said: TypeAlias = dict[str, Any]
 Shares: TypeAlias = tuple[float, ...]
-Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Place = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class UnusableReplyError(Exception):
@@ -36,11 +34,8 @@ class Protocol:
     """Returns a question as the protocol has it, or None: it cannot say this question."""
     body: Callable[[str, str, Sequence[Said]], Said]
     """Returns the request of a model, a text and questions."""
-    read: Callable[[bytes, Sequence[TypedQuestion]], Sequence[Shares | None]]
-    """Returns the probabilities of each question's outcomes, or None: the upstream refused it.
-
-    Raises `UnusableReplyError`.
-    """
+    read: Callable[[TypedQuestion, Any], Shares | None]
+    """Returns the probabilities of a question's outcomes, or None: the upstream refused it."""
 
 
 def _say_to_system_one(question: TypedQuestion) -> Said | None:
@@ -77,144 +72,84 @@ def _say_to_openai(question: TypedQuestion) -> Said | None:
     return {"type": question.type, "instructions": question.instructions, **given}
 
 
-class _Noul(Result):
-    type: Literal["noul"]
-    noul: Share
-
-
-class _NamedChoice(Result):
-    type: Literal["choice"]
-    choice: StrictStr
-    probabilities: dict[StrictStr, Share]
-
-
-class _NamedScore(Result):
-    type: Literal["score"]
-    score: Place
-    legend: dict[StrictStr, JsonText]
-    probabilities: dict[StrictStr, Share]
-
-
-class _SystemOneReply(Result):
-    answers: dict[str, Annotated[_Noul | _NamedChoice | _NamedScore, Discriminator("type")]]
-
-
-class _Named(Result):
-    name: StrictStr
-
-
-class _Predicate(_Named):
-    type: Literal["predicate"]
-    probability: Share
-
-
-class _OptionShare(Result):
-    value: StrictBool | StrictStr
-    probability: Share
-
-
-class _Choice(_Named):
-    type: Literal["choice"]
-    choice: StrictBool | StrictStr
-    probabilities: list[_OptionShare]
-
-
-class _LevelShare(Result):
-    value: StrictInt
-    label: StrictStr
-    probability: Share
-
-
-class _Score(_Named):
-    type: Literal["score"]
-    score: Place
-    probabilities: list[_LevelShare]
-
-
-class _Refusal(_Named):
-    type: Literal["refusal"]
-
-
-class _OpenAIReply(Result):
-    answers: list[Annotated[_Predicate | _Choice | _Score | _Refusal, Discriminator("type")]]
-
-
-def _read_system_one(data: bytes, questions: Sequence[TypedQuestion]) -> Sequence[Shares | None]:
-    found = _parsed(_SystemOneReply, data).answers
-    if found.keys() != {f"q{it}" for it in range(len(questions))}:
-        raise UnusableReplyError("it answers other questions")
-    return [_named_shares(it, found[f"q{at}"]) for at, it in enumerate(questions)]
-
-
-def _named_shares(question: TypedQuestion, answer: _Noul | _NamedChoice | _NamedScore) -> Shares:
+def _read_system_one(question: TypedQuestion, answer: Any) -> Shares:  # noqa: ANN401 - JSON
     match question.type, answer:
-        case "predicate", _Noul(noul=share):
-            return (1 - share, share)
-        case "choice", _NamedChoice(choice=best, probabilities=found):
+        case "predicate", {"type": "noul", "noul": share}:
+            return _shares(question, [(False, 1 - _share(share)), (True, share)])
+        case "choice", {"type": "choice", "choice": best, "probabilities": dict() as found}:
             return _shares(question, found.items(), best=best)
-        case "score", _NamedScore(score=score, legend=legend, probabilities=found):
+        case "score", {"type": "score", "score": score, "legend": legend, "probabilities": found}:
             places = {str(it): it for it in question.outcomes}
-            if not _is_legend(legend, [it.label for it in question.levels]):
+            labels = {str(at): it.label for at, it in enumerate(question.levels)}
+            # JSON may come back as a text.
+            named = {at: it if isinstance(it, str) else legend.get(at) for at, it in labels.items()}
+            if legend != named:
                 raise UnusableReplyError("it names other levels")
-            pairs = [(places.get(name, name), share) for name, share in found.items()]
+            pairs = [(places.get(at, at), share) for at, share in found.items()]
             return _shares(question, pairs, score=score)
         case _:
-            raise UnusableReplyError("it has another type than the question")
+            raise UnusableReplyError("it has another form than the question")
 
 
-def _is_legend(legend: Mapping[str, JsonText], labels: Sequence[JsonText]) -> bool:
-    """Return whether a legend has these levels; JSON may come back as a text."""
-    named = {str(at): label for at, label in enumerate(labels)}
-    return legend.keys() == named.keys() and all(
-        legend[at] == it or (isinstance(legend[at], str) and not isinstance(it, str))
-        for at, it in named.items()
-    )
-
-
-def _read_openai(data: bytes, questions: Sequence[TypedQuestion]) -> Sequence[Shares | None]:
-    found = _parsed(_OpenAIReply, data).answers
-    if [it.name for it in found] != [f"q{it}" for it in range(len(questions))]:
-        raise UnusableReplyError("it answers other questions")
-    return [_listed_shares(*it) for it in zip(questions, found, strict=True)]
-
-
-def _listed_shares(
-    question: TypedQuestion, answer: _Predicate | _Choice | _Score | _Refusal
-) -> Shares | None:
+def _read_openai(question: TypedQuestion, answer: Any) -> Shares | None:  # noqa: ANN401 - JSON
     match question.type, answer:
-        case _, _Refusal():
+        case _, {"type": "refusal"}:
             return None
-        case "predicate", _Predicate(probability=share):
-            return (1 - share, share)
-        case "choice", _Choice(choice=best, probabilities=found):
-            return _shares(question, [(it.value, it.probability) for it in found], best=best)
-        case "score", _Score(score=score, probabilities=found):
-            labels = {at: it.label for at, it in enumerate(question.levels)}
-            if {it.value: it.label for it in found} != labels:
+        case "predicate", {"type": "predicate", "probability": share}:
+            return _shares(question, [(False, 1 - _share(share)), (True, share)])
+        case "choice", {"type": "choice", "choice": best, "probabilities": list() as found}:
+            return _shares(question, [(it["value"], it["probability"]) for it in found], best=best)
+        case "score", {"type": "score", "score": score, "probabilities": list() as found}:
+            if [it["label"] for it in sorted(found, key=itemgetter("value"))] != [
+                it.label for it in question.levels
+            ]:
                 raise UnusableReplyError("it names other levels")
-            return _shares(question, [(it.value, it.probability) for it in found], score=score)
+            pairs = [(it["value"], it["probability"]) for it in found]
+            return _shares(question, pairs, score=score)
         case _:
-            raise UnusableReplyError("it has another type than the question")
+            raise UnusableReplyError("it has another form than the question")
 
 
-def _parsed(kind: type[Any], data: bytes) -> Any:  # noqa: ANN401 - an object of `kind`
+def read_reply(
+    protocol: Protocol, data: bytes, questions: Sequence[TypedQuestion]
+) -> list[Shares | None]:
+    """Return the probabilities of each question's outcomes, or None: the upstream refused it.
+
+    Raises:
+        UnusableReplyError: some of the reply does not fit its question.
+    """
+    names = [f"q{it}" for it in range(len(questions))]
     try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        # Places and messages may have words of the reply.
-        problem = error.errors(include_url=False, include_input=False)[0]["type"]
+        found = from_json(data, allow_inf_nan=False)["answers"]
+        if isinstance(found, list):
+            found = [(it["name"], it) for it in cast("list[Any]", found)]
+        else:
+            found = sorted(found.items(), key=lambda it: int(it[0][1:]))
+        if [name for name, _ in found] != names:
+            raise UnusableReplyError("it answers other questions")
+        return [protocol.read(it, said) for it, (_, said) in zip(questions, found, strict=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        # A message may have words of the reply.
+        problem = type(error).__name__
         raise UnusableReplyError(f"it does not follow the protocol ({problem})") from None
+
+
+def _share(value: object) -> float:
+    """Return a number from 0 to 1; JSON has no NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UnusableReplyError("a probability is no number from 0 to 1")
+    return value
 
 
 def _shares(
     question: TypedQuestion,
-    pairs: Iterable[tuple[Outcome, float]],
+    pairs: Iterable[tuple[Any, Any]],
     *,
-    best: Outcome | None = None,
-    score: float | None = None,
+    best: object = None,
+    score: Any = None,  # noqa: ANN401 - JSON
 ) -> Shares:
     """Return the shares of all outcomes, if the rest of the answer agrees with them."""
-    given = [((type(it), it), share) for it, share in pairs]
+    given = [((type(it), it), _share(share)) for it, share in pairs]
     found = dict(given)
     keys = [(type(it), it) for it in question.outcomes]
     if len(given) != len(keys) or found.keys() != set(keys):
@@ -231,22 +166,22 @@ def _shares(
     return tuple(share / total for share in shares)
 
 
-def _ask_system_one(model: str, text: str, questions: Sequence[Said]) -> Said:
+def _body_of_system_one(model: str, text: str, questions: Sequence[Said]) -> Said:
     named = {f"q{at}": it for at, it in enumerate(questions)}
     return {"model": model, "state": text, "questions": named}
 
 
-def _ask_openai(model: str, text: str, questions: Sequence[Said]) -> Said:
+def _body_of_openai(model: str, text: str, questions: Sequence[Said]) -> Said:
     named = [{**it, "name": f"q{at}"} for at, it in enumerate(questions)]
     return {"model": model, "input": text, "questions": named}
 
 
 PROTOCOLS: Final[Mapping[str, Protocol]] = {
     "/v1/systemone": Protocol(
-        name="System One", say=_say_to_system_one, body=_ask_system_one, read=_read_system_one
+        name="System One", say=_say_to_system_one, body=_body_of_system_one, read=_read_system_one
     ),
     "/v1/decisions": Protocol(
-        name="OpenAI", say=_say_to_openai, body=_ask_openai, read=_read_openai
+        name="OpenAI", say=_say_to_openai, body=_body_of_openai, read=_read_openai
     ),
 }
 """The protocols by the end of an upstream's path."""

@@ -85,6 +85,18 @@ class TypedQuestion(Record, frozen=True):
             case "score":
                 return tuple(range(len(self.levels)))
 
+    @property
+    def names(self) -> Mapping[Outcome, str]:
+        """The label of each outcome in a task without a card's `labels`."""
+        match self.type:
+            case "predicate":
+                return {True: "yes", False: "no"}
+            case "choice":
+                values = (it.value for it in self.options)
+                return {it: it if isinstance(it, str) else json.dumps(it) for it in values}
+            case "score":
+                return {at: text_of(it.label) for at, it in enumerate(self.levels)}
+
     @cached_property
     def digest(self) -> str:
         """The digest of the question. Only the order of options does not count.
@@ -186,33 +198,19 @@ class QuestionCard(Record, frozen=True):
     @cached_property
     def meanings(self) -> Mapping[str, Outcome]:
         """What each label of the task means."""
-        if self.labels:
-            return self.labels
-        match self.question.type:
-            case "predicate":
-                return {"yes": True, "no": False}
-            case "choice":
-                return {it if isinstance(it, str) else json.dumps(it): it for it in self._named}
-            case "score":
-                return {text_of(it.label): at for at, it in enumerate(self.question.levels)}
+        named = {label: meant for meant, label in self.question.names.items()}
+        return self.labels or named
 
     @property
     def names(self) -> Mapping[Outcome, str]:
         """The label of each outcome of a task that is trained for this card.
 
         These are the labels of the card if each outcome has one, so that the next version of the
-        task fits the card too. Otherwise labels have the names of a card without `labels`.
+        task fits the card too. Otherwise they are the names of the outcomes.
         """
-        named = {(type(meant), meant): label for label, meant in self.labels.items()}
-        outcomes = self.question.outcomes
-        if len(self.labels) == len(named) == len(outcomes):
-            return {it: named[type(it), it] for it in outcomes}
-        card = self.model_copy(update={"labels": {}})
-        return {meant: label for label, meant in card.meanings.items()}
-
-    @property
-    def _named(self) -> tuple[bool | str, ...]:
-        return tuple(it.value for it in self.question.options)
+        named = {meant: label for label, meant in self.labels.items()}
+        is_whole = len(self.labels) == len(named) == len(self.question.outcomes)
+        return named if is_whole else self.question.names
 
     @model_validator(mode="after")
     def _labels_mean_outcomes(self) -> Self:
@@ -232,7 +230,7 @@ def card_of(fields: object) -> QuestionCard:
         ValidationError: the fields are neither.
     """
     is_card = isinstance(fields, dict) and "question" in fields
-    alone = {"name": "question", "task": "question", "question": fields}
+    alone: dict[str, object] = {"name": "question", "task": "question", "question": fields}
     return QuestionCard.model_validate(fields if is_card else alone)
 
 

@@ -23,7 +23,13 @@ from nunatak_client.transport import (
 )
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_contract.protocols import PROTOCOLS, Protocol, Said, UnusableReplyError
+from nunatak_contract.protocols import (
+    PROTOCOLS,
+    Protocol,
+    Said,
+    UnusableReplyError,
+    read_reply,
+)
 from nunatak_contract.questions import QuestionCard
 from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
 from nunatak_registry import Registry
@@ -160,7 +166,7 @@ class _Upstream:
                 return _failed(_told(response))
             if response.status_code != HTTPStatus.OK:
                 raise _failed(f"{self.url} does not answer: {_told(response)}")
-            (shares,) = self.protocol.read(response.content, [self.card.question])
+            (shares,) = read_reply(self.protocol, response.content, [self.card.question])
         except UnusableReplyError as error:
             return _failed(f"the reply cannot be used: {error}")
         except httpx.HTTPError as error:
