@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nunatak_cli.serving.serve import SECTIONS
-from nunatak_server.settings import PREFIX, ServerSettings
+from nunatak_server.configuration import PREFIX
+from nunatak_server.settings import ServerSettings
 
 Schema = Mapping[str, Any]
 

@@ -27,10 +27,11 @@ from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
 from nunatak_contract.errors import NunatakError
 from nunatak_server.app import Application, create_app
+from nunatak_server.configuration import configure
 from nunatak_server.engine.backbones import load_on_own_thread
 from nunatak_server.processes.serving import tune_interpreter
 from nunatak_server.runtime import Runtime
-from nunatak_server.settings import ServerSettings, configure
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import leave_out_places, log_everything
 from nunatak_server.telemetry.tracing import find_tracing
 

@@ -219,12 +219,18 @@ TRAINING: Mapping[str, Reason] = {
 
 REQUESTS: Mapping[str, Reason] = {
     "unauthenticated": Reason(
-        "the request needs a valid API key; send the key as 'Authorization: Bearer KEY' (the "
-        "client and the command read NUNATAK_API_KEY)",
+        "the request needs a valid API key, or a token if the server takes tokens; send it as "
+        "'Authorization: Bearer KEY' (the client and the command read NUNATAK_API_KEY)",
+        HTTPStatus.UNAUTHORIZED,
+    ),
+    "invalid_token": Reason(
+        "the token is refused: {reason}; get a new token from the issuer, and send it as "
+        "'Authorization: Bearer TOKEN'",
         HTTPStatus.UNAUTHORIZED,
     ),
     "insufficient_scope": Reason(
-        "the request needs a key with the scope '{scope}'{extent}; ask the operator of the server",
+        "the request needs a key or a token with the scope '{scope}'{extent}; ask the operator of "
+        "the server",
         _FORBIDDEN,
     ),
     "cross_site": Reason(
@@ -310,6 +316,16 @@ SERVER: Mapping[str, Reason] = {
         "this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
         "answers, or retry after {retry_after_s} seconds",
         _TOO_MANY,
+    ),
+    "quota_exceeded": Reason(
+        "this caller has spent its quota of {limit} {resource} a {period}; retry after "
+        "{retry_after_s} seconds, or ask the operator of the server for more",
+        _TOO_MANY,
+    ),
+    "issuer_unavailable": Reason(
+        "the keys of the issuer cannot be read, so no token can be checked; retry later, or use an "
+        "API key",
+        _UNAVAILABLE,
     ),
     "shared_port": Reason(
         "{processes} processes share this port, and each process has its own counts; ask each "

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import (
@@ -94,7 +94,12 @@ def create_app(
     answers 503.
     """
     check_exposure(settings)
-    authenticator = authenticator_for(settings.api_keys_file)
+    keys_file = settings.api_keys_file
+    authenticator = authenticator_for(keys_file)
+    if settings.oidc_issuer:
+        with needs_extra("oidc"):
+            from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
+        authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
@@ -113,7 +118,7 @@ def create_app(
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
-            following = asyncio.create_task(authenticator.run(), name="the file of API keys")
+            following = asyncio.create_task(authenticator.run(), name="access")
             runtime.depend_on(following)
             stack.callback(following.cancel)
             yield

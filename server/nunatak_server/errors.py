@@ -39,6 +39,16 @@ class OverloadedError(NunatakError):
         )
 
 
+class UnknownSignerError(NunatakError):
+    """No known key has signed the token: the keys of the issuer must be read, or read again."""
+
+    def __init__(self, *, has_keys: bool) -> None:
+        super().__init__(
+            "invalid_token" if has_keys else "issuer_unavailable",
+            reason="the issuer has no such key",
+        )
+
+
 class DeadlineExceededError(NunatakError):
     """The deadline passed before the answer; rows that still waited are never computed."""
 

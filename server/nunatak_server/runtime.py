@@ -54,6 +54,7 @@ from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
+from nunatak_server.scheduler.quotas import Quotas
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
@@ -151,8 +152,9 @@ class Runtime:
             max_tokens=settings.max_queued_tokens,
             max_bytes=settings.max_held_bytes,
             # Without keys all requests have one caller.
-            caller_share=None if settings.api_keys_file is None else CALLER_SHARE,
+            caller_share=CALLER_SHARE if settings.knows_callers else None,
             weights=weights or {},
+            quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
         throttle = LoadThrottle(self.should_throttle_loads)

@@ -1,37 +1,31 @@
-"""Settings of the server process, with units in their names.
+"""Settings of the server process, with units in their names: `ServerSettings`, frozen."""
 
-`ServerSettings` holds every setting, frozen. No other module reads the environment. `configure`
-merges the sources, the strongest first:
-
-    flags  >  NUNATAK_* in the environment  >  a TOML file  >  defaults
-
-`--config` or NUNATAK_CONFIG names the file. The file holds setting names without sections. An
-unknown name is refused.
-"""
-
-import os
 import re
 import socket
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE, DEFAULT_BACKBONE, TaskReference
+from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
+from nunatak_server.scheduler.quotas import Limits, Quota
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
+Quantity = Annotated[int, Field(ge=1, le=2**53)] | None
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
+_SIGNATURE: Final = "(?:[RPE]S(?:256|384|512)|EdDSA)"
+"""Signatures by a private key. Who can check one cannot make one, unlike with HS256."""
+_SAFE: Final = r"https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1)"
+SafeUrl = Annotated[str, Field(pattern=rf"^(?:(?:{_SAFE})(?::\d{{1,5}})?(?:/\S*)?)?$")]
+"""A URL whose answer nobody on the way can change; empty if not set."""
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
@@ -104,6 +98,47 @@ class ServerSettings(BaseSettings):
             "commas, such as `https://app.example`"
         ),
     )
+    oidc_issuer: SafeUrl = Field(
+        default="",
+        description="URL of the issuer (`iss`) whose tokens count beside API keys: with https, or "
+        "with http at a loopback address",
+    )
+    oidc_audience: str = Field(
+        default="nunatak", description="name of this server, which a token must have in `aud`"
+    )
+    oidc_jwks_url: SafeUrl = Field(
+        default="",
+        description="URL of the issuer's keys, with https or at a loopback address; if not set, "
+        "the discovery document of the issuer names it",
+    )
+    oidc_algorithms: Annotated[str, Field(pattern=f"^{_SIGNATURE}(?:,{_SIGNATURE})*$")] = Field(
+        default="RS256,ES256",
+        description="signatures, separated by commas: `RS`, `PS` or `ES` with 256, 384 or 512, and "
+        "`EdDSA`",
+    )
+    oidc_scopes_claim: str = Field(
+        default="scope",
+        description="claim with the scopes `nunatak:predict`, `nunatak:read` and `nunatak:admin`. "
+        "Dots lead into objects, as in `realm_access.roles`",
+    )
+    oidc_tenant_claim: str = Field(default="sub", description="claim with the name of the caller")
+    oidc_tasks_claim: str = Field(
+        default="nunatak_tasks",
+        description="claim with the tasks that exist for the caller, as in `tone intent*`; `*` is "
+        "every task. Tokens without it are refused",
+    )
+    max_requests_per_minute: Quantity = Field(
+        default=None,
+        description="requests of one caller in a minute, in each process, if its key has no own "
+        "quota. Requests of scope `admin` do not count",
+    )
+    max_requests_per_day: Quantity = Field(default=None, description="the same in a day of UTC")
+    max_tokens_per_minute: Quantity = Field(
+        default=None,
+        description="tokens of one caller in a minute, in each process, counted as for "
+        "`max_queued_tokens`",
+    )
+    max_tokens_per_day: Quantity = Field(default=None, description="the same in a day of UTC")
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = Field(
         default=ServingDtype.AUTO,
@@ -270,6 +305,15 @@ class ServerSettings(BaseSettings):
         return origins
 
     @property
+    def knows_callers(self) -> bool:
+        """Whether each request needs a key or a token."""
+        return self.api_keys_file is not None or bool(self.oidc_issuer)
+
+    def quotas(self) -> Limits:
+        limits = {quota: getattr(self, f"max_{quota}") for quota in Quota}
+        return {quota: limit for quota, limit in limits.items() if limit is not None}
+
+    @property
     def address_of_replica(self) -> str:
         return self.replica_address or f"{socket.gethostname()}:{self.port}"
 
@@ -308,143 +352,9 @@ class ServerSettings(BaseSettings):
         return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)
 
 
-PREFIX: Final = "NUNATAK_"
-CONFIG_VARIABLE: Final = "NUNATAK_CONFIG"
-HIDDEN: Final = "***"
-
-
-class Origin(StrEnum):
-    """The source of a value, the strongest first."""
-
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    settings: ServerSettings
-    origins: Mapping[str, Origin]
-
-    def shown(self) -> Iterator[tuple[str, object, Origin]]:
-        """Yield name, value and origin of every setting, secrets hidden."""
-        for name, origin in self.origins.items():
-            yield name, shown_value(getattr(self.settings, name)), origin
-
-
-def configure(given: Mapping[str, object], *, file: Path | None = None) -> Configuration:
-    """Return the settings: `given` by flags, and for the rest the environment and the file."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    path = file or (Path(named) if named else None)
-    sources: dict[Origin, Mapping[str, object]] = {
-        Origin.FLAG: given,
-        Origin.ENVIRONMENT: EnvSettingsSource(ServerSettings)(),
-        Origin.FILE: {} if path is None else _read(path),
-    }
-    origins = {name: _origin(name, sources) for name in ServerSettings.model_fields}
-    values = {
-        name: value for source in reversed(sources.values()) for name, value in source.items()
-    }
-    try:
-        settings = ServerSettings.model_validate(values)
-    except ValidationError as error:
-        raise _as_known(error, sources, path) from None
-    return Configuration(settings=settings, origins=origins)
-
-
-def as_toml(configuration: Configuration) -> str:
-    return "".join(
-        f"{_assignment(name, value)}  # {origin}\n" for name, value, origin in configuration.shown()
-    )
-
-
-def shown_value(value: object) -> object:
-    """Return a value for printing: user, password and query of a URL are hidden."""
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case SecretStr():
-            return HIDDEN
-        case str() if "://" in value:
-            # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
-            named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", value)
-            return re.sub(r"\?.*", f"?{HIDDEN}", named)
-        case _:
-            return str(value)
-
-
-def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return variables with our prefix that no program of ours reads, such as typing errors."""
-    known = {f"{PREFIX}{name}".lower() for name in ServerSettings.model_fields}
-    # The other commands read these, and one file of variables may serve all commands.
-    known |= {it.lower() for it in (CONFIG_VARIABLE, API_KEY_VARIABLE, CACHE_VARIABLE)}
-    return sorted(
-        name
-        for name in environment
-        if name.upper().startswith(PREFIX) and name.lower() not in known
-    )
-
-
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _references_in(text: str) -> tuple[TaskReference, ...]:
     return tuple(map(TaskReference.parse, _listed(text)))
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as lines:
-            return tomllib.load(lines)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"the configuration file {path} cannot be read ({reason}); it must be TOML "
-            "with one "
-            "setting a line, such as: port = 8080",
-        ) from None
-
-
-def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin:
-    return next((origin for origin, source in sources.items() if name in source), Origin.DEFAULT)
-
-
-def _as_known(
-    error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
-) -> NunatakError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(map(str, first["loc"])) or "settings"
-    message = first["msg"]
-    if first["type"] == "extra_forbidden":
-        message = "there is no such setting; `nunatak serve --show-config` lists them all"
-    match _origin(name, sources):
-        case Origin.ENVIRONMENT:
-            place = f"environment, {PREFIX}{name.upper()}"
-        case Origin.FILE:
-            place = f"file, {path}"
-        case other:
-            place = other.value
-    return NunatakError("invalid_settings", problem=f"{name}: {message} (from: {place})")
-
-
-def _assignment(name: str, value: object) -> str:
-    match value:
-        case None:
-            return f"# {name} is not set"
-        case bool():
-            return f"{name} = {str(value).lower()}"
-        case int() | float():
-            return f"{name} = {value}"
-        case _:
-            return f"{name} = {_quoted(str(value))}"
-
-
-def _quoted(text: str) -> str:
-    escaped = "".join(
-        character if character.isprintable() else f"\\U{ord(character):08x}"
-        for character in text.replace("\\", "\\\\").replace('"', '\\"')
-    )
-    return f'"{escaped}"'

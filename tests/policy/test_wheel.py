@@ -28,7 +28,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak_versions": ("model",),
     "nunatak_exchange": ("training",),
     "nunatak_training": ("training",),
-    "nunatak_server": ("server", "tracing"),
+    "nunatak_server": ("server", "tracing", "oidc"),
     "nunatak_loadtest": ("loadtest",),
     "nunatak_cluster": ("server", "training", "ray"),
 }

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,11 +24,7 @@ from nunatak_server.settings import ServerSettings
 
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen to other machines without keys, unless `insecure_open` is set."""
-    if (
-        settings.api_keys_file is None
-        and not settings.insecure_open
-        and not is_loopback(settings.host)
-    ):
+    if not settings.knows_callers and not settings.insecure_open and not is_loopback(settings.host):
         raise NunatakError(
             "invalid_settings",
             problem=f"host must be a loopback address while there are no API keys, got "
@@ -60,8 +55,11 @@ class Authenticator:
     """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the caller with this key; None if the caller has no access."""
+        """Return the caller with this key or token; None if the caller has no access."""
         return ANYONE
+
+    async def look_again(self) -> None:
+        """Read the keys of the issuer again for a token without a known signer."""
 
     async def run(self) -> None:
         """Keep the keys up to date until cancelled."""
@@ -83,14 +81,13 @@ class KeyAuthenticator(Authenticator):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._path = path
-        self._known = _known(keys)
-        self._weights = dict(self._known.weights)
-        self.weights = self._weights
+        self._stamp, self._ring = keys.stamp, Keyring(keys.keys)
+        self.weights = self._weights = dict(self._ring.weights)
         self._now = now
         self._pause = pause
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        return None if presented is None else self._known.ring.identify(presented, now=self._now())
+        return None if presented is None else self._ring.identify(presented, now=self._now())
 
     async def run(self) -> None:
         is_readable = True
@@ -105,27 +102,16 @@ class KeyAuthenticator(Authenticator):
                 continue
             is_readable = True
             if changed is not None:
-                self._known = changed
-                self._weights.update(changed.weights)
-                logger.info("read %d API keys again", len(changed.weights))
+                self._stamp, self._ring = changed
+                self._weights.update(self._ring.weights)
+                logger.info("read %d API keys again", len(self._ring.weights))
 
-    def _read_if_changed(self) -> "_Known | None":
-        if stamp_of(self._path) == self._known.stamp:
+    def _read_if_changed(self) -> tuple[Stamp, Keyring] | None:
+        if stamp_of(self._path) == self._stamp:
             return None
+        keys = read_keys(self._path)
         # Prepared on this thread, because ten thousand keys take a tenth of a second.
-        return _known(read_keys(self._path))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    stamp: Stamp
-    ring: Keyring
-    weights: Mapping[str, float]
-
-
-def _known(keys: StampedKeys) -> _Known:
-    weights = {key.name: key.weight for key in keys.keys}
-    return _Known(stamp=keys.stamp, ring=Keyring(keys.keys), weights=weights)
+        return keys.stamp, Keyring(keys.keys)
 
 
 def authenticator_for(path: Path | None) -> Authenticator:

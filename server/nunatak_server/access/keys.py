@@ -12,7 +12,7 @@ import secrets
 import stat
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +30,7 @@ from pydantic import (
 
 from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 from nunatak_server.errors import KeyFileError
+from nunatak_server.scheduler.quotas import Limits, Quota
 
 EVERY_TASK: Final = "*"
 
@@ -67,8 +68,12 @@ class Caller:
     scopes: frozenset[Scope]
     tasks: TaskList = ALL_TASKS
     weight: float = 1.0
+    quotas: Limits = field(default_factory=dict[Quota, int])
+    """Own limits of the caller; the settings have those of all callers."""
 
 
+TOKEN_PREFIX: Final = "token:"  # noqa: S105 - a part of a name
+"""The start of the names of callers with tokens, which no name of a key can have."""
 ANYONE: Final = Caller(name="anonymous", scopes=frozenset(Scope))
 """The caller of every request on a server without keys."""
 
@@ -101,6 +106,7 @@ class KeyRecord(BaseModel):
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     created_at: AwareDatetime
     expires_at: AwareDatetime | None = None
+    quotas: dict[Quota, Annotated[int, Field(ge=1)]] | None = None
 
     @property
     def caller(self) -> Caller:
@@ -109,6 +115,7 @@ class KeyRecord(BaseModel):
             scopes=self.scopes,
             tasks=TaskList(patterns=self.tasks),
             weight=self.weight,
+            quotas=self.quotas or {},
         )
 
 
@@ -144,6 +151,7 @@ class Keyring:
     """
 
     def __init__(self, keys: Sequence[KeyRecord]) -> None:
+        self.weights = {it.name: it.weight for it in keys}
         self._secret = secrets.token_bytes(KEY_BYTES)
         self._callers = {self._blinded(bytes.fromhex(it.sha256)): (it, it.caller) for it in keys}
 
@@ -232,7 +240,8 @@ def _write(path: Path, content: KeyFile) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             _keep_owner(path, file.fileno())
-            file.write(content.model_dump_json(indent=2).encode() + b"\n")
+            # Without what is not set, so that servers of other releases read the file.
+            file.write(content.model_dump_json(indent=2, exclude_none=True).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

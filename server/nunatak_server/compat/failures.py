@@ -202,11 +202,15 @@ class Failures:
     statuses: Mapping[str, int] = field(default_factory=dict[str, int])
     """The statuses of errors for which the protocol has others."""
     errors: frozenset[int] = frozenset()
-    """The statuses that stay errors of a guard, because no call can cause them."""
+    """The statuses that stay errors of a guard, because no call can cause them.
+
+    Many calls can spend a quota, so `quota_exceeded` is none of these errors.
+    """
 
     def response(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
         status = self.statuses.get(problem["code"], problem["status"])
-        protects = self.verdict is not None and problem["status"] not in self.errors
+        stays_error = problem["status"] in self.errors and problem["code"] != "quota_exceeded"
+        protects = self.verdict is not None and not stays_error
         shape = self.verdict if self.verdict is not None and protects else self.shape
         return Response(
             orjson.dumps(shape(problem)),

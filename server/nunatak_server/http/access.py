@@ -17,6 +17,7 @@ from starlette.types import Scope as RequestScope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.access.keys import Caller, Scope
+from nunatak_server.errors import UnknownSignerError
 from nunatak_server.http.state import state_of
 
 _CALLER_KEY: Final = "nunatak_caller"
@@ -43,7 +44,7 @@ class Access(SecurityBase):
     async def __call__(self, request: Request) -> None:
         """Admit the caller of a request, unless the route has done so."""
         if find_caller(request.scope) is None:
-            admit(request.scope, self)
+            await let_in(request.scope, self)
 
 
 async def anyone() -> None:
@@ -86,11 +87,22 @@ def access_of(dependencies: Sequence[Dependency]) -> Access | None:
             raise TypeError(f"expected one scope for a route, got {several}")
 
 
+async def let_in(scope: RequestScope, needed: Access | None) -> None:
+    """Do what `admit` does, with the newest keys of the issuer of a token."""
+    try:
+        admit(scope, needed)
+    except UnknownSignerError:
+        await state_of(scope).authenticator.look_again()
+        admit(scope, needed)
+
+
 def admit(scope: RequestScope, needed: Access | None) -> None:
     """Find the caller, and refuse a caller without permission.
 
     Raises:
         NunatakError: `unauthenticated`, no valid key was sent.
+        NunatakError: `invalid_token`, the token of an issuer is not valid.
+        UnknownSignerError: `invalid_token` or `issuer_unavailable`, no known key has signed it.
         NunatakError: `insufficient_scope`, the key does not allow this route.
         NunatakError: `cross_site`, a browser sends the request for a page of another site that
             the settings do not allow.

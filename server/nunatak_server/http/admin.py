@@ -31,7 +31,7 @@ from nunatak_registry import (
     CandidateEventKind,
     CandidateRole,
 )
-from nunatak_server.access.keys import ANYONE
+from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
@@ -289,8 +289,9 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
 
 
 def _actor(request: Request) -> str:
-    caller = caller_of(request.scope)
-    return caller.name if caller is ANYONE else f"key {caller.name}"
+    name = caller_of(request.scope).name
+    has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
+    return f"key {name}" if has_key else name
 
 
 @router.assign("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange)

@@ -21,8 +21,8 @@ from starlette.types import Scope
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
-from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
+from nunatak_server.errors import DeadlineExceededError, UnknownSignerError
+from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of, let_in
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
 from nunatak_server.http.protocol import is_given_up
@@ -64,7 +64,8 @@ class StrictRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             # The caller is admitted before the body is read, so that strangers cause no work.
             scope = request.scope
-            admit(scope, needed)
+            await let_in(scope, needed)
+            count_request(scope, needed)
             self.check_query(request)
             if scope["method"] not in METHODS_WITH_BODY:
                 return await handle(request)
@@ -215,6 +216,8 @@ class LoadShedder:
                 try:
                     admit(matched, PREDICT)
                     check_capacity(matched)
+                except UnknownSignerError:
+                    return None
                 except NunatakError as error:
                     # Not bound to a name, because the error's traceback would then form a reference
                     # cycle.
@@ -223,6 +226,14 @@ class LoadShedder:
                     )
                 return None
         return None
+
+
+def count_request(scope: Scope, needed: Access | None) -> None:
+    """Count a request for its caller's quotas, or refuse it before its body is read."""
+    # A spent quota must not keep an operator from a rollback.
+    if needed is not None and needed.scope is not AccessScope.ADMIN:
+        caller = caller_of(scope)
+        state_of(scope).runtime.service.count_request(caller.name, caller.quotas)
 
 
 def check_capacity(scope: Scope) -> None:

@@ -18,7 +18,6 @@ from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server.errors import OverloadedError
 from nunatak_server.http.access import sharing_headers
 from nunatak_server.http.state import request_id_of
 
@@ -33,6 +32,7 @@ RETRY_AFTER_S: Final = (1, 3)
 CLOSING: Final = frozenset(
     {
         "unauthenticated",
+        "invalid_token",
         "insufficient_scope",
         "cross_site",
         "body_too_large",
@@ -161,8 +161,8 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 
 def headers_of(error: NunatakError) -> dict[str, str]:
     """Return the headers for the caller's transport: the time of a retry, the connection's end."""
-    if isinstance(error, OverloadedError):
-        return {"retry-after": str(error.retry_after_s)}
+    if "retry_after_s" in error.fields:
+        return {"retry-after": str(error.fields["retry_after_s"])}
     if REASONS[error.code].status is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
     if error.code in CLOSING:
@@ -177,6 +177,10 @@ def _challenge(error: NunatakError) -> dict[str, str]:
         case "insufficient_scope":
             scope = error.fields["scope"]
             return {"www-authenticate": f'{realm}, error="insufficient_scope", scope="{scope}"'}
+        case "invalid_token":
+            reason = error.fields["reason"]
+            described = f'error="invalid_token", error_description="{reason}"'
+            return {"www-authenticate": f"{realm}, {described}"}
         case "unauthenticated" if error.fields["was_presented"]:
             return {"www-authenticate": f'{realm}, error="invalid_token"'}
         case "unauthenticated":

@@ -49,6 +49,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
+from nunatak_server.scheduler.quotas import Limits
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.scheduler.turns import Check, Pace, Turns
 from nunatak_server.settings import ServerSettings
@@ -115,12 +116,14 @@ class PredictionService:
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        try:
+        with self._refusals():
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
-        except NunatakError as error:
-            self._metrics.observe_request(None, error.code)
-            raise
+
+    def count_request(self, caller: str, limits: Limits) -> None:
+        """Count a request for the quotas of its caller, or refuse it."""
+        with self._refusals():
+            self._admission.quotas.count_request(caller, limits)
 
     async def predict(self, request: PredictionRequest) -> Predictions:
         with self._admitted(request) as permit:
@@ -179,9 +182,9 @@ class PredictionService:
 
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
-        """Hold a place in the queue during the block; count refusals of the whole request."""
+        """Hold a place in the queue during the block."""
         is_embedding = isinstance(request, EmbeddingRequest)
-        try:
+        with self._refusals(BACKBONE if is_embedding else None):
             self._readiness.check()
             self._check(request)
             if is_embedding:
@@ -192,8 +195,14 @@ class PredictionService:
                 request.handling.caller, request.handling.priority, tasks=tasks
             ) as permit:
                 yield permit
+
+    @contextmanager
+    def _refusals(self, task: str | None = None) -> Generator[None]:
+        """Count an error in the block as the refusal of a whole request."""
+        try:
+            yield
         except NunatakError as error:
-            self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
+            self._metrics.observe_request(task, error.code)
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:

@@ -22,13 +22,14 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
 from nunatak_server.app import Application, create_app
+from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.processes.supervisor import ReplicaPlace
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
-from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry import logs
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 

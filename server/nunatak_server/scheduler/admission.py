@@ -25,6 +25,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
+from nunatak_server.scheduler.quotas import Quotas
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 Key = TypeVar("Key", bound=Hashable)
@@ -192,7 +193,7 @@ class HeldBytes:
 class Admission:
     """Counts admitted requests, tokens and bytes; belongs to the event loop thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - limits and their measures, by name
         self,
         *,
         max_requests: int,
@@ -202,6 +203,7 @@ class Admission:
         weights: Mapping[str, float] | None = None,
         time_model: Callable[[], BatchTimeModel] = BatchTimeModel,
         draw: Callable[[float, float], float] = random.uniform,
+        quotas: Quotas | None = None,
     ) -> None:
         """`caller_share` is None where there is only one caller."""
         self._max_requests = max_requests
@@ -212,6 +214,7 @@ class Admission:
         self._weights = weights or {}
         self._time_model = time_model
         self._draw = draw
+        self.quotas = quotas or Quotas({})
         self._backlog = Backlog()
         self._bytes: dict[str, int] = {}
         """Bytes of bodies by caller."""
@@ -297,6 +300,7 @@ class Admission:
                 self._check_share(in_use, (caller, task), of_task, of_request + count)
         for task, count in tokens.items():
             backlog.add_tokens((caller, priority, task), count)
+        self.quotas.count_tokens(caller, sum(tokens.values()))
 
     def give_back_tokens(
         self, caller: str, priority: Priority, tokens: Mapping[str, float]

@@ -10,12 +10,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from doubles.access import access_by_route, add_key
+from doubles.access import access_by_route, add_key, filled, status_of
 from doubles.compat import litellm, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_contract.problems import REASONS
 from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -168,29 +167,6 @@ def routes_of(found: list[BaseRoute]) -> Iterator[BaseRoute]:
             yield route
         else:
             yield from routes_of(inner.routes)
-
-
-def filled(template: str, *, task: str = MINE) -> str:
-    values = {
-        "{task}": task,
-        "{policy}": task,
-        "{version}": "1",
-        "{alias}": "prod",
-        "{role}": "canary",
-        "{name}": "page.css",
-        "{model}": "a/model",
-    }
-    for name, value in values.items():
-        template = template.replace(name, value)
-    return template
-
-
-def status_of(answer: httpx.Response) -> int:
-    """The status of an answer, or of the reason that Portkey's verdict `false` names."""
-    if answer.request.url.path.endswith("/portkey") and answer.content:
-        code = answer.json().get("data", {}).get("code")
-        return answer.status_code if code is None else REASONS[code].status
-    return answer.status_code
 
 
 def app_of(**settings: object) -> FastAPI:

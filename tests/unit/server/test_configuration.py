@@ -5,7 +5,8 @@ import pytest
 
 from doubles.refusals import raises
 from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE
-from nunatak_server.settings import Origin, ServerSettings, as_toml, configure, unread_variables
+from nunatak_server.configuration import Origin, as_toml, configure, unread_variables
+from nunatak_server.settings import ServerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +119,15 @@ def test_variables_that_set_nothing_are_found() -> None:
 
 def test_a_variable_of_another_command_is_no_typing_error() -> None:
     assert unread_variables({API_KEY_VARIABLE: "x", CACHE_VARIABLE: "y"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "form"),
+    [
+        ("oidc_issuer", "http://issuer.example", "with https"),
+        ("oidc_algorithms", "HS256", "`RS`, `PS` or `ES`"),
+    ],
+)
+def test_a_value_of_a_wrong_form_is_answered_by_the_form(name: str, value: str, form: str) -> None:
+    with raises("invalid_settings", match=f"{name}: expected this form: .*{form}"):
+        configure({name: value})

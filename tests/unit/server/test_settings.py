@@ -96,3 +96,31 @@ def test_origins_are_listed_with_commas() -> None:
     assert settings.allowed_origins() == {"https://app.example", "http://localhost:3000"}
     assert ServerSettings(cors_origins="http://[::1]:3000").allowed_origins()
     assert ServerSettings().allowed_origins() == frozenset()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://issuer.example",
+        "http://localhost.example/",
+        "http://localhost:1@issuer.example/",
+        "http://127.0.0.1.example",
+        "ftp://issuer.example",
+        "//issuer.example",
+        "https://",
+        "https://a b/",
+    ],
+)
+@pytest.mark.parametrize("name", ["oidc_issuer", "oidc_jwks_url"])
+def test_keys_of_an_issuer_come_only_from_where_nobody_can_change_them(name: str, url: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        ServerSettings.model_validate({name: url})
+    for safe in ("https://issuer.example:8443/realms/one", "http://127.0.0.1:9000", ""):
+        ServerSettings.model_validate({name: safe})
+
+
+@pytest.mark.parametrize("algorithms", ["none", "HS256", "RS256,HS256", "RS256,", "", "RS2567"])
+def test_a_signature_that_the_server_could_make_itself_is_refused(algorithms: str) -> None:
+    with pytest.raises(ValidationError, match="oidc_algorithms"):
+        ServerSettings(oidc_algorithms=algorithms)
+    assert ServerSettings(oidc_algorithms="PS512,EdDSA,ES384").oidc_algorithms

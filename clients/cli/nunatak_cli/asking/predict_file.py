@@ -88,7 +88,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     3. The server's settings, such as NUNATAK_DEVICE, apply here too.
     """
     with needs_extra("server"):
-        from nunatak_server.settings import configure
+        from nunatak_server.configuration import configure
 
     job = CorpusJob(
         corpus=corpus,

@@ -76,7 +76,7 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cluster.serving import up as start
         from nunatak_cluster.session import joined
     from nunatak_server.access.authenticators import check_exposure
-    from nunatak_server.settings import configure
+    from nunatak_server.configuration import configure
 
     places = places_of(backbone or [configure({}).settings.backbone])
     least, most = _bounds(replicas)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -42,7 +42,12 @@ class ScopeName(StrEnum):
     ADMIN = "admin"
 
 
-def create(
+def _quota(resource: str, period: str) -> Any:  # noqa: ANN401 - an option, as typer types it
+    text = f"Most {resource} of the key in a {period}, in each process (no limit)."
+    return typer.Option(min=1, metavar="N", help=text)
+
+
+def create(  # noqa: PLR0913 - one parameter per option is how typer works
     name: KeyNameArgument,
     *,
     file: FileOption,
@@ -63,9 +68,19 @@ def create(
         int | None,
         typer.Option(min=1, max=36_500, metavar="N", help="Days until the key expires (never)."),
     ] = None,
+    max_requests_per_minute: Annotated[int | None, _quota("requests", "minute")] = None,
+    max_requests_per_day: Annotated[int | None, _quota("requests", "day")] = None,
+    max_tokens_per_minute: Annotated[int | None, _quota("tokens", "minute")] = None,
+    max_tokens_per_day: Annotated[int | None, _quota("tokens", "day")] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
     now = datetime.now(UTC).replace(microsecond=0)
+    quotas = {
+        "requests_per_minute": max_requests_per_minute,
+        "requests_per_day": max_requests_per_day,
+        "tokens_per_minute": max_tokens_per_minute,
+        "tokens_per_day": max_tokens_per_day,
+    }
     key = _create_key(
         file,
         name=name,
@@ -74,6 +89,7 @@ def create(
         weight=weight,
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
+        quotas={name: most for name, most in quotas.items() if most is not None} or None,
     )
     print_text(key + "\n")
     error_console().print(
@@ -139,13 +155,18 @@ def _create_key(file: Path, **members: object) -> str:
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
-    table = plain_table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
+    table = plain_table(
+        "name", "scopes", "tasks", "weight", "quotas", "created", "expires", "sha256"
+    )
     for key in keys:
         table.add_row(
             key.name,
             ", ".join(sorted(key.scopes)),
             ", ".join(key.tasks),
             f"{key.weight:g}",
+            ", ".join(
+                f"{most} {name.replace('_', ' ')}" for name, most in (key.quotas or {}).items()
+            ),
             f"{key.created_at:%Y-%m-%d}",
             "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
             key.sha256[:SHOWN_DIGITS],

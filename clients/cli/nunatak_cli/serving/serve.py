@@ -15,11 +15,13 @@ from nunatak_contract.enums import LogFormat
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_server.settings import Configuration
+    from nunatak_server.configuration import Configuration
 
 SECTIONS: Final[Mapping[str, str]] = {
     "registry": "Registry and backbone",
     "host": "Address and access",
+    "oidc_issuer": "Tokens of an issuer",
+    "max_requests_per_minute": "Quotas",
     "device": "Device",
     "max_body_bytes": "Limits of one request",
     "max_batch_tokens": "Batches",
@@ -82,8 +84,8 @@ def serve(
     Each setting is an option, an environment variable (NUNATAK_MAX_INPUTS) and a line of the file.
     """
     with needs_extra("server"):
+        from nunatak_server.configuration import Origin, as_toml, configure
         from nunatak_server.errors import START_AGAIN, EngineFailedError
-        from nunatak_server.settings import Origin, as_toml, configure
         from nunatak_server.telemetry.logs import log_failure, log_uncaught
     configuration = configure(_given(context.obj), file=config)
     if show_config:

@@ -6,6 +6,7 @@ import pytest
 
 from doubles.terminals import nunatak
 from nunatak_server.access.keys import digest_of, read_keys
+from nunatak_server.scheduler.quotas import Quota
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
@@ -38,6 +39,25 @@ def test_a_key_is_for_predictions_by_all_tasks_by_default(tmp_path: Path) -> Non
 
     (record,) = read_keys(path).keys
     assert (record.scopes, record.tasks, record.expires_at) == ({"predict"}, ("*",), None)
+
+
+def test_a_key_has_the_quotas_that_are_named_and_a_file_without_quotas_has_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys.json"
+    named = ("--max-requests-per-minute", "60", "--max-tokens-per-day", "5000000")
+
+    nunatak("key", "create", "plain", "--file", str(path))
+    assert "quotas" not in path.read_text()
+    nunatak("key", "create", "limited", "--file", str(path), *named)
+
+    plain, limited = read_keys(path).keys
+    assert (plain.quotas, plain.caller.quotas) == (None, {})
+    assert limited.caller.quotas == {
+        Quota.REQUESTS_PER_MINUTE: 60,
+        Quota.TOKENS_PER_DAY: 5_000_000,
+    }
+    assert "60 requests per minute" in nunatak("key", "list", "--file", str(path)).stdout
 
 
 def test_a_revoked_key_is_gone_and_its_neighbours_stay(tmp_path: Path) -> None:

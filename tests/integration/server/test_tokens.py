@@ -1,0 +1,250 @@
+"""Tokens over HTTP: every route, forged tokens, tenants, rotation, and what is logged."""
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.access import access_by_route, add_key, filled, status_of
+from doubles.compat import litellm, portkey
+from doubles.issuers import Issuer, running_issuer, signed_with_the_public_key, unsigned
+from doubles.policies import make_policy, make_rule, when
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.access import tokens
+from nunatak_server.access.keys import Scope, change_keys
+from nunatak_server.app import Application, create_app
+from nunatak_server.engine.backbones import Backbones
+
+MINE, HIDDEN = "tone", "intent"
+QUERY = {"inputs": "where is it?"}
+GUARDED = {
+    "litellm_basic_guardrail_api": litellm("where is it?"),
+    "portkey": portkey("where is it?"),
+}
+ALL = "nunatak:predict nunatak:read nunatak:admin"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for seed, task in enumerate((MINE, HIDDEN)):
+            publish_tiny_task(opened, backbone, task=task, seed=seed)
+            opened.promote(task, "prod", 1)
+            label = opened.resolve(task).head.labels[0]
+            opened.policies.put(make_policy(make_rule(when(task, label)), name=task))
+        yield opened
+
+
+@pytest.fixture
+def issuer(monkeypatch: pytest.MonkeyPatch) -> Generator[Issuer]:
+    monkeypatch.setattr(tokens, "PAUSE_S", 0.0)
+    with running_issuer("ES256") as running:
+        yield running
+
+
+@asynccontextmanager
+async def client_of(
+    backbone: Backbone, registry: Registry, issuer: Issuer, **changes: object
+) -> AsyncGenerator[httpx.AsyncClient]:
+    settings = make_settings(oidc_issuer=issuer.url, **changes)
+    async with running_client(backbone, registry, settings) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def test_no_forged_token_opens_any_route(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> None:
+    good: dict[str, Any] = {"scope": ALL, "nunatak_tasks": "*"}
+    forged = {
+        "it has expired": issuer.token(exp=1, **good),
+        "it is for another audience": issuer.token(aud="another", **good),
+        "it is of another issuer": issuer.token(iss="https://issuer.example", **good),
+        "its signature is wrong": issuer.token(key="foreign", **good),
+        "the issuer has no such key": issuer.token(header={"kid": "unknown"}, **good),
+        "it needs a key id, and a signature RS256 or ES256": unsigned(issuer, "none"),
+    }
+    async with client_of(backbone, registry, issuer) as client:
+        for (verb, template), needed in access_by_route().items():
+            if needed is None:
+                continue
+            for reason, token in forged.items():
+                answer = await client.request(verb, filled(template), headers=bearer(token))
+                assert status_of(answer) == 401, (verb, template, reason)
+                assert answer.headers["www-authenticate"] == (
+                    f'Bearer realm="nunatak", error="invalid_token", error_description="{reason}"'
+                )
+                assert answer.headers["connection"] == "close"
+                assert token not in answer.text
+            hmac = await client.request(
+                verb, filled(template), headers=bearer(signed_with_the_public_key(issuer))
+            )
+            assert status_of(hmac) == 401
+            assert status_of(await client.request(verb, filled(template))) == 401
+
+
+async def test_each_scope_of_a_token_opens_its_own_routes_and_no_others(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> None:
+    headers = {
+        scope: bearer(issuer.token(scope=f"nunatak:{scope}", nunatak_tasks="*")) for scope in Scope
+    }
+    none = bearer(issuer.token(scope="openid admin", nunatak_tasks="*"))
+    async with client_of(backbone, registry, issuer) as client:
+        for (verb, template), needed in access_by_route().items():
+            if needed is None:
+                continue
+            assert status_of(await client.request(verb, filled(template), headers=none)) == 403
+            for scope, token in headers.items():
+                answer = await client.request(verb, filled(template), headers=token)
+                is_open = status_of(answer) not in {401, 403}
+                assert is_open == (needed.scope is scope), (template, scope)
+
+
+async def test_the_tasks_of_other_tenants_do_not_exist_for_a_token(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> None:
+    mine = bearer(issuer.token(scope=ALL, nunatak_tasks=[MINE]))
+    theirs = bearer(issuer.token(scope=ALL, nunatak_tasks=HIDDEN, sub="other"))
+    async with client_of(backbone, registry, issuer) as client:
+        for headers, own, other in ((mine, MINE, HIDDEN), (theirs, HIDDEN, MINE)):
+            listed = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
+            assert [it["name"] for it in listed] == [own]
+            assert (await client.get("/metrics", headers=headers)).status_code == 403
+            for (verb, template), needed in access_by_route().items():
+                if "{task}" not in template and "{policy}" not in template:
+                    continue
+                assert needed is not None
+                body = GUARDED.get(template.rpartition("/")[2], QUERY)
+                answer = await client.request(
+                    verb, filled(template, task=other), headers=headers, json=body
+                )
+                assert status_of(answer) in {404, 415, 422}, (verb, template)
+            for task, status in ((own, 200), (other, 404)):
+                path = f"/v1/tasks/{task}/predict"
+                asked = await client.post(path, headers=headers, json=QUERY)
+                assert asked.status_code == status
+
+
+async def test_keys_go_on_beside_tokens_and_the_history_names_both(
+    backbone: Backbone, tmp_path: Path, issuer: Issuer
+) -> None:
+    keys = tmp_path / "keys.json"
+    headers = [
+        add_key(keys, "acme"),
+        bearer(issuer.token(scope=ALL, nunatak_tasks="*")),
+    ]
+    with Registry.open(tmp_path / "registry") as registry:
+        for seed in range(2):
+            publish_tiny_task(registry, backbone, seed=seed)
+        async with client_of(backbone, registry, issuer, api_keys_file=keys) as client:
+            for version, sent in enumerate(headers, start=1):
+                place = "/v1/tasks/tone/aliases/prod"
+                moved = await client.put(place, json={"version": version}, headers=sent)
+                assert moved.status_code == 200
+            wrong = await client.get("/v1/tasks", headers=bearer("nunatak_wrong"))
+            metrics = (await client.get("/metrics", headers=headers[0])).text
+        moves = [event.by for event in registry.history("tone", "prod")]
+
+    assert wrong.json()["code"] == "unauthenticated"
+    assert moves == ["key acme", "token:acme"]
+    for caller in ("acme", "token:acme"):
+        assert f'nunatak_caller_requests_total{{caller="{caller}",status="200"}} 1.0' in metrics
+
+
+async def test_the_first_request_after_a_rotation_is_answered(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> None:
+    async with client_of(backbone, registry, issuer) as client:
+        for key_id in ("first", "second", "third"):
+            issuer.rotate(key_id)
+            answer = await client.get("/v1/tasks", headers=bearer(issuer.token()))
+            assert answer.status_code == 200
+
+
+async def test_without_the_issuer_a_server_starts_answers_keys_and_lets_no_token_in(
+    backbone: Backbone, registry: Registry, issuer: Issuer, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    key, token = add_key(keys, "one"), bearer(issuer.token())
+    issuer.is_down = True
+    async with client_of(backbone, registry, issuer, api_keys_file=keys) as client:
+        for _ in range(2):
+            assert (await client.get("/v1/tasks", headers=key)).status_code == 200
+            refused = await client.get("/v1/tasks", headers=token)
+            assert (refused.status_code, refused.json()["code"]) == (503, "issuer_unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+        issuer.is_down = False
+        assert (await client.get("/v1/tasks", headers=token)).status_code == 200
+
+
+async def test_nothing_of_a_token_is_logged(
+    backbone: Backbone, registry: Registry, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    sent = [issuer.token(), issuer.token(exp=1), issuer.token(header={"kid": "x"}), "a.b.c"]
+    async with client_of(backbone, registry, issuer) as client:
+        for token in sent:
+            await client.get("/v1/tasks", headers=bearer(token))
+        issuer.is_down = True
+        await client.get("/v1/tasks", headers=bearer(issuer.token(header={"kid": "y"})))
+
+    assert "the keys of the issuer stay as they were" in caplog.text
+    for token in sent[:3]:
+        for part in token.split("."):
+            assert part not in caplog.text
+
+
+async def test_a_token_of_a_new_key_is_not_refused_by_its_head(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> None:
+    """A full or ending server refuses requests by their heads, where it cannot read keys."""
+    app = create_app(
+        make_settings(oidc_issuer=issuer.url), backbones=Backbones(backbone), registry=registry
+    )
+    async with app.router.lifespan_context(app):
+        await app.state.authenticator.look_again()
+        old = issuer.token()
+        issuer.rotate("second")
+        app.state.runtime.begin_drain()
+
+        assert refusal_of(app, old) == 503
+        assert refusal_of(app, issuer.token()) is None
+        assert refusal_of(app, unsigned(issuer, "none")) == 401
+
+
+def refusal_of(app: Application, token: str) -> int | None:
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/predict",
+        "query_string": b"",
+        "headers": [
+            (b"authorization", f"Bearer {token}".encode()),
+            (b"content-length", b"2"),
+        ],
+    }
+    answer = app.load_shedder.refusal_of(scope)
+    return None if answer is None else answer.status_code
+
+
+async def test_a_server_with_an_issuer_needs_no_file_of_keys_to_be_reached(
+    backbone: Backbone, registry: Registry, issuer: Issuer, tmp_path: Path
+) -> None:
+    async with client_of(backbone, registry, issuer, host="0.0.0.0") as client:  # noqa: S104 - never bound
+        assert (await client.get("/v1/tasks")).status_code == 401
+        assert (await client.get("/v1/tasks", headers=bearer(issuer.token()))).status_code == 200
+    empty = tmp_path / "keys.json"
+    change_keys(empty, lambda keys: keys)
+    async with client_of(backbone, registry, issuer, api_keys_file=empty) as client:
+        assert (await client.get("/v1/tasks", headers=bearer(issuer.token()))).status_code == 200
