@@ -7,7 +7,6 @@ it fits its question: the same ids, type and outcomes, and probabilities that su
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final, TypeAlias, cast
 
 from pydantic_core import from_json
@@ -76,8 +75,8 @@ def _read_system_one(question: TypedQuestion, answer: Any) -> Shares:  # noqa: A
     match question.type, answer:
         case "predicate", {"type": "noul", "noul": share}:
             return _shares(question, [(False, 1 - _share(share)), (True, share)])
-        case "choice", {"type": "choice", "choice": best, "probabilities": dict() as found}:
-            return _shares(question, found.items(), best=best)
+        case "choice", {"type": "choice", "choice": best, "probabilities": found}:
+            return _likeliest(best, question, _shares(question, found.items()))
         case "score", {"type": "score", "score": score, "legend": legend, "probabilities": found}:
             places = {str(it): it for it in question.outcomes}
             labels = {str(at): it.label for at, it in enumerate(question.levels)}
@@ -86,7 +85,7 @@ def _read_system_one(question: TypedQuestion, answer: Any) -> Shares:  # noqa: A
             if legend != named:
                 raise UnusableReplyError("it names other levels")
             pairs = [(places.get(at, at), share) for at, share in found.items()]
-            return _shares(question, pairs, score=score)
+            return _expected(score, _shares(question, pairs))
         case _:
             raise UnusableReplyError("it has another form than the question")
 
@@ -97,15 +96,15 @@ def _read_openai(question: TypedQuestion, answer: Any) -> Shares | None:  # noqa
             return None
         case "predicate", {"type": "predicate", "probability": share}:
             return _shares(question, [(False, 1 - _share(share)), (True, share)])
-        case "choice", {"type": "choice", "choice": best, "probabilities": list() as found}:
-            return _shares(question, [(it["value"], it["probability"]) for it in found], best=best)
-        case "score", {"type": "score", "score": score, "probabilities": list() as found}:
-            if [it["label"] for it in sorted(found, key=itemgetter("value"))] != [
-                it.label for it in question.levels
-            ]:
+        case "choice", {"type": "choice", "choice": best, "probabilities": found}:
+            pairs = [(it["value"], it["probability"]) for it in found]
+            return _likeliest(best, question, _shares(question, pairs))
+        case "score", {"type": "score", "score": score, "probabilities": found}:
+            named = {it["value"]: it["label"] for it in found}
+            if named != {at: it.label for at, it in enumerate(question.levels)}:
                 raise UnusableReplyError("it names other levels")
             pairs = [(it["value"], it["probability"]) for it in found]
-            return _shares(question, pairs, score=score)
+            return _expected(score, _shares(question, pairs))
         case _:
             raise UnusableReplyError("it has another form than the question")
 
@@ -141,29 +140,38 @@ def _share(value: object) -> float:
     return value
 
 
-def _shares(
-    question: TypedQuestion,
-    pairs: Iterable[tuple[Any, Any]],
-    *,
-    best: object = None,
-    score: Any = None,  # noqa: ANN401 - JSON
-) -> Shares:
-    """Return the shares of all outcomes, if the rest of the answer agrees with them."""
-    given = [((type(it), it), _share(share)) for it, share in pairs]
-    found = dict(given)
-    keys = [(type(it), it) for it in question.outcomes]
+def _key(outcome: object) -> tuple[type, object]:
+    """Return an outcome with its type, because 1 equals true."""
+    return type(outcome), outcome
+
+
+def _shares(question: TypedQuestion, pairs: Iterable[tuple[Any, Any]]) -> Shares:
+    """Return the shares of all outcomes in the order of the question."""
+    given = [(_key(it), _share(share)) for it, share in pairs]
+    found, keys = dict(given), [_key(it) for it in question.outcomes]
     if len(given) != len(keys) or found.keys() != set(keys):
         raise UnusableReplyError("it has other options than the question")
     shares = [found[it] for it in keys]
     total = math.fsum(shares)
     if abs(total - 1) > MAX_SUM_ERROR:
         raise UnusableReplyError("its probabilities do not sum to 1")
-    if best is not None and max(shares) - found.get((type(best), best), -1) > MAX_ROUNDING:
-        raise UnusableReplyError("its choice is not its likeliest option")
-    expected = math.fsum(place * share for place, share in enumerate(shares))
-    if score is not None and abs(score - expected) > MAX_SUM_ERROR * (len(shares) - 1):
-        raise UnusableReplyError("its score is not that of its probabilities")
     return tuple(share / total for share in shares)
+
+
+def _likeliest(choice: object, question: TypedQuestion, shares: Shares) -> Shares:
+    """Return the shares, if the choice has the largest one."""
+    found = dict(zip(map(_key, question.outcomes), shares, strict=True))
+    if max(shares) - found.get(_key(choice), -1) > MAX_ROUNDING:
+        raise UnusableReplyError("its choice is not its likeliest option")
+    return shares
+
+
+def _expected(score: Any, shares: Shares) -> Shares:  # noqa: ANN401 - JSON
+    """Return the shares, if the score is their expectation."""
+    expected = math.fsum(place * share for place, share in enumerate(shares))
+    if isinstance(score, bool) or abs(score - expected) > MAX_SUM_ERROR * (len(shares) - 1):
+        raise UnusableReplyError("its score is not that of its probabilities")
+    return shares
 
 
 def _body_of_system_one(model: str, text: str, questions: Sequence[Said]) -> Said:
