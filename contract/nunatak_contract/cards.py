@@ -84,6 +84,21 @@ def calibration_text(manifest: TaskManifest) -> str | None:
     return f"temperature {found.temperature:.3f}{kept}; expected calibration error {errors}"
 
 
+def teacher_text(manifest: TaskManifest) -> str | None:
+    """What the version was adopted from, and their scores; None if it had no teacher."""
+    found = manifest.teacher
+    if found is None:
+        return None
+    told = f"{found.name} ({found.digest[:12]}...): {found.num_texts:,} texts"
+    told += f", asked in {found.seconds:.1f} s" * (found.seconds > 0)
+    agreed, score, own = found.agreement, found.score, found.own_score
+    told += f"; agreement on {agreed.num_examples:,} held-out texts: {score_text(agreed)}"
+    if score is not None and own is not None:
+        told += f"; {score.name} of {score.num_examples:,} labelled ones: teacher "
+        told += f"{score_text(score)}, task {score_text(own)}"
+    return told
+
+
 def own_parameters(manifest: TaskManifest) -> int:
     """Parameters that the version owns, with its head."""
     return manifest.parameter_counts.branch + manifest.parameter_counts.head
@@ -159,6 +174,7 @@ def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
         "longest input": f"{manifest.max_length} tokens; {long_text(manifest)}",
         "long examples": long_examples_text(manifest),
         "calibration": calibration_text(manifest),
+        "teacher": teacher_text(manifest),
         "created": manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip(),
     }
     return {name: text for name, text in told.items() if text}

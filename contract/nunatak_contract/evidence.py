@@ -77,6 +77,32 @@ class MetricRecord(Record, frozen=True):
     num_examples: Annotated[int, Field(ge=1)]
 
 
+class TeacherRecord(Record, frozen=True):
+    """What a version was adopted from, and how well it agrees with that on held-out examples.
+
+    Held-out examples are those of the test part, or the dev examples if there is no test part.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        description="a task version, the address of a server, or the name of a file"
+    )
+    digest: Digest = Field(
+        description="of the content of the version, of the question, or of the train examples"
+    )
+    num_texts: Annotated[int, Field(ge=1)] = Field(description="with probabilities of the teacher")
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = Field(description="of asking the teacher")
+    agreement: MetricRecord = Field(
+        description="accuracy: the share of examples with the teacher's label or labels; of "
+        "values: the rank correlation with the teacher's"
+    )
+    score: MetricRecord | None = Field(
+        default=None, description="the teacher's, on the held-out examples with an own label"
+    )
+    own_score: MetricRecord | None = Field(
+        default=None, description="the version's, on the same examples"
+    )
+
+
 class ConfusionCell(Record, frozen=True):
     """The number of examples for a pair of true label and predicted label."""
 

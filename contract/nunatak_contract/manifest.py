@@ -16,6 +16,7 @@ from nunatak_contract.evidence import (
     MetricRecord,
     ProbeRecord,
     RecipeRecord,
+    TeacherRecord,
 )
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Method
@@ -108,6 +109,11 @@ class TaskDraft(Record, frozen=True):
         # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda calibration: calibration is None,
     )
+    teacher: TeacherRecord | None = Field(
+        default=None,
+        # Added after version 1 of the schema: content without this field keeps its digest.
+        exclude_if=lambda teacher: teacher is None,
+    )
     created_at: datetime
     note: Note = ""
 
@@ -167,13 +173,15 @@ class TaskDraft(Record, frozen=True):
         return OnLong.CUT if self.head.kind is HeadKind.RANKING else OnLong.WINDOWS
 
     def content_digest(self) -> str:
-        """SHA-256 of all fields except time and number: equal content is the same version."""
+        """SHA-256 of all fields except times and number: equal content is the same version."""
         left_out: dict[str, bool | set[str]] = {"created_at": True, "version": True}
         # Added after version 1 of the schema: content without these fields keeps its digest.
         if self.confusion is None:
             left_out["confusion"] = True
         if self.backbone.num_parameters is None:
             left_out["backbone"] = {"num_parameters"}
+        if self.teacher is not None:
+            left_out["teacher"] = {"seconds"}
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
 

@@ -187,6 +187,7 @@ TRAINING: Mapping[str, Reason] = {
         "{where}: label {label!r} does not occur in the train examples, whose labels are {known}"
     ),
     "too_few_examples": Reason("{where}: {problem}"),
+    "teacher_failed": Reason("{problem}"),
     "suspicious_data": Reason(
         "{where}: {problems}. Correct the examples, or train without --strict"
     ),

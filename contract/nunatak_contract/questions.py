@@ -230,6 +230,17 @@ class QuestionCard(Record, frozen=True):
         return self
 
 
+def card_of(fields: object) -> QuestionCard:
+    """Read a card, or a question alone, whose labels then have the names of its answers.
+
+    Raises:
+        ValidationError: the fields are neither.
+    """
+    is_card = isinstance(fields, dict) and "question" in fields
+    alone: dict[str, object] = {"name": "question", "task": "question", "question": fields}
+    return QuestionCard.model_validate(fields if is_card else alone)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweringHead:
     """What decides whether a head can answer a card."""

@@ -33,6 +33,8 @@ class RowFormat:
     """The separator of fields in CSV and TSV files; absent: found in the header line."""
     rejected: Path | None = None
     """The file of JSON lines that takes the bad rows of examples; absent: a bad row is an error."""
+    is_taught: bool = False
+    """Whether the column `probabilities` holds what a teacher says, and a label may be absent."""
 
     @property
     def renamed(self) -> dict[str, str]:

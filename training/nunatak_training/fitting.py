@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
@@ -29,13 +29,20 @@ from nunatak_model import (
     stored_parameters,
 )
 from nunatak_training.data import ExampleSet, TaskData
+from nunatak_training.data.splits import names_in
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import SavedRun
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
-from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, objective_of
-from nunatak_training.recipes import Precision, Recipe, changed_recipe, default_recipe
+from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
+from nunatak_training.recipes import (
+    TEACHER_TEMPERATURE,
+    Precision,
+    Recipe,
+    changed_recipe,
+    default_recipe,
+)
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -110,7 +117,7 @@ def fit_task(
     when the result is stored.
     """
     check_recipe(recipe, data, backbone)
-    objective = objective_of(data, positive_label=recipe.positive_label)
+    objective = _objective(data, recipe)
     metric = recipe.metric or objective.reported[0]
     recipe = changed_recipe(recipe, {"metric": metric.value})
     if metric not in objective.metrics:
@@ -150,7 +157,7 @@ def fit_task(
     thresholds: Mapping[str, float] = {}
     if recipe.calibrate:
         calibration = calibrated(
-            _judged(data.kind, dev, logits),
+            _judged(data, data.dev, logits),
             data.labels,
             data_digest=data.dev.digest,
             seed=recipe.seed,
@@ -179,14 +186,23 @@ def fit_task(
     )
 
 
+def _objective(data: TaskData, recipe: Recipe) -> Objective:
+    return objective_of(
+        data, positive_label=recipe.positive_label, temperature=recipe.teacher_temperature
+    )
+
+
 def _judged(
-    kind: TaskKind, encoded: EncodedSet, logits: Sequence[Float[Tensor, " labels"]]
+    data: TaskData, examples: ExampleSet, logits: Sequence[Float[Tensor, " labels"]]
 ) -> JudgedLogits:
-    found, targets = torch.stack(list(logits)), torch.stack(list(encoded.targets))
-    is_single = kind is TaskKind.SINGLE_LABEL
-    truth = functional.one_hot(targets, found.shape[1]) if is_single else targets
+    number_of = {label: number for number, label in enumerate(data.labels)}
+    truth = np.zeros((len(examples), len(number_of)), dtype=bool)
+    for row, example in zip(truth, examples.examples, strict=True):
+        row[[number_of[name] for name in names_in(example.label)]] = True
     return JudgedLogits(
-        logits=found.double().cpu().numpy(), truth=truth.bool().numpy(), is_single=is_single
+        logits=torch.stack(list(logits)).double().cpu().numpy(),
+        truth=truth,
+        is_single=data.kind is TaskKind.SINGLE_LABEL,
     )
 
 
@@ -291,6 +307,8 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
             f"got {recipe.positive_label!r}"
         )
+    if recipe.teacher_temperature != TEACHER_TEMPERATURE and data.teacher is None:
+        raise InvalidRecipeError("teacher_temperature needs a teacher (nunatak adopt)")
     _check_default_label(recipe, data)
     _check_calibration(recipe, data)
     if not data.kind.head.reads_tokens:
@@ -362,18 +380,25 @@ def _check_calibration(recipe: Recipe, data: TaskData) -> None:
         )
 
 
-def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
+def evaluate(
+    trained: TrainedTask,
+    examples: ExampleSet,
+    backbone: Backbone,
+    metrics: Sequence[Metric] | None = None,
+) -> Scores:
+    """Score the task on examples, by these metrics or by those of its dev scores."""
     recipe = trained.recipe
-    objective = objective_of(trained.data, positive_label=recipe.positive_label)
+    objective = _objective(trained.data, recipe)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
     decided = _over_thresholds(logits, trained.data.labels, trained.thresholds)
-    statistics, metrics = objective.statistics(examples, encoded, decided), tuple(trained.scores)
+    statistics = objective.statistics(examples, encoded, decided)
+    metrics = tuple(trained.scores) if metrics is None else metrics
     found: ReliabilityRecord | None = None
     if trained.calibration is not None:
         # The parameters contain the temperature, so the logits before it are larger by this factor.
         found = reliability(
-            _judged(trained.data.kind, encoded, logits),
+            _judged(trained.data, examples, logits),
             before=1 / trained.calibration.temperature,
             after=1.0,
             data_digest=examples.digest,

@@ -31,9 +31,12 @@ def publish(
     task: str,
     created_at: datetime,
     note: str = "",
+    teacher: evidence.TeacherRecord | None = None,
 ) -> TaskManifest:
     """The next version of `task`, or an equal version that the registry has."""
-    draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
+    draft = draft_trained(
+        trained, backbone, task=task, created_at=created_at, note=note, teacher=teacher
+    )
     return registry.publish(draft.manifest, draft.blobs)
 
 
@@ -55,7 +58,13 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
 
 
 def draft_trained(
-    trained: TrainedTask, backbone: Backbone, *, task: str, created_at: datetime, note: str = ""
+    trained: TrainedTask,
+    backbone: Backbone,
+    *,
+    task: str,
+    created_at: datetime,
+    note: str = "",
+    teacher: evidence.TeacherRecord | None = None,
 ) -> VersionDraft:
     recipe, test, calibration = trained.recipe, trained.test, trained.calibration
     if calibration is not None and test is not None:
@@ -86,6 +95,7 @@ def draft_trained(
             else metric_records(test.values, test.intervals, trained.data.test),
             confusion=_confusion_record(trained),
             calibration=calibration,
+            teacher=teacher,
             note=note,
         ),
     )

@@ -26,6 +26,7 @@ from nunatak_training.settings import Setting, Settings, nested, problems_in, se
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """Steps in which every method learns a few hundred examples, roughly."""
+TEACHER_TEMPERATURE = 2.0
 PATIENCE = 3
 """Number of scored epochs without a better dev score after which training ends."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
@@ -233,6 +234,11 @@ class Recipe(Settings):
     )
     tapt: TaptSettings | None = Field(
         default=None, description="pretraining on the task's texts; null: none"
+    )
+    teacher_temperature: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=TEACHER_TEMPERATURE,
+        description="of adopt: softens the teacher's and the task's probabilities in the loss",
+        exclude_if=lambda temperature: temperature == TEACHER_TEMPERATURE,
     )
     metric: Metric | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_training.adopting import teacher_record
 from nunatak_training.data import (
     Data,
     DataWarning,
@@ -34,6 +35,7 @@ from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring.statistics import Interval
+from nunatak_training.teachers import TeacherChoice
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
@@ -110,6 +112,8 @@ class TrainSettings:
     dev: Path | None = None
     """In place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
+    teacher: TeacherChoice | None = None
+    """Makes an adoption of the run: the targets are a teacher's probabilities."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
     note: str = ""
@@ -161,7 +165,12 @@ def train(
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
     data = load_task_data(
-        settings.data, kind=settings.kind, dev=settings.dev, seed=recipe.seed, spelt=settings.spelt
+        settings.data,
+        kind=settings.kind,
+        dev=settings.dev,
+        seed=recipe.seed,
+        spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
+        teacher=settings.teacher and settings.teacher.teacher(registry, backbone),
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -225,7 +234,15 @@ def run(  # noqa: PLR0913 - a run has many parts
         trained = fitted(recipe) if search is None else choose_layers(backbone, fitted, search)
         trained = trained.tested(backbone)
         created_at = datetime.now(UTC)
-        manifest = publish(trained, registry, backbone, task=task, created_at=created_at, note=note)
+        manifest = publish(
+            trained,
+            registry,
+            backbone,
+            task=task,
+            created_at=created_at,
+            note=note,
+            teacher=teacher_record(trained, backbone),
+        )
     return TrainOutcome(
         manifest=manifest,
         # A version with the same content keeps the time of its own training.

@@ -16,6 +16,7 @@ from nunatak_contract.evidence import (
     DataRecord,
     MetricRecord,
     RecipeRecord,
+    TeacherRecord,
 )
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import (
@@ -50,6 +51,7 @@ class Provenance(BaseModel, frozen=True):
     test_metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     calibration: CalibrationRecord | None = None
+    teacher: TeacherRecord | None = None
     note: str = ""
 
 

@@ -26,6 +26,7 @@ from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
 from nunatak_cli.serving.memory import memory_app, savings
 from nunatak_cli.serving.serve import ServeCommand, serve
+from nunatak_cli.training.adopt import adopt
 from nunatak_cli.training.cache import cache_app
 from nunatak_cli.training.convert import convert
 from nunatak_cli.training.doubts import doubts
@@ -41,6 +42,11 @@ COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | 
     TRAIN: (
         (init, None, "nunatak init support"),
         (train, TrainCommand, f"{EXAMPLE} --method topk --layers 2 --promote prod"),
+        (
+            adopt,
+            TrainCommand,
+            "nunatak adopt tone-small --texts tickets.csv --from tone@prod --method lora",
+        ),
         (train_all, None, "nunatak train-all tasks.yaml"),
         (
             multitask,

@@ -7,7 +7,7 @@ print(trained.predict("Please come at once.").best.label)
 from importlib.metadata import version
 
 from nunatak.local import LocalTasks, load
-from nunatak.training import Trained, doubts, train
+from nunatak.training import Trained, adopt, doubts, train
 from nunatak_client import AsyncClient, Client, Parameters, Prediction, Query, Question
 from nunatak_contract.errors import NunatakError
 
@@ -24,6 +24,7 @@ __all__ = [
     "Question",
     "Trained",
     "__version__",
+    "adopt",
     "doubts",
     "load",
     "train",

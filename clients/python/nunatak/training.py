@@ -17,12 +17,14 @@ from nunatak_client.payloads import ShownOptions
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.questions import card_of
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_training.data import Data, DataWarning
     from nunatak_training.doubts import Doubt
+    from nunatak_training.teachers import TeacherChoice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,9 +132,11 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
         from nunatak_training.trunk import DiskTrunkStore
+    taught = data if isinstance(data, _Taught) else None
     run = TrainSettings(
         task=task,
-        data=_given(data, labels),
+        data=_given(data, labels) if taught is None else taught.texts,
+        teacher=None if taught is None else taught.teacher,
         settings=read_settings(settings),
         kind=kind_named(kind),
         spelt=_spelt(text_column, label_column, pair_column, rejected),
@@ -162,6 +166,65 @@ def train(  # noqa: PLR0913 - the arguments of one training
         _registry=place,
         _backbone=loaded,
     )
+
+
+def adopt(  # noqa: PLR0913 - the teacher in all its forms
+    task: str,
+    texts: "Data | Iterable[Inputs]",
+    *,
+    teacher: str | None = None,
+    teacher_backbone: str | Path | None = None,
+    upstream: str | None = None,
+    question: Mapping[str, JsonValue] | str | None = None,
+    upstream_key: str | Path | None = None,
+    upstream_model: str = "jev-latest",
+    **options: Any,  # noqa: ANN401 - those of `train`
+) -> Trained:
+    """Train a task on what a teacher says about texts, and publish it as a new version.
+
+    Args:
+        task: the name of the new task.
+        texts: texts or pairs, or data as for `train`, whose labels may be absent. Without a
+            teacher, rows have the column `probabilities`: a mapping from labels to numbers.
+        teacher: a task of the registry: `name`, `name@alias` or `name/3`.
+        teacher_backbone: the backbone of that task; absent: the backbone of the new task.
+        upstream: the URL of a server of decisions.
+        question: the question for `upstream`: a question, a card, or the name of a card.
+        upstream_key: a file with the key of `upstream`.
+        upstream_model: the model of `upstream` to ask.
+        options: all other arguments of `train`, such as `registry`, `kind` and `method`.
+
+    Raises:
+        MissingExtraError: the extra `training` is not installed.
+        NunatakError: teacher, texts, settings or run have an error; nothing is published.
+    """
+    with needs_extra("training"):
+        from nunatak_training.teachers import TeacherChoice
+    try:
+        asked = question if question is None or isinstance(question, str) else card_of(question)
+    except ValueError as error:
+        raise NunatakError("invalid_option", problem=f"question: {error}") from error
+    choice = TeacherChoice(
+        task=teacher,
+        backbone=None if teacher_backbone is None else str(teacher_backbone),
+        upstream=upstream,
+        question=asked,
+        key=None if upstream_key is None else Path(upstream_key),
+        model=upstream_model,
+    )
+    listed = cast("list[object]", texts) if isinstance(texts, list) else []
+    is_plain = bool(listed) and all(isinstance(it, str | tuple) for it in listed)
+    given: Any = [_row(text, None) for text in listed] if is_plain else texts
+    taught: Any = _Taught(texts=given, teacher=choice)
+    return train(task, taught, **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taught:
+    """Texts, and who teaches."""
+
+    texts: "Data"
+    teacher: "TeacherChoice"
 
 
 def doubts(  # noqa: PLR0913 - the data in all its forms

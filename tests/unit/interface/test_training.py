@@ -6,6 +6,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -123,3 +124,24 @@ def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Pa
     assert said[0]["place"] == "tone.jsonl:1"
     written = list(csv.DictReader((tmp_path / "doubts.csv").read_text().splitlines()))
     assert [it["likely_label"] for it in written] == [it.likely_label for it in found]
+
+
+def test_a_task_or_probabilities_teach_a_task(places: tuple[Path, Path]) -> None:
+    registry, backbone = places
+    common: dict[str, Any] = {
+        "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
+        "max_length": 32, "show_progress": False,
+    }  # fmt: skip
+    rows = [{"text": it, "probabilities": {"a": 0.25, "b": 0.75}} for it in TEXTS[::2]]
+    rows += [{"text": it, "probabilities": {"a": 0.75, "b": 0.25}} for it in TEXTS[1::2]]
+
+    with nunatak.adopt("pupil", TEXTS, teacher="tone/1", **common) as mine:
+        assert mine.predict(TEXTS[0]).best.label in LABELS
+        assert mine.manifest.teacher is not None
+        assert mine.manifest.teacher.name == "tone/1"
+    with nunatak.adopt("reader", rows, **common) as mine:
+        assert mine.manifest.head.labels == ("a", "b")
+    with pytest.raises(nunatak.NunatakError, match="a yes/no question needs instructions"):
+        nunatak.adopt("x", TEXTS, upstream="http://x", question={"type": "noul"}, **common)
+    with pytest.raises(nunatak.NunatakError, match="expected a task as the teacher"):
+        nunatak.adopt("x", TEXTS, teacher="tone/1", upstream="http://x", **common)

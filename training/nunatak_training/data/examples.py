@@ -84,12 +84,29 @@ LabelT = TypeVar("LabelT", bound=Label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """What a teacher says about a text."""
+
+    shares: tuple[tuple[str, float], ...]
+    """The probability of each label. Of a regression, labels are numbers: the mean counts."""
+    label: Label
+    """The label that follows from the shares."""
+    has_label: bool
+    """Whether the text has a label of its own, apart from the teacher's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One labelled text, or a pair, such as a question with its context."""
 
     text: str
     text_pair: str | None = None
     label: Label
+    taught: Taught | None = None
+
+    @property
+    def shares(self) -> tuple[tuple[str, float], ...]:
+        return () if self.taught is None else self.taught.shares
 
     @property
     def model_input(self) -> TextInput:
@@ -123,9 +140,15 @@ class ExampleSet:
         state = hashlib.sha256()
         for example in self.examples:
             row = [example.text, example.text_pair, label_json(example.label)]
+            if (taught := example.taught) is not None:
+                row += [taught.has_label, [list(share) for share in taught.shares]]
             state.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
             state.update(b"\n")
         return state.hexdigest()
+
+    @property
+    def is_taught(self) -> bool:
+        return any(example.taught is not None for example in self.examples)
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
         labels = [example.label for example in self.examples]
@@ -133,6 +156,16 @@ class ExampleSet:
             if not isinstance(label, kind):
                 raise TypeError(f"expected labels of type {kind.__name__}, got {label!r}")
         return [label for label in labels if isinstance(label, kind)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherFacts:
+    """Who taught the examples, and at which cost; the fields are those of `TeacherRecord`."""
+
+    name: str
+    digest: str
+    num_texts: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +180,8 @@ class TaskData:
     """Only scored, once, when training is over."""
     labels: tuple[str, ...]
     """Names of the logits, in order, if they have names."""
+    teacher: TeacherFacts | None = None
+    """If given, all examples are taught."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

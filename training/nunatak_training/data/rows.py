@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import cast
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import DEFAULT_THRESHOLD
 from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
 from nunatak_training.data import examples
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+PROBABILITIES = "probabilities"
+"""The column of what a teacher says: an object of numbers by label."""
+SUM_TOLERANCE = 0.01
+"""Of the probabilities of a text: servers round each of many."""
 TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
 
 
@@ -92,21 +97,25 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
     if kind is TaskKind.MULTI_LABEL and spelt.label is not None:
         values = {**usual.values, "labels": usual.values["label"]}
         usual = replace(usual, values=values, columns={**usual.columns, "labels": spelt.label})
-    for column in kind.columns:
-        if column not in usual.values:
-            raise _missing(column, row, kind)
-    return _examples(usual, kind)
+    return [_taught(usual, kind)] if spelt.is_taught else _labelled_examples(usual, kind)
 
 
-def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
+def _missing(column: str, row: FileRow, kind: TaskKind, needed: str | None = None) -> NunatakError:
     return NunatakError(
         "missing_column",
         where=row.header or row.where,
         column=column,
         found=", ".join(map(repr, list(row.values)[:20])) or "none",
         kind=kind,
-        needed=kind.needed,
+        needed=needed or kind.needed,
     )
+
+
+def _labelled_examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
+    for column in kind.columns:
+        if column not in row.values:
+            raise _missing(column, row, kind)
+    return _examples(row, kind)
 
 
 def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
@@ -126,6 +135,55 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
             return _documents(row)
 
 
+def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
+    """An example with a teacher's probabilities, and maybe a label of its own.
+
+    Without one, the label follows from the probabilities: the likeliest one (of equal ones the
+    first), all from one half up, or the mean of a regression.
+    """
+    values, where = row.values, row.where
+    for column in ("text", PROBABILITIES):
+        if column not in values:
+            raise _missing(column, row, kind, f"'text' and {PROBABILITIES!r}, maybe a label")
+        read_text(values["text"], row.called("text"), where)
+    shares = _shares(values[PROBABILITIES], kind, where)
+    match kind:
+        case TaskKind.MULTI_LABEL:
+            likely = tuple(label for label, share in shares if share >= DEFAULT_THRESHOLD)
+            said: examples.Label = examples.LabelSet(names=likely)
+        case TaskKind.REGRESSION:
+            said = math.fsum(read_number(it, PROBABILITIES, where) * share for it, share in shares)
+        case _:
+            said = max(shares, key=lambda it: it[1])[0]
+    # CSV has no other way to leave a label out.
+    has_label = values.get(kind.columns[-1], "") not in (None, "")
+    (own,) = _examples(row, kind) if has_label else (_labelled(row, said),)
+    return replace(own, taught=examples.Taught(shares=shares, label=said, has_label=has_label))
+
+
+def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:
+    """The probabilities of a row, in the order of labels; those of a single label sum to 1."""
+    if not isinstance(value, dict) or not value:
+        told = f"must be an object of numbers by label, got {kind_of(cast('object', value))}"
+        raise bad_row(where, f"{PROBABILITIES!r} {told}; CSV and TSV hold no objects, use JSONL")
+    given = {str(label): it for label, it in cast("dict[object, object]", value).items()}
+    found = list[tuple[str, float]]()
+    for label in examples.sorted_labels(given):
+        match given[label]:
+            case int() | float() as share if not isinstance(share, bool) and 0 <= share <= 1:
+                found.append((label, float(share)))
+            case share:
+                shown = repr(share) if isinstance(share, int | float) else kind_of(share)
+                raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+    if kind is TaskKind.MULTI_LABEL:
+        return tuple(found)
+    total = math.fsum(share for _, share in found)
+    if abs(total - 1) > SUM_TOLERANCE:
+        hint = "say --kind multi-label if several labels may apply"
+        raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
+    return tuple((label, share / total) for label, share in found)
+
+
 def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     names = read_list(value, column, where)
     # One label for each zero and one of a vector would be learnt as "0" and "1".
@@ -140,7 +198,7 @@ def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     return examples.LabelSet(names=tuple(sorted(labels)))
 
 
-def _labelled(row: FileRow, label: str | float | examples.LabelSet) -> examples.Example:
+def _labelled(row: FileRow, label: examples.Label) -> examples.Example:
     pair = row.values.get("text_pair")
     return examples.Example(
         text=read_text(row.values["text"], row.called("text"), row.where),

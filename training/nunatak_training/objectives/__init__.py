@@ -17,13 +17,18 @@ from nunatak_training.objectives.texts import (
 __all__ = ["OUTPUT_BIAS", "OUTPUT_WEIGHT", "Objective", "objective_of"]
 
 
-def objective_of(data: TaskData, *, positive_label: str | None = None) -> Objective:
-    """Return the objective of a task; `Metric.F1` scores `positive_label`."""
+def objective_of(
+    data: TaskData, *, positive_label: str | None = None, temperature: float = 1.0
+) -> Objective:
+    """Return the objective of a task; `Metric.F1` scores `positive_label`.
+
+    `temperature` softens the probabilities of a teacher.
+    """
     match data.kind:
         case TaskKind.SINGLE_LABEL:
-            return SingleLabel(data, positive_label)
+            return SingleLabel(data, positive_label, temperature)
         case TaskKind.MULTI_LABEL:
-            return MultiLabel(data, positive_label)
+            return MultiLabel(data, positive_label, temperature)
         case TaskKind.REGRESSION:
             return Regression(data)
         case TaskKind.TOKEN_CLASSIFICATION:

@@ -6,7 +6,8 @@ Axes: rows = texts or pairs of a batch, labels.
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -27,15 +28,53 @@ from nunatak_training.scoring.evaluation import (
 )
 from nunatak_training.scoring.statistics import LABEL_METRICS, Statistics
 
+LABEL_SHARE = 0.5
+"""The weight of an example's own label next to its teacher."""
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 
 
 class _Classifying(OfTexts):
     """Names of labels, one of which may be the positive label."""
 
-    def __init__(self, data: TaskData, positive_label: str | None) -> None:
+    def __init__(
+        self, data: TaskData, positive_label: str | None, temperature: float = 1.0
+    ) -> None:
         self._number_of = {label: number for number, label in enumerate(data.labels)}
         self._positive = None if positive_label is None else self._number_of[positive_label]
+        self._temperature = temperature
+
+    def taught_targets(
+        self, examples: ExampleSet, own: Sequence[Float[Tensor, " labels"]]
+    ) -> list[Float[Tensor, "2 labels"]]:
+        """What the teacher says, softened; then the own label, or without one the teacher's."""
+        targets = list[Tensor]()
+        for example, label in zip(examples.examples, own, strict=True):
+            said = label.clone()
+            for name, share in example.shares:
+                said[self._number_of[name]] = share
+            has_label = example.taught is None or example.taught.has_label
+            targets.append(torch.stack([self.softened(said), label if has_label else said]))
+        return targets
+
+    @abstractmethod
+    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
+        """The shares of the logits over the temperature."""
+
+    def taught_loss(
+        self,
+        logits: Float[Tensor, "rows labels"],
+        targets: Float[Tensor, "rows 2 labels"],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> Float[Tensor, ""]:
+        """The mean of a loss from a teacher and a loss from the labels.
+
+        Hinton, Vinyals and Dean 2015 (arXiv:1503.02531), sec. 2: the first is of softened shares
+        and logits, times the square of the temperature. It is the divergence from the teacher and
+        a constant. An example without a label has the teacher's shares in place of the label.
+        """
+        softened, own = targets.unbind(dim=1)
+        soft = loss(logits / self._temperature, softened) * self._temperature**2
+        return (1 - LABEL_SHARE) * soft + LABEL_SHARE * loss(logits, own)
 
 
 class SingleLabel(_Classifying):
@@ -45,10 +84,20 @@ class SingleLabel(_Classifying):
     reported = (Metric.ACCURACY,)
 
     def targets(self, examples: ExampleSet) -> list[Tensor]:
-        return [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
+        numbers = torch.tensor([self._number_of[label] for label in examples.labels(str)])
+        if not examples.is_taught:
+            return list(numbers)
+        own = functional.one_hot(numbers, len(self._number_of)).float()
+        return self.taught_targets(examples, list(own))
+
+    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
+        return (shares.log() / self._temperature).softmax(dim=0)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        return functional.cross_entropy(*stacked(logits, targets))
+        found, wanted = stacked(logits, targets)
+        if wanted.ndim == 1:
+            return functional.cross_entropy(found, wanted)
+        return self.taught_loss(found, wanted, functional.cross_entropy)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         names = list(self._number_of)
@@ -69,10 +118,15 @@ class MultiLabel(_Classifying):
             target = torch.zeros(len(self._number_of))
             target[[self._number_of[name] for name in label.names]] = 1.0
             targets.append(target)
-        return targets
+        return self.taught_targets(examples, targets) if examples.is_taught else targets
+
+    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
+        return (shares.logit() / self._temperature).sigmoid()
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
+        found, wanted = stacked(logits, targets)
+        loss = functional.binary_cross_entropy_with_logits
+        return loss(found, wanted) if wanted.ndim == 2 else self.taught_loss(found, wanted, loss)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Accuracy needs all labels of a text right."""
@@ -102,6 +156,10 @@ class Regression(OfTexts):
 
     def targets(self, examples: ExampleSet) -> list[Tensor]:
         values = examples.labels(float)
+        for place, example in enumerate(examples.examples):
+            # The squared error of the mean of two values has the gradient of both errors' mean.
+            if (taught := example.taught) is not None and isinstance(taught.label, float):
+                values[place] += (1 - LABEL_SHARE) * (taught.label - values[place])
         return [torch.tensor([(value - self._mean) / self._deviation]) for value in values]
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:

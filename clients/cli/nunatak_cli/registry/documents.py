@@ -8,6 +8,7 @@ also counts the texts that servers collected.
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -289,10 +290,19 @@ def check_card(file: FileArgument, *, registry: RegistryOption = None) -> None:
 def read_card(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
-    def invalid(place: str, problem: str) -> NunatakError:
-        return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
+    return read_document(path, QuestionCard, partial(_invalid_card, path))
 
-    return read_document(path, QuestionCard, invalid)
+
+def read_question(path: Path) -> "QuestionCard":
+    """Read a card, or a question alone."""
+    from nunatak_contract.questions import card_of
+
+    with named_place(partial(_invalid_card, path)):
+        return card_of(_content_of(path))
+
+
+def _invalid_card(path: Path, place: str, problem: str) -> NunatakError:
+    return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
 
 
 def _card_json(published: "PublishedCard") -> dict[str, object]:

@@ -135,6 +135,7 @@ def _choice_text(choice: LayerChoice) -> str:
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, object]:
     majority, calibration = outcome.majority, outcome.manifest.calibration
+    teacher = outcome.manifest.teacher
     return {
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,
@@ -149,6 +150,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, objec
         "test_metrics": outcome.test and dict(outcome.test.values),
         "calibration": calibration
         and calibration.model_dump(mode="json", include={"temperature", "dev", "test"}),
+        "teacher": teacher and teacher.model_dump(mode="json"),
         "best_epoch": outcome.best_epoch,
         "planned_epochs": outcome.num_epochs,
         "epochs": [

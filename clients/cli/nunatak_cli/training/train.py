@@ -21,6 +21,7 @@ from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
+    from nunatak_training.teachers import TeacherChoice
 
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
@@ -29,6 +30,10 @@ SETTINGS = (
     *("on_long", "epochs", "patience", "learning_rate", "calibrate", "seed"),
 )
 """The settings that have an option; `--set` sets the others."""
+
+
+CHOICE = "nunatak.teacher"
+"""The place of the choice of a teacher in the context of a command; there is none to train."""
 
 
 def options_of(*names: str) -> tuple[Any, ...]:
@@ -127,9 +132,11 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.trunk import DiskTrunkStore
+    choice: TeacherChoice | None = context.meta.get(CHOICE)
     request = TrainSettings(
         task=task,
         data=data,
+        teacher=choice,
         kind=kind_named(kind),
         dev=dev,
         note=note,

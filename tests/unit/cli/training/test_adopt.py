@@ -1,0 +1,106 @@
+"""Laws of `nunatak adopt`: the options of `train`, and a teacher in place of labels."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import Ran, nunatak
+
+TEXTS = [{"text": it.text} for it in toy_examples(60, seed=4)]
+QUESTION = {"type": "noul", "instructions": "Is it late?"}
+
+
+def adopted(folder: Path, *options: str) -> Ran:
+    place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
+    texts = ("--texts", str(folder / "texts.jsonl"), "--max-length", "16")
+    return nunatak("adopt", "small", *texts, *place, *options)
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backbone, texts, and a registry with the full fine-tune `big`."""
+    folder = tmp_path_factory.mktemp("adopt")
+    save_tiny_backbone(folder / "backbone", num_layers=2)
+    write_jsonl(folder / "texts.jsonl", TEXTS)
+    data = write_jsonl(folder / "big.jsonl", rows_of(toy_examples(80, seed=3)))
+    ran = nunatak(
+        *("train", "--task", "big", "--data", str(data), "--method", "full", "--epochs", "3"),
+        *("--registry", str(folder / "registry"), "--create", "--max-length", "16"),
+        *("--backbone", str(folder / "backbone")),
+    )
+    assert ran.exit_code == 0, ran.stderr
+    return folder
+
+
+def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
+    ran = adopted(folder, "--from", "big", "--layers", "1", "--promote", "prod", "--json")
+
+    assert ran.exit_code == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert (told["reference"], told["alias"]) == ("small/1", "prod")
+    assert told["teacher"]["name"] == "big/1"
+    assert told["teacher"]["num_texts"] == len(TEXTS)
+    assert 0 <= told["teacher"]["agreement"]["value"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "problem"),
+    [
+        ((), "missing_column", "no column 'probabilities'"),
+        (("--from", "nothing"), "task_not_found", "nothing"),
+        (
+            ("--from", "big", "--upstream", "http://x", "--question", "q"),
+            "invalid_option",
+            "expect",
+        ),
+        (("--upstream", "http://x"), "invalid_option", "an upstream and its question"),
+        (("--question", "late"), "invalid_option", "an upstream and its question"),
+        (("--upstream", "http://x", "--question", "late"), "question_not_found", "late"),
+        (("--upstream", "http://x", "--question", "no.json"), "invalid_question_file", "no.json"),
+        (("--from", "big", "--kind", "multi-label"), "invalid_option", "a single-label task"),
+        (("--from", "big", "--rank", "2"), "invalid_recipe", "rank belongs to method lora"),
+    ],
+    ids=[
+        "nothing",
+        "no task",
+        "two teachers",
+        "no question",
+        "no upstream",
+        "no card",
+        "no file",
+        "another kind",
+        "a setting",
+    ],
+)
+def test_a_wrong_teacher_is_one_line_and_publishes_nothing(
+    folder: Path, options: tuple[str, ...], code: str, problem: str
+) -> None:
+    ran = adopted(folder, *options)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert problem in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [QUESTION, {"question": QUESTION, "name": "a", "task": "b"}])
+def test_a_file_holds_a_question_or_a_card(folder: Path, content: object, tmp_path: Path) -> None:
+    (file := tmp_path / "late.json").write_text(json.dumps(content))
+
+    ran = adopted(folder, "--upstream", "http://me:secret@host", "--question", str(file))
+
+    assert "no user, query or fragment" in ran.stderr
+    assert "secret" not in ran.stderr
+
+
+def test_all_options_of_train_but_task_and_data_are_options_of_adopt() -> None:
+    def options(command: str) -> set[str]:
+        shown = nunatak(command, "--help").stdout
+        return set(re.findall(r"(?<= )--[a-z-]+(?= )", shown))
+
+    assert options("train") - options("adopt") == {"--task", "--data"}
+    assert {"--texts", "--from", "--upstream", "--question"} <= options("adopt")

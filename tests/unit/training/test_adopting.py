@@ -1,0 +1,160 @@
+"""Laws of adoption: one training, soft targets, and evidence of the teacher in the version."""
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import rows_of, toy_examples
+from doubles.refusals import raises
+from nunatak_contract.cards import task_card
+from nunatak_contract.enums import IntervalMethod
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Registry
+from nunatak_training.run_settings import read_settings
+from nunatak_training.teachers import TeacherChoice
+from nunatak_training.train import TrainOutcome, TrainSettings, train
+
+BACKBONE = tiny_backbone(num_layers=2)
+TEXTS = [{"text": it.text} for it in toy_examples(120, seed=4)]
+TESTED = rows_of(toy_examples(40, seed=5))
+
+
+@pytest.fixture(name="registry", scope="module")
+def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry with a full fine-tune of the toy task."""
+    registry = Registry.open(tmp_path_factory.mktemp("registry"), create=True)
+    run(registry, "big", rows_of(toy_examples(80, seed=3)), None, method="full", epochs=16)
+    return registry
+
+
+def run(
+    registry: Registry, task: str, data: object, teacher: TeacherChoice | None, **named: object
+) -> TrainOutcome:
+    settings = read_settings({"max_length": 16, "epochs": 4, **named})  # pyright: ignore[reportArgumentType]
+    asked = TrainSettings(task=task, data=data, settings=settings, teacher=teacher)  # pyright: ignore[reportArgumentType]
+    return train(asked, registry=registry, backbone=BACKBONE)
+
+
+BIG = TeacherChoice(task="big")
+
+
+def test_a_full_fine_tune_teaches_a_task_that_shares_the_backbone(registry: Registry) -> None:
+    outcome = run(
+        registry, "small", {"train": TEXTS, "test": TESTED}, BIG, layers=1, epochs=12
+    )  # fmt: skip
+
+    manifest = outcome.manifest
+    taught = manifest.teacher
+    assert registry.resolve("big").split_depth is None
+    assert manifest.split_depth == 1
+    assert taught is not None
+    assert (taught.name, taught.num_texts) == ("big/1", 160)
+    assert taught.digest == registry.resolve("big").content
+    assert taught.agreement.num_examples == 40
+    assert taught.agreement.value > 0.75
+    assert taught.agreement.interval_method is IntervalMethod.WILSON
+    assert taught.score is not None
+    assert taught.own_score is not None
+    assert (taught.score.name, taught.own_score.name) == ("f1_macro", "f1_macro")
+    assert taught.score.value > 0.75
+    assert taught.score.data_digest == taught.own_score.data_digest
+
+
+def test_texts_without_labels_have_an_agreement_and_no_score(registry: Registry) -> None:
+    manifest = run(registry, "bare", TEXTS, BIG, method="head").manifest
+
+    taught = manifest.teacher
+    assert taught is not None
+    assert manifest.data is not None
+    assert (taught.score, taught.own_score) == (None, None)
+    assert taught.agreement.num_examples == manifest.data.num_dev
+    # Without test examples, the dev examples are held out; their labels are the teacher's.
+    assert taught.agreement.value == pytest.approx(manifest.metrics[0].value)
+
+
+def test_probabilities_in_a_file_are_the_answers_of_the_teacher(registry: Registry) -> None:
+    teacher = BIG.teacher(registry, BACKBONE)
+    assert teacher is not None
+    said = teacher.ask([row["text"] for row in TEXTS])
+    rows = [{**row, "probabilities": it} for row, it in zip(TEXTS, said, strict=True)]
+
+    asked = run(registry, "asked", TEXTS, BIG).manifest
+    read = run(registry, "read", rows, TeacherChoice()).manifest
+
+    assert read.blobs == asked.blobs
+    assert read.teacher is not None
+    assert (read.teacher.name, read.teacher.seconds) == ("data in memory", 0)
+
+
+def test_soft_targets_are_more_than_the_labels_that_follow_from_them(registry: Registry) -> None:
+    teacher = BIG.teacher(registry, BACKBONE)
+    assert teacher is not None
+    said = [dict(it) for it in teacher.ask([row["text"] for row in TEXTS])]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    labels = [max(it, key=lambda label: it[label]) for it in said]
+    rows = [{**row, "label": label} for row, label in zip(TEXTS, labels, strict=True)]
+
+    assert run(registry, "soft", TEXTS, BIG).manifest.blobs != (
+        run(registry, "hard", rows, None).manifest.blobs
+    )
+
+
+def test_the_same_adoption_is_the_same_version_however_long_the_teacher_takes(
+    registry: Registry,
+) -> None:
+    first = run(registry, "again", TEXTS, BIG, method="head")
+    again = run(registry, "again", TEXTS, BIG, method="head")
+
+    assert (first.is_new, again.is_new) == (True, False)
+    taught = first.manifest.teacher
+    assert taught is not None
+    slower = replace_teacher(first.manifest, seconds=taught.seconds + 1)
+    other = replace_teacher(first.manifest, name="big/2")
+    assert slower.content == first.manifest.content
+    assert other.content != first.manifest.content
+
+
+def replace_teacher(manifest: TaskManifest, **changes: object) -> TaskManifest:
+    assert manifest.teacher is not None
+    return manifest.model_copy(update={"teacher": manifest.teacher.model_copy(update=changes)})
+
+
+def test_the_card_tells_the_teacher_the_agreement_and_both_scores(registry: Registry) -> None:
+    manifest = run(
+        registry, "told", {"train": TEXTS, "test": TESTED}, BIG, method="head"
+    ).manifest  # fmt: skip
+    card = task_card(manifest)
+
+    assert "| teacher | big/1 (" in card
+    assert "160 texts, asked in" in card
+    assert "agreement on 40 held-out texts:" in card
+    assert "of 40 labelled ones: teacher" in card
+
+
+def test_a_temperature_needs_a_teacher(registry: Registry) -> None:
+    run(registry, "warm", TEXTS, BIG, method="head", teacher_temperature=4)
+    with raises("invalid_recipe", match="teacher_temperature needs a teacher"):
+        run(registry, "cold", rows_of(toy_examples(40)), None, teacher_temperature=4)
+
+
+def test_a_value_is_adopted_with_its_rank_correlation(registry: Registry) -> None:
+    rows = [
+        {"text": it.text, "label": 1.5 if it.label == "late" else -1.25 + place / 100}
+        for place, it in enumerate(toy_examples(60, seed=6))
+    ]
+    run(registry, "level", rows, None, epochs=8)
+
+    taught = run(registry, "level-small", TEXTS, TeacherChoice(task="level")).manifest
+
+    assert taught.teacher is not None
+    assert taught.teacher.agreement.name == "spearman"
+    assert taught.head == registry.resolve("level").head
+
+
+def test_nothing_is_published_if_the_teacher_cannot_be_loaded(registry: Registry) -> None:
+    other = tiny_backbone(num_layers=2, seed=9)
+    settings = TrainSettings(
+        task="never", data=TEXTS, settings=read_settings({"method": "head"}), teacher=BIG
+    )
+    with raises("backbone_mismatch"):
+        train(settings, registry=registry, backbone=other)
+    with raises("task_not_found"):
+        registry.resolve("never")
