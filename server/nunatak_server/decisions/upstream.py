@@ -16,19 +16,19 @@ import orjson
 from nunatak_client.transport import key_headers, tls_context, without_proxy
 from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.protocols import (
+    PROTOCOLS,
+    Said,
+    Shares,
+    UnusableReplyError,
+    read_reply,
+)
 from nunatak_contract.wire import DEADLINE_HEADER
 from nunatak_server.decisions.answers import (
     Answered,
     AnswerSource,
     AskedQuestion,
     QuestionAnswer,
-)
-from nunatak_server.decisions.protocols import (
-    PROTOCOLS,
-    Said,
-    Shares,
-    UnusableReplyError,
-    read_reply,
 )
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import Handling
