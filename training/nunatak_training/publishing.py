@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -12,10 +14,11 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, ExampleSet, TaskData
-from nunatak_training.fitting import TrainedTask, branch_spec
+from nunatak_training.data import Example, ExampleSet, LabelSet, TaskData
+from nunatak_training.fitting import TrainedTask, branch_spec, evaluate
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
+from nunatak_training.scoring.evaluation import ExampleAnswer, evaluation_of
 from nunatak_training.scoring.statistics import Interval
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
@@ -31,12 +34,9 @@ def publish(
     task: str,
     created_at: datetime,
     note: str = "",
-    teacher: evidence.TeacherRecord | None = None,
 ) -> TaskManifest:
     """The next version of `task`, or an equal version that the registry has."""
-    draft = draft_trained(
-        trained, backbone, task=task, created_at=created_at, note=note, teacher=teacher
-    )
+    draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
@@ -58,13 +58,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
 
 
 def draft_trained(
-    trained: TrainedTask,
-    backbone: Backbone,
-    *,
-    task: str,
-    created_at: datetime,
-    note: str = "",
-    teacher: evidence.TeacherRecord | None = None,
+    trained: TrainedTask, backbone: Backbone, *, task: str, created_at: datetime, note: str = ""
 ) -> VersionDraft:
     recipe, test, calibration = trained.recipe, trained.test, trained.calibration
     if calibration is not None and test is not None:
@@ -95,7 +89,7 @@ def draft_trained(
             else metric_records(test.values, test.intervals, trained.data.test),
             confusion=_confusion_record(trained),
             calibration=calibration,
-            teacher=teacher,
+            teacher=_teacher_record(trained, backbone),
             note=note,
         ),
     )
@@ -158,6 +152,50 @@ def metric_records(
             )
         )
     return tuple(records)
+
+
+def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.TeacherRecord | None:
+    """The agreement with the teacher, and both scores where texts have labels of their own."""
+    data, teacher = trained.data, trained.data.teacher
+    if not data.train.is_taught:
+        return None
+    held = [(it, it.taught) for it in (data.test or data.dev).examples if it.taught is not None]
+    is_value = data.kind is TaskKind.REGRESSION
+
+    def score(examples: Sequence[Example], metric: Metric) -> evidence.MetricRecord:
+        found = ExampleSet(examples=tuple(examples))
+        scores = evaluate(trained, found, backbone, (metric,))
+        return metric_records(scores.values, scores.intervals, found)[0]
+
+    agreement = score(
+        [replace(it, label=taught.label) for it, taught in held],
+        Metric.SPEARMAN if is_value else Metric.ACCURACY,
+    )
+    metric = Metric.SPEARMAN if is_value else Metric.F1_MACRO
+    labelled = [(it, taught.label) for it, taught in held if taught.has_label]
+    of_teacher = own = None
+    if labelled:
+        examples = ExampleSet(examples=tuple(it for it, _ in labelled))
+        said = [
+            ExampleAnswer(
+                value=label.names if isinstance(label, LabelSet) else cast("str | float", label),
+                scores=dict(it.shares),
+            )
+            for it, label in labelled
+        ]
+        found = evaluation_of(data.kind, data.labels, examples, said)
+        scores = {it: value for it, value in found.metrics.items() if it is metric}
+        (of_teacher,) = metric_records(scores, found.intervals, examples)
+        own = score(examples.examples, metric)
+    return evidence.TeacherRecord(
+        name=data.name if teacher is None else teacher.name,
+        digest=data.train.digest if teacher is None else teacher.digest,
+        num_texts=len(data.train) + len(data.dev) + len(data.test or ()),
+        seconds=0 if teacher is None else teacher.seconds,
+        agreement=agreement,
+        score=of_teacher,
+        own_score=own,
+    )
 
 
 def _confusion_record(trained: TrainedTask) -> evidence.ConfusionRecord | None:

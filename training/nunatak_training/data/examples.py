@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import TextInput
 from nunatak_rows import FileRow
 from nunatak_training.kinds import TaskKind
@@ -88,11 +89,11 @@ class Taught:
     """What a teacher says about a text."""
 
     shares: tuple[tuple[str, float], ...]
-    """The probability of each label. Of a regression, labels are numbers: the mean counts."""
+    """The probability of each label of the task, or the value of a regression."""
     label: Label
     """The label that follows from the shares."""
     has_label: bool
-    """Whether the text has a label of its own, apart from the teacher's."""
+    """Whether the text also has a label of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,10 @@ class Example:
     @property
     def shares(self) -> tuple[tuple[str, float], ...]:
         return () if self.taught is None else self.taught.shares
+
+    @property
+    def has_label(self) -> bool:
+        return self.taught is None or self.taught.has_label
 
     @property
     def model_input(self) -> TextInput:
@@ -159,13 +164,18 @@ class ExampleSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherFacts:
-    """Who taught the examples, and at which cost; the fields are those of `TeacherRecord`."""
+class Teacher:
+    """A task version or a server that is asked about texts."""
 
     name: str
     digest: str
-    num_texts: int
-    seconds: float
+    kind: TaskKind
+    labels: tuple[str, ...]
+    ask: Callable[[Sequence[TextInput]], Iterable[Mapping[str, float] | NunatakError]]
+    """Gives the probabilities of each input in order, or why there are none. A value is the only
+    label, with the probability 1."""
+    seconds: float = 0.0
+    """The time of asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +190,8 @@ class TaskData:
     """Only scored, once, when training is over."""
     labels: tuple[str, ...]
     """Names of the logits, in order, if they have names."""
-    teacher: TeacherFacts | None = None
-    """If given, all examples are taught."""
+    teacher: Teacher | None = None
+    """None if nobody was asked: taught examples then have the probabilities of their files."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ def test_a_value_is_learnt_from_teacher_and_label_in_their_shares() -> None:
             Example(
                 text="x",
                 label=own,
-                taught=Taught(shares=((str(value), 1.0),), label=value, has_label=True),
+                taught=Taught(shares=(("value", value),), label=value, has_label=True),
             )
             for own, value in zip(labels, said, strict=True)
         )
