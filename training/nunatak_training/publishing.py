@@ -14,7 +14,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, ExampleSet, LabelSet, TaskData
+from nunatak_training.data import Example, ExampleSet, Label, LabelSet, TaskData
+from nunatak_training.data.rows import label_of
 from nunatak_training.fitting import TrainedTask, branch_spec, evaluate
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
@@ -159,42 +160,38 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
     data, teacher = trained.data, trained.data.teacher
     if not data.train.is_taught:
         return None
-    held = [(it, it.taught) for it in (data.test or data.dev).examples if it.taught is not None]
-    is_value = data.kind is TaskKind.REGRESSION
 
-    def score(examples: Sequence[Example], metric: Metric) -> evidence.MetricRecord:
-        found = ExampleSet(examples=tuple(examples))
-        scores = evaluate(trained, found, backbone, (metric,))
-        return metric_records(scores.values, scores.intervals, found)[0]
+    def said_by(example: Example) -> Label:
+        return label_of(example.shares, data.kind)
 
-    agreement = score(
-        [replace(it, label=taught.label) for it, taught in held],
-        Metric.SPEARMAN if is_value else Metric.ACCURACY,
-    )
-    metric = Metric.SPEARMAN if is_value else Metric.F1_MACRO
-    labelled = [(it, taught.label) for it, taught in held if taught.has_label]
-    of_teacher = own = None
-    if labelled:
-        examples = ExampleSet(examples=tuple(it for it, _ in labelled))
-        said = [
-            ExampleAnswer(
-                value=label.names if isinstance(label, LabelSet) else cast("str | float", label),
-                scores=dict(it.shares),
-            )
-            for it, label in labelled
-        ]
-        found = evaluation_of(data.kind, data.labels, examples, said)
-        scores = {it: value for it, value in found.metrics.items() if it is metric}
-        (of_teacher,) = metric_records(scores, found.intervals, examples)
-        own = score(examples.examples, metric)
+    held = (data.test or data.dev).examples
+    labelled = ExampleSet(examples=tuple(it for it in held if it.has_label))
+    as_said = ExampleSet(examples=tuple(replace(it, label=said_by(it)) for it in held))
+    agreement, metric = Metric.ACCURACY, Metric.F1_MACRO
+    if data.kind is TaskKind.REGRESSION:
+        agreement = metric = Metric.SPEARMAN
+
+    def score(examples: ExampleSet, metric: Metric) -> evidence.MetricRecord:
+        found = evaluate(trained, examples, backbone, (metric,))
+        return metric_records(found.values, found.intervals, examples)[0]
+
+    def score_of_teacher() -> evidence.MetricRecord:
+        answers = list[ExampleAnswer]()
+        for it in labelled.examples:
+            label = said_by(it)
+            value = label.names if isinstance(label, LabelSet) else cast("str | float", label)
+            answers.append(ExampleAnswer(value=value, scores=dict(it.shares)))
+        found = evaluation_of(data.kind, data.labels, labelled, answers)
+        return metric_records({metric: found.metrics[metric]}, found.intervals, labelled)[0]
+
     return evidence.TeacherRecord(
-        name=data.name if teacher is None else teacher.name,
-        digest=data.train.digest if teacher is None else teacher.digest,
+        name=teacher.name if teacher else data.name,
+        digest=teacher.digest if teacher else data.train.digest,
         num_texts=len(data.train) + len(data.dev) + len(data.test or ()),
-        seconds=0 if teacher is None else teacher.seconds,
-        agreement=agreement,
-        score=of_teacher,
-        own_score=own,
+        seconds=teacher.seconds if teacher else 0,
+        agreement=score(as_said, agreement),
+        score=score_of_teacher() if len(labelled) else None,
+        own_score=score(labelled, metric) if len(labelled) else None,
     )
 
 

@@ -58,13 +58,9 @@ class TeacherChoice:
     def __post_init__(self) -> None:
         """Refuse a choice that is not whole before any work."""
         of_upstream = (self.upstream, self.question, self.key, self.model)
-        if self.task is not None:
-            is_whole = not any(of_upstream)
-        elif any(of_upstream):
-            is_whole = bool(self.upstream and self.question) and self.backbone is None
-        else:
-            is_whole = self.backbone is None
-        if not is_whole:
+        given = [it is not None for it in of_upstream]
+        is_double = any(given) if self.task is not None else self.backbone is not None
+        if is_double or (any(given) and not all(given[:2])):
             raise _invalid(
                 "expected a task as the teacher (and maybe its backbone), or an upstream and its "
                 "question (and maybe a key and a model), or neither for texts with the column "
@@ -123,8 +119,7 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
 
 class _Call(Call[Reply]):
     def answer(self, reply: Reply) -> Reply:
-        """Keep a reply of any status."""
-        return reply
+        return reply  # of any status
 
 
 class _Upstream(Client):

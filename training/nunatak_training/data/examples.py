@@ -85,33 +85,17 @@ LabelT = TypeVar("LabelT", bound=Label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
-    """What a teacher says about a text."""
-
-    shares: tuple[tuple[str, float], ...]
-    """The probability of each label of the task, or the value of a regression."""
-    label: Label
-    """The label that follows from the shares."""
-    has_label: bool
-    """Whether the text also has a label of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One labelled text, or a pair, such as a question with its context."""
 
     text: str
     text_pair: str | None = None
     label: Label
-    taught: Taught | None = None
-
-    @property
-    def shares(self) -> tuple[tuple[str, float], ...]:
-        return () if self.taught is None else self.taught.shares
-
-    @property
-    def has_label(self) -> bool:
-        return self.taught is None or self.taught.has_label
+    shares: tuple[tuple[str, float], ...] = ()
+    """What a teacher says: the probability of each label of the task, or the value of a regression.
+    Empty if nobody teaches."""
+    has_label: bool = True
+    """Whether the label is the text's own, and does not follow from the shares."""
 
     @property
     def model_input(self) -> TextInput:
@@ -145,15 +129,15 @@ class ExampleSet:
         state = hashlib.sha256()
         for example in self.examples:
             row = [example.text, example.text_pair, label_json(example.label)]
-            if (taught := example.taught) is not None:
-                row += [taught.has_label, [list(share) for share in taught.shares]]
+            if example.shares:
+                row += [example.has_label, [list(share) for share in example.shares]]
             state.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
             state.update(b"\n")
         return state.hexdigest()
 
     @property
     def is_taught(self) -> bool:
-        return any(example.taught is not None for example in self.examples)
+        return any(example.shares for example in self.examples)
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
         labels = [example.label for example in self.examples]

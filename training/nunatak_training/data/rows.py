@@ -140,27 +140,30 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
 
 
 def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
-    """An example with a teacher's probabilities, and maybe a label of its own.
-
-    Without one, the label follows from the probabilities: the likeliest one (of equal ones the
-    first), all from one half up, or the value of a regression.
-    """
+    """An example with a teacher's probabilities, and a label of its own or the teacher's."""
     for column in ("text", PROBABILITIES):
         if column not in row.values:
             raise _missing(column, row, kind, f"'text' and {PROBABILITIES!r}, maybe a label")
         # No teacher is asked about a text that cannot be read, so this fault comes first.
         read_text(row.values["text"], row.called("text"), row.where)
     shares = _shares(row.values[PROBABILITIES], kind, row.where)
-    said: examples.Label = max(shares, key=lambda it: it[1])[0]
-    if kind is TaskKind.MULTI_LABEL:
-        likely = (label for label, share in shares if share >= DEFAULT_THRESHOLD)
-        said = examples.LabelSet(names=tuple(likely))
-    elif kind is TaskKind.REGRESSION:
-        said = shares[0][1]
     # CSV has no other way to leave a label out.
     has_label = row.values.get(kind.columns[-1], "") not in (None, "")
+    said = label_of(shares, kind)
     (own,) = _examples(row, kind) if has_label else (text_example(row, said),)
-    return replace(own, taught=examples.Taught(shares=shares, label=said, has_label=has_label))
+    return replace(own, shares=shares, has_label=has_label)
+
+
+def label_of(shares: Sequence[tuple[str, float]], kind: TaskKind) -> examples.Label:
+    """The label that shares say: all from one half up, the value, or the likeliest (first) one."""
+    match kind:
+        case TaskKind.MULTI_LABEL:
+            likely = (label for label, share in shares if share >= DEFAULT_THRESHOLD)
+            return examples.LabelSet(names=tuple(likely))
+        case TaskKind.REGRESSION:
+            return shares[0][1]
+        case _:
+            return max(shares, key=lambda it: it[1])[0]
 
 
 def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:

@@ -58,7 +58,7 @@ def adopt(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         from nunatak_training.teachers import TeacherChoice
     # The name of a card may have a dot, and never a slash.
-    is_file = question is not None and ("/" in question or question.lower().endswith(FILE_ENDS))
+    is_file = "/" in (question or "") or Path(question or "").suffix in FILE_ENDS
     context.meta[CHOICE] = TeacherChoice(
         task=of_task,
         backbone=teacher_backbone,

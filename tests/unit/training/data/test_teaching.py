@@ -107,7 +107,7 @@ def test_a_text_without_a_label_has_the_one_that_its_probabilities_say() -> None
     assert [found[f"text {it}"] for it in (0, 1, 9, 11)] == ["yes", "no", "yes", "no"]
     assert found["text 10"] == "no"  # the first of equally likely ones
     assert data.labels == ("no", "yes")
-    own = {it.text for it in data.train.examples if it.taught and it.taught.has_label}
+    own = {it.text for it in data.train.examples if it.has_label}
     assert own <= {"text 1"}
 
 
