@@ -174,18 +174,15 @@ def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float
         raise bad_row(
             where, f"{PROBABILITIES!r} must be an object of numbers by label, got {told}{hint}"
         )
-    given = {
-        read_label(name, f"label of {PROBABILITIES}", where): share
-        for name, share in cast("dict[object, object]", value).items()
-    }
-    found = list[tuple[str, float]]()
-    for label in examples.sorted_labels(given):
-        match given[label]:
-            case int() | float() as share if not isinstance(share, bool) and 0 <= share <= 1:
-                found.append((label, float(share)))
-            case share:
-                shown = repr(share) if isinstance(share, int | float) else kind_of(share)
-                raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+    named = cast("dict[object, object]", value)
+    given = {read_label(it, f"label of {PROBABILITIES}", where): named[it] for it in named}
+    if len(given) < len(named):
+        raise bad_row(where, f"two labels of {PROBABILITIES!r} are the same text")
+    for label, share in given.items():
+        if isinstance(share, bool) or not (isinstance(share, int | float) and 0 <= share <= 1):
+            shown = repr(share) if isinstance(share, int | float) else kind_of(share)
+            raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+    found = [(it, float(cast("float", given[it]))) for it in examples.sorted_labels(given)]
     if kind is TaskKind.MULTI_LABEL:
         return tuple(found)
     total = math.fsum(share for _, share in found)
@@ -193,8 +190,8 @@ def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float
         hint = "say --kind multi-label if several labels may apply"
         raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
     if kind is TaskKind.REGRESSION:
-        named = "label of a value"
-        mean = math.fsum(read_number(it, named, where) * share / total for it, share in found)
+        values = (read_number(it, f"label of {PROBABILITIES}", where) for it, _ in found)
+        mean = math.fsum(it * share / total for it, (_, share) in zip(values, found, strict=True))
         return ((VALUE_NAME, mean),)
     return tuple((label, share / total) for label, share in found)
 

@@ -154,6 +154,20 @@ def test_texts_without_an_answer_are_bad_rows_and_unreadable_ones_are_not_asked(
     assert set(log) == set(texts[:20])
 
 
+def test_two_labels_of_one_text_are_refused() -> None:
+    rows = [{"text": f"t{it}", "probabilities": {1: 0.5, "1": 0.5}} for it in range(20)]
+
+    with raises("invalid_row", match="two labels of 'probabilities' are the same text"):
+        taught(rows, TaskKind.MULTI_LABEL)
+
+
+def test_a_label_that_the_teacher_does_not_have_is_a_bad_row() -> None:
+    rows = [{"text": f"text {it}", "label": "no"} for it in range(20)]
+
+    with raises("unknown_label", match=r"train\[20\]: label 'maybe' is unknown; .* 'no', 'yes'"):
+        taught([*rows, {"text": "odd", "label": "maybe"}], teacher=asked_by([]))
+
+
 def test_an_error_of_the_teacher_ends_the_reading() -> None:
     def ask(_: Sequence[TextInput]) -> Iterator[Mapping[str, float]]:
         raise NunatakError("teacher_failed", problem="HTTP 401")
