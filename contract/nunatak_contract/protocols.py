@@ -4,12 +4,11 @@ A question that a protocol cannot say without a change is not asked. An answer c
 it fits its question: the same ids, type and outcomes, and probabilities that sum to 1.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
-
-from pydantic_core import from_json
 
 from nunatak_contract.questions import TypedQuestion
 
@@ -119,7 +118,8 @@ def read_reply(
     """
     names = [f"q{it}" for it in range(len(questions))]
     try:
-        found = from_json(data, allow_inf_nan=False)["answers"]
+        # NaN, which `json` reads, is no probability.
+        found = json.loads(data, parse_constant=_share)["answers"]
         if isinstance(found, list):
             found = [(it["name"], it) for it in cast("list[Any]", found)]
         else:
@@ -127,7 +127,7 @@ def read_reply(
         if [name for name, _ in found] != names:
             raise UnusableReplyError("it answers other questions")
         return [protocol.read(it, said) for it, (_, said) in zip(questions, found, strict=True)]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # A message may have words of the reply.
         problem = type(error).__name__
         raise UnusableReplyError(f"it does not follow the protocol ({problem})") from None
