@@ -157,6 +157,10 @@ def test_a_call_has_the_text_the_model_and_the_key_of_the_file_alone(
     assert "authorization" not in calls[1].headers
 
 
+def says(content: bytes) -> Reply:
+    return lambda _: httpx.Response(200, content=content)
+
+
 def breaks(kind: type[httpx.RequestError]) -> Reply:
     def reply(request: httpx.Request) -> httpx.Response:
         raise kind("broken", request=request)
@@ -173,8 +177,19 @@ def breaks(kind: type[httpx.RequestError]) -> Reply:
         (always({"answers": {"q1": NOUL}}), "cannot be used"),
         (always({"answers": {"q0": {"type": "noul", "noul": 1.5}}}), "cannot be used"),
         (always([]), "cannot be used"),
+        (says(b'{"answers": {"q0": {"type": "noul", "noul": NaN}}}'), "cannot be used"),
+        (says(b"[" * 100_000), "cannot be used"),
     ],
-    ids=["broken", "refused", "failed", "another question", "no probability", "another shape"],
+    ids=[
+        "broken",
+        "refused",
+        "failed",
+        "another question",
+        "no probability",
+        "another shape",
+        "NaN",
+        "deep",
+    ],
 )
 def test_a_text_without_an_answer_is_told_and_the_others_are_asked(
     registry: Registry, reply: Reply, problem: str
