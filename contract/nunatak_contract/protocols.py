@@ -127,7 +127,7 @@ def read_reply(
         if [name for name, _ in found] != names:
             raise UnusableReplyError("it answers other questions")
         return [protocol.read(it, said) for it, (_, said) in zip(questions, found, strict=True)]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A message may have words of the reply.
         problem = type(error).__name__
         raise UnusableReplyError(f"it does not follow the protocol ({problem})") from None

@@ -1,6 +1,8 @@
 """Laws of the upstream: its failures are failures of its questions, in time and without secrets."""
 
 import asyncio
+import gzip
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from doubles.refusals import code_of, raises
 from doubles.serving import make_settings
-from doubles.upstreams import FakeUpstream, Reply, noul, running_upstream
+from doubles.upstreams import FakeUpstream, Raw, Reply, noul, running_upstream
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import TypedQuestion
 from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, QuestionAnswer
@@ -92,6 +94,49 @@ async def test_a_reply_that_is_malformed_or_too_long_is_no_answer() -> None:
             assert "secret" not in str(found)
 
 
+SURE = {"answers": {"q0": {"type": "noul", "noul": 1.0}}}
+PACKED = gzip.compress(json.dumps(SURE).encode())
+HOSTILE = {
+    "compressed": Raw({"content-encoding": "gzip", "content-length": str(len(PACKED))}, PACKED),
+    "cut": Raw({"content-length": "1000"}, json.dumps(SURE).encode()),
+    "without a length": Raw({"transfer-encoding": "chunked"}, b"zz\r\n"),
+    "of half a character": b'{"answers": "\xff"}',
+    "nested": b"[" * 100_000,
+    "no object": [SURE],
+    "of answers in a word": {"answers": "q0"},
+    "with another id": {"answers": {"q1": {"type": "noul", "noul": 1.0}}},
+    "with one id more": {"answers": {**SURE["answers"], "q1": {"type": "noul", "noul": 1.0}}},
+    "with a word as id": {"answers": {"secret": {"type": "noul", "noul": 1.0}}},
+    "with a number beyond all": b'{"answers": {"q0": {"type": "noul", "noul": 1e999}}}',
+    "with true as a number": {"answers": {"q0": {"type": "noul", "noul": True}}},
+}
+
+
+@pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE)
+async def test_a_hostile_reply_is_no_answer_and_is_asked_for_once(reply: object) -> None:
+    async with asking(lambda _: reply) as (upstream, fake):
+        (found,) = await ask(upstream, LATE)
+
+    assert code_of(found) == "upstream_failed"
+    assert "secret" not in str(found)
+    assert len(fake.bodies) == 1
+
+
+async def test_a_redirect_and_a_cookie_change_no_later_call(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    with running_upstream(noul(1.0)) as elsewhere:
+        left = {"location": elsewhere.url, "set-cookie": "a=1; Path=/", "content-length": "0"}
+        replies: list[object] = [Raw(left, status=307), SURE]
+        settings = {"decisions_upstream_key_file": tmp_path / "key"}
+        async with asking(lambda _: replies.pop(0), **settings) as (upstream, fake):
+            (redirected,), (answered,) = await ask(upstream, LATE), await ask(upstream, LATE)
+
+    assert code_of(redirected) == "upstream_failed"
+    assert isinstance(answered, QuestionAnswer)
+    assert elsewhere.bodies == []
+    assert "cookie" not in fake.headers[1]
+
+
 async def test_a_server_that_is_not_there_fails_the_questions() -> None:
     async with asking(noul(1.0)) as (_, fake):
         url = fake.url
@@ -113,20 +158,29 @@ async def test_a_late_upstream_fails_by_its_own_limit_or_by_the_deadline_of_the_
     assert (code_of(by_limit), code_of(by_caller)) == ("upstream_failed", "deadline_exceeded")
 
 
-async def test_calls_at_once_and_waiting_calls_are_bounded() -> None:
-    async with asking(noul(1.0), decisions_upstream_calls=1) as (upstream, fake):
+async def test_calls_and_waiting_calls_are_bounded_and_no_caller_keeps_others_out(
+    tmp_path: Path,
+) -> None:
+    keys = {"api_keys_file": tmp_path / "keys"}
+    async with asking(noul(1.0), decisions_upstream_calls=1, **keys) as (upstream, fake):
         fake.gate.clear()
-        calls = [asyncio.create_task(ask(upstream, LATE)) for _ in range(1 + MAX_WAITING)]
+        many = 2 * (1 + MAX_WAITING)
+        flood = [asyncio.create_task(ask(upstream, LATE, caller="eve")) for _ in range(many)]
         await asyncio.sleep(0)
-        (refused,) = await ask(upstream, LATE)
+        other = asyncio.create_task(ask(upstream, LATE, caller="ann"))
+        await asyncio.sleep(0)
         most = len(fake.bodies)
         fake.gate.set()
-        found = [it for one in await asyncio.gather(*calls) for it in one]
-        (after,) = await ask(upstream, LATE)
+        found = [it for one in await asyncio.gather(*flood) for it in one]
+        (of_other,), (after,) = await other, await ask(upstream, LATE, caller="eve")
 
-    assert code_of(refused) == "upstream_failed"
+    answered = sum(isinstance(it, QuestionAnswer) for it in found)
+    refused = {code_of(it) for it in found if isinstance(it, NunatakError)}
     assert most <= 1
-    assert all(isinstance(it, QuestionAnswer) for it in (*found, after))
+    assert 0 < answered < 1 + MAX_WAITING
+    assert refused == {"share_exceeded"}
+    assert isinstance(of_other, QuestionAnswer)
+    assert isinstance(after, QuestionAnswer)
 
 
 @pytest.mark.parametrize(
