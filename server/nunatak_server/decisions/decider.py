@@ -8,7 +8,7 @@ of the upstream (the cascade).
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from prometheus_client import Counter, Summary
@@ -51,17 +51,6 @@ Binding: TypeAlias = PublishedCard | NunatakError | None
 Bound: TypeAlias = tuple[AskedQuestion, PublishedCard]
 UPSTREAM_SHARE = 0.9
 """The share of the time left for an upstream, so that the task's own answer is in time without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
-    """An answer or a failure for each question of a request, in order."""
-
-    answers: tuple[QuestionAnswer | NunatakError, ...]
-    num_tokens: int
-    is_cut: bool
-    """Whether a task or the backbone has not read a part of the text."""
-    timings: StageTimes
 
 
 class DecisionMetrics:
@@ -141,7 +130,7 @@ class Decider:
         handling: Handling,
         backbone: Backbone,
         is_whole: bool = False,
-    ) -> Decisions:
+    ) -> Answered:
         """Answer questions about a text. All their tasks are asked in one request.
 
         `backbone` answers unknown questions, if the operator lets it. `is_whole`: nothing is asked
@@ -180,7 +169,7 @@ class Decider:
         if failures and not any(isinstance(it, QuestionAnswer) for it in answers):
             raise failures[0]
         done = [it for it in sides if isinstance(it, Answered)]
-        return Decisions(
+        return Answered(
             answers=answers,
             num_tokens=max((it.num_tokens for it in done), default=0),
             is_cut=any(it.is_cut for it in done),

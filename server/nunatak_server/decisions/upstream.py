@@ -7,13 +7,12 @@ text, the key, or words of a reply.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import httpx
 import orjson
 
 from nunatak_client.transport import key_headers, tls_context, without_proxy
-from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.protocols import PROTOCOLS, Said, Shares, UnusableReplyError, read_reply
 from nunatak_contract.questions import TypedQuestion
@@ -39,12 +38,15 @@ MAX_WAITING: Final = 16
 class Upstream:
     """Asks one server; only the event loop thread may use it."""
 
-    def __init__(
-        self, settings: ServerSettings, *, url: httpx.URL, headers: dict[str, str]
-    ) -> None:
-        """`headers` have the key. `Upstream.of` reads and checks them with the URL."""
-        self._url, self._model = url, settings.decisions_upstream_model
+    def __init__(self, settings: ServerSettings) -> None:
+        """Read the key.
+
+        Raises:
+            NunatakError: `invalid_settings`, the file of the key cannot be used.
+        """
+        self._url = url = httpx.URL(settings.decisions_upstream)
         (self._protocol,) = (it for end, it in PROTOCOLS.items() if url.path.endswith(end))
+        self._model = settings.decisions_upstream_model
         self._timeout_s = settings.decisions_upstream_timeout_ms / 1000
         num_calls = settings.decisions_upstream_calls
         self._calls = FairSemaphore(num_slots=num_calls)
@@ -56,31 +58,14 @@ class Upstream:
             caller_share=CALLER_SHARE if settings.knows_callers else None,
         )
         self._http = http_client(
-            headers={"content-type": "application/json", **headers},
+            headers={
+                "content-type": "application/json",
+                **_key_headers(settings.decisions_upstream_key_file),
+            },
             timeout=None,  # `_ask` bounds the whole call
             limits=httpx.Limits(max_connections=num_calls),
             verify=tls_context(),
             mounts=without_proxy(url),
-        )
-
-    @classmethod
-    def of(cls, settings: ServerSettings) -> Self | None:
-        """Return the upstream of the settings, or None without one.
-
-        Raises:
-            NunatakError: `invalid_settings`, the URL or the file of the key cannot be used, or
-                unknown questions need an upstream and there is none.
-        """
-        if not settings.decisions_upstream:
-            if settings.decisions_unknown is UnknownQuestions.UPSTREAM:
-                raise _invalid("decisions_upstream must be set if decisions_unknown is `upstream`")
-            if settings.collect is not None:
-                raise _invalid("decisions_upstream must be set if texts are collected (collect)")
-            return None
-        return cls(
-            settings,
-            url=_checked_url(settings.decisions_upstream),
-            headers=_key_headers(settings.decisions_upstream_key_file),
         )
 
     async def answer(
@@ -154,39 +139,17 @@ class Upstream:
             raise UnusableReplyError(f"the call failed ({type(error).__name__})") from None
 
 
-def _checked_url(value: str) -> httpx.URL:
-    try:
-        url = httpx.URL(value)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    is_known = any(url.path.endswith(it) for it in PROTOCOLS)
-    if url.scheme not in {"http", "https"} or not url.host or not is_known:
-        raise _invalid(
-            "decisions_upstream must be an http or https URL whose path ends in "
-            f"{' or '.join(PROTOCOLS)}, such as https://host/v1/systemone"
-        )
-    if url.userinfo or url.query or url.fragment:
-        # The message must not contain the URL, because logs may contain the message.
-        raise _invalid(
-            "decisions_upstream must have no user, query or fragment; name a file with the key in "
-            "decisions_upstream_key_file"
-        )
-    return url
-
-
 def _key_headers(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
+    problem = "is empty"
     try:
-        key = path.read_text("utf-8").strip()
-        headers = key_headers(key)
-    except (OSError, ValueError, NunatakError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it has no printable ASCII key"
-        raise _invalid(f"decisions_upstream_key_file {path}: {reason}") from None
+        headers = key_headers(path.read_text("utf-8").strip())
+    except OSError as error:
+        headers, problem = {}, f"cannot be read ({error.strerror})"
+    except (ValueError, NunatakError):
+        headers, problem = {}, "has no key of printable ASCII"
     if not headers:
-        raise _invalid(f"decisions_upstream_key_file {path} is empty")
+        problem = f"decisions_upstream_key_file {path} {problem}"
+        raise NunatakError("invalid_settings", problem=problem)
     return headers
-
-
-def _invalid(problem: str) -> NunatakError:
-    return NunatakError("invalid_settings", problem=problem)

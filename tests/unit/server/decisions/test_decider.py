@@ -23,7 +23,7 @@ from nunatak_server.decisions.answers import (
     QuestionAnswer,
 )
 from nunatak_server.decisions.collection import Collector
-from nunatak_server.decisions.decider import Decider, Decisions
+from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService
@@ -43,6 +43,13 @@ from nunatak_server.tokenization import Extent
 BACKBONE = tiny_backbone()
 KNOWN = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it urgent?"})
 OTHER = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it late?"})
+
+
+UPSTREAM = {
+    "decisions_unknown": UnknownQuestions.UPSTREAM,
+    "decisions_upstream": "http://host/v1/systemone",
+}
+"""The task is sure by 0.5: yes has 0.75."""
 
 
 def choice(*options: str) -> TypedQuestion:
@@ -151,7 +158,7 @@ class Asked:
         known = {it.document.question.digest: (it,) for it in cards}
         self.facts = Facts(Cards(by_digest=known, damaged=tuple(damaged)))
         self.service = Service()
-        mode = {"decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
+        mode = {**UPSTREAM, "decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
         self.upstream, self.kept = Other(), Kept()
         has_upstream = mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
         self.decider = Decider(
@@ -164,7 +171,7 @@ class Asked:
 
     async def decide(
         self, *questions: TypedQuestion, seconds: float = 10.0, is_whole: bool = False
-    ) -> Decisions:
+    ) -> Answered:
         titles = [f"question {place}" for place, _ in enumerate(questions, start=1)]
         asked = [
             AskedQuestion(question=it, title=title)
@@ -176,7 +183,7 @@ class Asked:
         )
 
 
-def kinds(decisions: Decisions) -> list[str]:
+def kinds(decisions: Answered) -> list[str]:
     return [it.by.value if isinstance(it, QuestionAnswer) else it.code for it in decisions.answers]
 
 
@@ -264,10 +271,6 @@ async def test_timings_are_the_slowest_of_tasks_and_embeddings() -> None:
 
     assert mixed.timings == StageTimes(queue_s=1.0, compute_s=2.0, batch_rows=3)
     assert alone.timings == replace(mixed.timings, queue_s=0.5, batch_rows=1)
-
-
-UPSTREAM = {"decisions_unknown": UnknownQuestions.UPSTREAM}
-"""The task is sure by 0.5: yes has 0.75."""
 
 
 def metric(asked: Asked, name: str, **labels: str) -> float:

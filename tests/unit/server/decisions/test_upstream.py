@@ -13,7 +13,9 @@ from doubles.refusals import code_of, raises
 from doubles.serving import make_settings
 from doubles.upstreams import FakeUpstream, Raw, Reply, noul, running_upstream
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.protocols import PROTOCOLS
 from nunatak_contract.questions import TypedQuestion
+from nunatak_server.configuration import configure
 from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, QuestionAnswer
 from nunatak_server.decisions.upstream import MAX_WAITING, Upstream
 from nunatak_server.predict.types import Handling
@@ -28,8 +30,7 @@ FLAGS = TypedQuestion.model_validate(
 @asynccontextmanager
 async def asking(reply: Reply, **settings: object) -> AsyncGenerator[tuple[Upstream, FakeUpstream]]:
     with running_upstream(reply) as fake:
-        upstream = Upstream.of(make_settings(decisions_upstream=fake.url, **settings))
-        assert upstream is not None
+        upstream = Upstream(make_settings(decisions_upstream=fake.url, **settings))
         try:
             yield upstream, fake
         finally:
@@ -140,8 +141,7 @@ async def test_a_redirect_and_a_cookie_change_no_later_call(tmp_path: Path) -> N
 async def test_a_server_that_is_not_there_fails_the_questions() -> None:
     async with asking(noul(1.0)) as (_, fake):
         url = fake.url
-    upstream = Upstream.of(make_settings(decisions_upstream=url))
-    assert upstream is not None
+    upstream = Upstream(make_settings(decisions_upstream=url))
 
     (found,) = await ask(upstream, LATE)
 
@@ -191,6 +191,10 @@ async def test_calls_and_waiting_calls_are_bounded_and_no_caller_keeps_others_ou
         ({"decisions_upstream": "http://host/v1/embed"}, "/v1/systemone"),
         ({"decisions_upstream": "ftp://host/v1/systemone"}, "/v1/systemone"),
         ({"decisions_upstream": "/v1/systemone"}, "/v1/systemone"),
+        ({"decisions_upstream": f"https://{KEY}@host/v1/systemone"}, "key_file"),
+        ({"decisions_upstream": f"https://host/v1/systemone#{KEY}"}, "key_file"),
+        ({"decisions_upstream": "https://host\n/v1/systemone"}, "/v1/systemone"),
+        ({"decisions_upstream": "https:///v1/systemone"}, "/v1/systemone"),
         ({"decisions_upstream": f"https://u:{KEY}@host/v1/systemone"}, "key_file"),
         ({"decisions_upstream": f"https://host/v1/systemone?key={KEY}"}, "key_file"),
     ],
@@ -199,8 +203,16 @@ def test_settings_without_a_usable_upstream_are_refused_without_the_key(
     settings: dict[str, object], said: str
 ) -> None:
     with raises("invalid_settings", match=said) as caught:
-        Upstream.of(make_settings(**settings))
+        configure(settings)
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "start", ["http://[::1]:8080", "https://my_host.example/a/b~c", "http://h"]
+)
+@pytest.mark.parametrize("end", PROTOCOLS)
+async def test_an_upstream_may_have_any_address(start: str, end: str) -> None:
+    await Upstream(make_settings(decisions_upstream=start + end)).aclose()
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"two keys", b"k\xc3\xb6y", b"\xff"])
@@ -212,4 +224,4 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None) 
     settings = make_settings(decisions_upstream=url, decisions_upstream_key_file=file)
 
     with raises("invalid_settings", match="key_file"):
-        Upstream.of(settings)
+        Upstream(settings)
