@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Self
 
@@ -31,12 +32,14 @@ from nunatak_server.settings import ServerSettings
 ROWS, QUESTION, NEW = ".jsonl", ".json", ".new"
 MAX_QUESTIONS: Final = 1000
 """Most questions of a folder, because clients choose unknown questions."""
+MAX_FILE_BYTES: Final = 128 * 1024**2
+"""Most bytes of the rows of a question, because a file is read whole when its old rows go."""
 MAX_PENDING: Final = 1000
 """Most rows that wait for the disk; further rows are lost."""
 SWEEP_S: Final = 3600.0
 DAY_S: Final = 86_400
 SPARE: Final = 0.9
-"""The share of the most rows that stays when a full file loses its oldest rows."""
+"""The share of a full file that stays when the file loses its oldest rows."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +88,14 @@ class Collection:
         file = self._folder / f"{question.digest}{ROWS}"
         row = {"text": text, "probabilities": dict(probabilities), "at": _moment(self._clock())}
         with self._locked():
-            if self._num_rows(file) >= self._max_rows:
-                self._keep(file, num_rows=int(SPARE * self._max_rows))
+            if file.exists() and self._is_full(file):
+                self._keep(file, share=SPARE)
             if not file.exists():
                 if len(self._files(ROWS)) >= MAX_QUESTIONS:
                     return
                 fields = question.model_dump(mode="json", exclude_defaults=True)
                 self._replace(file.with_suffix(QUESTION), json.dumps(fields, indent=2).encode())
-            count = self._num_rows(file)
+            count = self._num_rows(file) if file.exists() else 0
             self._append(file, json.dumps(row).encode() + b"\n")
             self._counted[file] = file.stat().st_size, count + 1
 
@@ -102,7 +105,7 @@ class Collection:
             for file in self._files(NEW):
                 file.unlink()
             for file in self._files(ROWS):
-                self._keep(file, num_rows=self._max_rows)
+                self._keep(file)
 
     def questions(self) -> list[CollectedQuestion]:
         """Return all questions with rows, the fullest first."""
@@ -140,21 +143,26 @@ class Collection:
             file=file,
         )
 
-    def _keep(self, file: Path, *, num_rows: int) -> None:
+    def _keep(self, file: Path, *, share: float = 1.0) -> None:
         """Keep the newest rows of a file that are not too old; without any, the file goes."""
         first = _moment(self._clock() - DAY_S * self._max_days)
         before = file.read_bytes().splitlines(keepends=True)
-        newest = before[max(0, len(before) - num_rows) :]
-        after = [it for it in newest if _moment_of(it) >= first]
+        newest = [it for it in reversed(before) if _moment_of(it) >= first]
+        newest = newest[: int(share * self._max_rows)]
+        sizes = accumulate(map(len, newest))
+        after = [
+            it for it, size in zip(newest, sizes, strict=True) if size <= share * MAX_FILE_BYTES
+        ]
         if not after:
             file.unlink()
             file.with_suffix(QUESTION).unlink(missing_ok=True)
         elif len(after) < len(before):
-            self._replace(file, b"".join(after))
+            self._replace(file, b"".join(reversed(after)))
+
+    def _is_full(self, file: Path) -> bool:
+        return self._num_rows(file) >= self._max_rows or file.stat().st_size >= MAX_FILE_BYTES
 
     def _num_rows(self, file: Path) -> int:
-        if not file.exists():
-            return 0
         size, count = self._counted.get(file, (0, 0))
         return count if file.stat().st_size == size else file.read_bytes().count(b"\n")
 

@@ -54,22 +54,17 @@ UPSTREAM_SHARE = 0.9
 
 
 class DecisionMetrics:
-    """Counts and times questions."""
-
     def __init__(self) -> None:
+        labels = ["card", "by"]
         self._questions = Counter(
             "nunatak_decisions",
             "Questions by card and by what answered: task, embeddings, upstream, or the code of a "
             "failure",
-            ["card", "by"],
+            labels,
             registry=None,
         )
-        self._seconds = Summary(
-            "nunatak_decisions_seconds",
-            "Seconds until an answer by card and by what answered",
-            ["card", "by"],
-            registry=None,
-        )
+        about = "Seconds until an answer by card and by what answered"
+        self._seconds = Summary("nunatak_decisions_seconds", about, labels, registry=None)
         self._unsure = Counter(
             "nunatak_decisions_unsure",
             "Answers of tasks below the confidence of their card, by card and by what the upstream "
@@ -81,22 +76,19 @@ class DecisionMetrics:
         self._cards = LabelValues()
 
     def observe(
-        self, card: Binding, answer: QuestionAnswer | NunatakError, *, seconds: float = 0.0
+        self, card: PublishedCard | None, answer: QuestionAnswer | NunatakError, seconds: float = 0
     ) -> None:
-        """Count one question; without a card, the card is empty."""
         is_answered = isinstance(answer, QuestionAnswer)
-        by = answer.by.value if is_answered else answer.code
-        name = self._name(card)
-        self._questions.labels(name, by).inc()
+        labels = self._name(card), answer.by.value if is_answered else answer.code
+        self._questions.labels(*labels).inc()
         if is_answered:
-            self._seconds.labels(name, by).observe(seconds)
+            self._seconds.labels(*labels).observe(seconds)
 
     def observe_unsure(self, card: PublishedCard, upstream: str) -> None:
         self._unsure.labels(self._name(card), upstream).inc()
 
-    def _name(self, card: Binding) -> str:
-        is_bound = not isinstance(card, NunatakError | None)
-        return self._cards.of(card.document.name) if is_bound else ""
+    def _name(self, card: PublishedCard | None) -> str:
+        return "" if card is None else self._cards.of(card.document.name)
 
 
 class Decider:
@@ -230,7 +222,7 @@ class Decider:
         for place, (_, card) in enumerate(bound):
             seconds = self._clock() - began if place in later else own_s
             answers[place] = later.get(place, answers[place])
-            self.metrics.observe(card, answers[place], seconds=seconds)
+            self.metrics.observe(card, answers[place], seconds)
         read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
         return Answered(
             answers=tuple(answers),
@@ -293,7 +285,7 @@ class Decider:
             likening = self._likeness.answer(asked, text, handling=handling, backbone=backbone)
             found = await within(handling.deadline_s, likening, late=DeadlineExceededError)
         for answer in found.answers:
-            self.metrics.observe(None, answer, seconds=self._clock() - began)
+            self.metrics.observe(None, answer, self._clock() - began)
         return found
 
 

@@ -64,6 +64,21 @@ def test_a_full_file_keeps_its_newest_rows(tmp_path: Path, limit: int) -> None:
         assert kept == [str(it) for it in range(number - len(kept) + 1, number + 1)]
 
 
+def test_long_texts_fill_a_file_before_its_rows_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 2000)
+    collection = opened(tmp_path / "texts")
+
+    for number in range(50):
+        collection.add(LATE, f"{number} " + "x" * 300, SHARES)
+        assert (tmp_path / "texts" / f"{LATE.digest}.jsonl").stat().st_size < 2500
+
+    kept = [int(it.split()[0]) for it in texts(tmp_path / "texts")]
+    assert kept == list(range(50 - len(kept), 50))
+    assert len(kept) > 2
+
+
 def test_old_rows_go_and_the_last_one_takes_its_question_along(tmp_path: Path) -> None:
     clock = ManualClock(100 * DAY_S)
     collection = opened(tmp_path / "texts", days=7, clock=clock)
