@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, TypedQuestion, text_of
-from nunatak_server.decisions.answers import Answered, AskedQuestion
+from nunatak_server.decisions.answers import AskedQuestion, Decisions
 from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.predict.types import Handling
@@ -42,7 +42,7 @@ async def ask(
     text: str,
     model: str,
     is_whole: bool = False,
-) -> Answered:
+) -> Decisions:
     """Answer questions about a text. `is_whole`: ask nothing if a question is refused anyway.
 
     The model is one of `NAMES`, or the backbone that answers unknown questions.
@@ -61,7 +61,7 @@ async def ask(
     )
 
 
-def headers_of(decisions: Answered) -> dict[str, str]:
+def headers_of(decisions: Decisions) -> dict[str, str]:
     """Return the timings, and how much of the text was read."""
     read = read_headers(decisions.num_tokens, is_cut=decisions.is_cut)
     return {**timing_headers(decisions.timings), **read}

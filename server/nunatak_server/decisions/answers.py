@@ -82,7 +82,7 @@ class QuestionAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Decisions:
     """An answer or a failure for each question of a request, in order."""
 
     answers: tuple[QuestionAnswer | NunatakError, ...] = ()

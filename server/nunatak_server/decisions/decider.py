@@ -22,9 +22,9 @@ from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
     probabilities_of,
 )
@@ -122,7 +122,7 @@ class Decider:
         handling: Handling,
         backbone: Backbone,
         is_whole: bool = False,
-    ) -> Answered:
+    ) -> Decisions:
         """Answer questions about a text. All their tasks are asked in one request.
 
         `backbone` answers unknown questions, if the operator lets it. `is_whole`: nothing is asked
@@ -160,8 +160,8 @@ class Decider:
         failures = [it for it in sides if isinstance(it, NunatakError)]
         if failures and not any(isinstance(it, QuestionAnswer) for it in answers):
             raise failures[0]
-        done = [it for it in sides if isinstance(it, Answered)]
-        return Answered(
+        done = [it for it in sides if isinstance(it, Decisions)]
+        return Decisions(
             answers=answers,
             num_tokens=max((it.num_tokens for it in done), default=0),
             is_cut=any(it.is_cut for it in done),
@@ -169,7 +169,7 @@ class Decider:
         )
 
     def _answers_of(
-        self, side: Answered | BaseException, cards: Sequence[PublishedCard | None]
+        self, side: Decisions | BaseException, cards: Sequence[PublishedCard | None]
     ) -> Sequence[QuestionAnswer | NunatakError]:
         """Return the answers of a side. A failure of the side is the failure of each question."""
         match side:
@@ -201,10 +201,10 @@ class Decider:
             return NunatakError("upstream_missing", card=card.reference)
         return card
 
-    async def _ask_tasks(self, bound: Sequence[Bound], text: str, handling: Handling) -> Answered:
+    async def _ask_tasks(self, bound: Sequence[Bound], text: str, handling: Handling) -> Decisions:
         """Ask the tasks of all cards in one request, and the upstream about unsure answers."""
         if not bound:
-            return Answered()
+            return Decisions()
         began = self._clock()
         # One order, so that the order of questions changes no batch.
         references = tuple(sorted({card.document.task for _, card in bound}))
@@ -224,7 +224,7 @@ class Decider:
             answers[place] = later.get(place, answers[place])
             self.metrics.observe(card, answers[place], seconds)
         read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
-        return Answered(
+        return Decisions(
             answers=tuple(answers),
             num_tokens=max((it.num_tokens for it in read), default=0),
             is_cut=any(it.is_cut for it in read),
@@ -271,10 +271,10 @@ class Decider:
 
     async def _ask_about(
         self, asked: Sequence[AskedQuestion], text: str, handling: Handling, backbone: Backbone
-    ) -> Answered:
+    ) -> Decisions:
         """Answer unknown questions by the upstream, or by the embeddings of the backbone."""
         if not asked:
-            return Answered()
+            return Decisions()
         began = self._clock()
         if self._upstream is not None and self._asks_upstream:
             found = await self._upstream.answer(asked, text, handling=handling)

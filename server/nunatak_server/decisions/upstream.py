@@ -18,9 +18,9 @@ from nunatak_contract.protocols import PROTOCOLS, Said, Shares, UnusableReplyErr
 from nunatak_contract.questions import TypedQuestion
 from nunatak_contract.wire import DEADLINE_HEADER
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
 )
 from nunatak_server.errors import DeadlineExceededError
@@ -70,7 +70,7 @@ class Upstream:
 
     async def answer(
         self, asked: Sequence[AskedQuestion], text: str, *, handling: Handling
-    ) -> Answered:
+    ) -> Decisions:
         """Ask all questions about a text in one call. A failed call fails each question."""
         said = [self._protocol.say(it.question) for it in asked]
         sayable = {place: words for place, words in enumerate(said) if words is not None}
@@ -83,7 +83,7 @@ class Upstream:
             shares = [error] * len(sayable)
         for place, it in zip(sayable, shares, strict=True):
             found[place] = it
-        return Answered(answers=tuple(map(self._answer, asked, found)))
+        return Decisions(answers=tuple(map(self._answer, asked, found)))
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -152,6 +152,7 @@ SPOILT: dict[str, Spoil] = {
     "no choice": lambda it: it["answers"]["q1"].update(choice=None),
     "no score": lambda it: it["answers"]["q2"].update(score=None),
     "a score that is true": lambda it: it["answers"]["q2"].update(score=True),
+    "a score that is no number": lambda it: it["answers"]["q2"].update(score=float("nan")),
     "a score beyond all floats": lambda it: it["answers"]["q2"].update(score=10**400),
     "a score that is a text": lambda it: it["answers"]["q2"].update(score="1.6"),
     "a legend that is a list": lambda it: it["answers"]["q2"].update(legend=["low"]),

@@ -17,9 +17,9 @@ from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_registry import Cards, Published
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
 )
 from nunatak_server.decisions.collection import Collector
@@ -127,13 +127,13 @@ class Other:
 
     async def answer(
         self, asked: Sequence[AskedQuestion], text: str, *, handling: Handling
-    ) -> Answered:
+    ) -> Decisions:
         self.asked += [it.question for it in asked]
         self.seconds.append(handling.deadline_s)
         self.is_asked.set()
         if self.waits_for is not None:
             await self.waits_for.wait()
-        return Answered(answers=tuple(self.failure or self._answer(it.question) for it in asked))
+        return Decisions(answers=tuple(self.failure or self._answer(it.question) for it in asked))
 
     def _answer(self, question: TypedQuestion) -> QuestionAnswer:
         by, about = AnswerSource.UPSTREAM, {"model": "m"}
@@ -171,7 +171,7 @@ class Asked:
 
     async def decide(
         self, *questions: TypedQuestion, seconds: float = 10.0, is_whole: bool = False
-    ) -> Answered:
+    ) -> Decisions:
         titles = [f"question {place}" for place, _ in enumerate(questions, start=1)]
         asked = [
             AskedQuestion(question=it, title=title)
@@ -183,7 +183,7 @@ class Asked:
         )
 
 
-def kinds(decisions: Answered) -> list[str]:
+def kinds(decisions: Decisions) -> list[str]:
     return [it.by.value if isinstance(it, QuestionAnswer) else it.code for it in decisions.answers]
 
 
