@@ -1,8 +1,8 @@
 """Tokens of an OpenID Connect issuer: JSON Web Tokens (RFC 7519) in the place of API keys.
 
-The keys of the issuer are read off the requests' way, and checked keys are kept. A token without a
-known key makes the server look again, at most once in `PAUSE_S`, however many such tokens come.
-Nothing of a token is logged or repeated.
+The keys of the issuer are read in the background. A token that names an unknown key makes the
+server read the keys again, at most once in `PAUSE_S`, however many such tokens come. Nothing of a
+token is logged or repeated.
 """
 
 import asyncio
@@ -73,9 +73,7 @@ class IssuerKeys:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._read_keys = read
-        self._clock = clock
-        self._pause = pause
+        self._read_keys, self._clock, self._pause = read, clock, pause
         self._keys: Signers = {}
         self._confirmed_at = self._tried_at = -float("inf")
         self._reading: asyncio.Task[None] | None = None

@@ -4,6 +4,7 @@ Its failures are failures of the questions that it was asked. No message, log li
 text, the key, or words of a reply.
 """
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -120,15 +121,18 @@ class Upstream:
             seconds = self._timeout_s
             late = partial(UnusableReplyError, f"it has not answered within {seconds:g} s")
         with self._places.admit(handling.caller):
-            data = await within(seconds, self._reply(content, seconds, handling.caller), late=late)
+            data = await within(seconds, self._reply(content, handling.caller, seconds), late=late)
         return read_reply(self._protocol, data, questions)
 
-    async def _reply(self, content: bytes, seconds: float, caller: str) -> bytes:
+    async def _reply(self, content: bytes, caller: str, seconds: float) -> bytes:
         """Send a call, and once more if its connection broke before the head of the reply."""
-        headers = {DEADLINE_HEADER: str(max(1, int(1000 * seconds)))}
-        request = self._http.build_request("POST", self._url, content=content, headers=headers)
+        ends_at = time.monotonic() + seconds
         try:
             async with self._calls.slot(caller):
+                left_ms = max(1, int(1000 * (ends_at - time.monotonic())))
+                request = self._http.build_request(
+                    "POST", self._url, content=content, headers={DEADLINE_HEADER: str(left_ms)}
+                )
                 try:
                     reply = await self._http.send(request, stream=True)
                 except (httpx.NetworkError, httpx.RemoteProtocolError):

@@ -158,6 +158,18 @@ async def test_a_late_upstream_fails_by_its_own_limit_or_by_the_deadline_of_the_
     assert (code_of(by_limit), code_of(by_caller)) == ("upstream_failed", "deadline_exceeded")
 
 
+async def test_a_call_that_has_waited_tells_the_time_that_is_left() -> None:
+    async with asking(noul(1.0), decisions_upstream_calls=1) as (upstream, fake):
+        fake.gate.clear()
+        calls = [asyncio.create_task(ask(upstream, LATE, seconds=7)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        fake.gate.set()
+        await asyncio.gather(*calls)
+
+    first, second = (int(it["x-deadline-ms"]) for it in fake.headers)
+    assert second <= first - 40
+
+
 async def test_calls_and_waiting_calls_are_bounded_and_no_caller_keeps_others_out(
     tmp_path: Path,
 ) -> None:
@@ -186,7 +198,7 @@ async def test_calls_and_waiting_calls_are_bounded_and_no_caller_keeps_others_ou
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"decisions_unknown": "upstream"}, "must be set"),
+        ({"decisions_unknown": "upstream"}, "^decisions_upstream must be set"),
         ({"collect": "texts"}, "must be set"),
         ({"decisions_upstream": "http://host/v1/embed"}, "/v1/systemone"),
         ({"decisions_upstream": "ftp://host/v1/systemone"}, "/v1/systemone"),
