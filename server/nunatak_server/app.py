@@ -101,7 +101,7 @@ def create_app(
         with needs_extra("oidc"):
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
         authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
-    upstream = Upstream.of(settings)
+    upstream = Upstream(settings) if settings.decisions_upstream else None
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
