@@ -164,7 +164,7 @@ def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, 
 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
-    # Three requests with two texts each, one text for two versions, and one text for a policy.
+    # Three requests with two texts each, one for two versions, one for a policy, one for a card.
     assert value_of(families, "nunatak_task_rows_total", task="tone") == 10
     assert value_of(families, "nunatak_task_tokens_total", task="tone") > 9
 
