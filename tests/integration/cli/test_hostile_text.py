@@ -38,6 +38,7 @@ from nunatak_exchange.hub import write_hub_folder
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
+from nunatak_server.decisions.collection import Collection
 from nunatak_training.sweeps.results import Failed, ResultsFolder
 from nunatak_versions import load_task
 
@@ -159,6 +160,10 @@ def write_cards(folder: Path) -> None:
     other = {**CARD, "name": "other", "question": {**CARD["question"], "instructions": MARKUP}}
     for name, card in (("card", other), ("bad card", {**CARD, HOSTILE: HOSTILE})):
         (folder / f"{name} {HOSTILE_FILE_NAME}.json").write_text(json.dumps(card))
+    question = QuestionCard.model_validate(CARD).question
+    collection = Collection(folder / f"collected {HOSTILE_FILE_NAME}", max_rows=9, max_days=1)
+    collection.open()
+    collection.add(question, HOSTILE, dict.fromkeys(LABELS, 1 / len(LABELS)))
 
 
 def write_sweep(folder: Path) -> None:
@@ -209,9 +214,12 @@ def backbone_cases(world: World) -> Iterator[Case]:
 
 def train_cases(world: World) -> Iterator[Case]:
     rest = ("train", "--task", "tone", *world.registry, *world.backbone)
-    yield (*rest, "--data", str(world.folder / f"broken {HOSTILE_FILE_NAME}.jsonl"))
-    yield (*rest, "--data", str(world.folder / "labels.jsonl"))
-    yield (*rest, "--data", str(world.new()))
+    taught = ("adopt", "tone", "--from", "tone", *world.registry, *world.backbone)
+    broken = f"broken {HOSTILE_FILE_NAME}.jsonl"
+    for data in (str(world.folder / broken), str(world.folder / "labels.jsonl"), str(world.new())):
+        yield (*rest, "--data", data)
+        yield (*taught, "--texts", data, "--method", "head")
+    yield (*taught[:3], HOSTILE, *taught[4:], "--texts", str(world.folder / "labels.jsonl"))
 
 
 def predict_cases(world: World) -> Iterator[Case]:
@@ -258,6 +266,14 @@ def question_cases(world: World) -> Iterator[Case]:
                 yield from (("question", name, it, *place, *options) for it in files)
             yield ("question", "list", *place, *options)
         yield from (("question", "show", it, *place) for it in ("known", HOSTILE))
+    for options in ((), ("--json",)):
+        yield (
+            "question",
+            "collected",
+            str(world.folder / f"collected {HOSTILE_FILE_NAME}"),
+            *options,
+        )
+        yield ("question", "collected", str(world.new()), *options)
 
 
 def cluster_cases(world: World) -> Iterator[Case]:
@@ -301,6 +317,7 @@ def task_cases(world: World) -> Iterator[Case]:
         yield ("task", "versions", "tone", *world.registry, *options)
         yield ("task", "versions", HOSTILE, *world.registry, *options)
         yield ("registry", "copy", world.registry[1], str(world.new()), *options)
+        yield ("registry", "upgrade", "--registry", str(world.new()), *options)
         copied = ("registry", "copy", world.registry[1], world.registry[1])
         yield (*copied, "--task", HOSTILE, "--task", "tone", *options)
         yield ("task", "diff", "tone/1", "tone/2", *world.registry, *options)
