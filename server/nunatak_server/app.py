@@ -102,7 +102,7 @@ def create_app(
         with needs_extra("oidc"):
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
         authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
-    audit = AuditLog.of(settings.audit_log)
+    audit = AuditLog(settings.audit_log.absolute()) if settings.audit_log else None
     upstream = Upstream.of(settings)
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from nunatak_contract.errors import NunatakError
 
@@ -21,18 +21,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """Writes to a file that is opened for each line, so that it may be rotated."""
+    """Writes to a file that is opened for each line, so that it may be rotated.
+
+    Raises:
+        NunatakError: `audit_log_failed`, the file cannot be opened or made.
+    """
 
     path: Path
 
-    @classmethod
-    def of(cls, path: Path | None) -> Self | None:
-        """Return the log, if there is a path; `audit_log_failed` if the file cannot be opened."""
-        if path is None:
-            return None
-        log = cls(path.absolute())
-        log._append(b"")
-        return log
+    def __post_init__(self) -> None:
+        self._append(b"")
 
     @contextmanager
     def act(
@@ -56,14 +54,18 @@ class AuditLog:
                 self._write(known, outcome)
             except NunatakError as error:
                 # The act cannot be undone, and its caller must learn its outcome.
-                logger.error("%s (request %s: %s)", error, known.get("request_id"), outcome)  # noqa: TRY400 - the trace says nothing more
+                logger.warning(
+                    "no line of the outcome of %s: %s",
+                    known.get("request_id"),
+                    outcome,
+                    exc_info=error,
+                )
 
     def _write(self, known: Mapping[str, object], outcome: str) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._append(json.dumps({"at": at, **known, "outcome": outcome}).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """Append a line by one write, or fail."""
         try:
             descriptor = os.open(self.path, _FLAGS, 0o600)
             try:
