@@ -184,7 +184,7 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(
-        "{where}: label {label!r} does not occur in the train examples, whose labels are {known}"
+        "{where}: label {label!r} is unknown; the labels of the task are {known}"
     ),
     "too_few_examples": Reason("{where}: {problem}"),
     "teacher_failed": Reason("{problem}"),

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
-from pydantic_core import from_json
+from pydantic import TypeAdapter
 
 from nunatak_contract.questions import TypedQuestion
 
 MAX_SUM_ERROR, MAX_ROUNDING = 0.05, 0.005
 """How far probabilities may be from a sum of 1, and from their rounding (jevcompat 0.1)."""
 
+_JSON: Final = TypeAdapter[Any](Any)
 Said: TypeAlias = dict[str, Any]
 Shares: TypeAlias = tuple[float, ...]
 
@@ -119,7 +120,7 @@ def read_reply(
     """
     names = [f"q{it}" for it in range(len(questions))]
     try:
-        found = from_json(data, allow_inf_nan=False)["answers"]
+        found = _JSON.validate_json(data)["answers"]
         if isinstance(found, list):
             found = [(it["name"], it) for it in cast("list[Any]", found)]
         else:
@@ -127,14 +128,14 @@ def read_reply(
         if [name for name, _ in found] != names:
             raise UnusableReplyError("it answers other questions")
         return [protocol.read(it, said) for it, (_, said) in zip(questions, found, strict=True)]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A message may have words of the reply.
         problem = type(error).__name__
         raise UnusableReplyError(f"it does not follow the protocol ({problem})") from None
 
 
 def _share(value: object) -> float:
-    """Return a number from 0 to 1; JSON has no NaN."""
+    """Return a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise UnusableReplyError("a probability is no number from 0 to 1")
     return value
@@ -169,7 +170,9 @@ def _likeliest(choice: object, question: TypedQuestion, shares: Shares) -> Share
 def _expected(score: Any, shares: Shares) -> Shares:  # noqa: ANN401 - JSON
     """Return the shares, if the score is their expectation."""
     expected = math.fsum(place * share for place, share in enumerate(shares))
-    if isinstance(score, bool) or abs(score - expected) > MAX_SUM_ERROR * (len(shares) - 1):
+    distance = math.nan if isinstance(score, bool) else abs(score - expected)
+    # NaN is neither above nor below a limit.
+    if not distance <= MAX_SUM_ERROR * (len(shares) - 1):
         raise UnusableReplyError("its score is not that of its probabilities")
     return shares
 

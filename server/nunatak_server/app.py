@@ -103,7 +103,7 @@ def create_app(
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
         authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
     audit = AuditLog(settings.audit_log.absolute()) if settings.audit_log else None
-    upstream = Upstream.of(settings)
+    upstream = Upstream(settings) if settings.decisions_upstream else None
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:

@@ -124,8 +124,10 @@ def _as_known(
     error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
 ) -> NunatakError:
     first = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(map(str, first["loc"])) or "settings"
-    message = first["msg"]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return NunatakError("invalid_settings", problem=message)
+    name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         message = "there is no such setting; `nunatak serve --show-config` lists them all"
     elif first["type"] == "string_pattern_mismatch":

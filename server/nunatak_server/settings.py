@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
+from nunatak_contract.protocols import PROTOCOLS
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 from nunatak_server.scheduler.quotas import Limits, Quota
 
@@ -26,6 +27,8 @@ _SIGNATURE: Final = "(?:[RPE]S(?:256|384|512)|EdDSA)"
 _SAFE: Final = r"https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1)"
 SafeUrl = Annotated[str, Field(pattern=rf"^(?:(?:{_SAFE})(?::\d{{1,5}})?(?:/\S*)?)?$")]
 """A URL whose answer nobody on the way can change; empty if not set."""
+_HOST: Final = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?"
+_UPSTREAM: Final = rf"^(?:https?://{_HOST}(?:/[^\s?#\x00-\x1f\x7f]*)?(?:{'|'.join(PROTOCOLS)}))?$"
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
@@ -46,7 +49,11 @@ class ServerSettings(BaseSettings):
     """All settings of an operator; each field is also `NUNATAK_<NAME>` in the environment."""
 
     model_config = SettingsConfigDict(
-        env_prefix="NUNATAK_", env_ignore_empty=True, frozen=True, extra="forbid"
+        env_prefix="NUNATAK_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
     )
 
     registry: str = Field(
@@ -254,10 +261,11 @@ class ServerSettings(BaseSettings):
         description="temperature of answers by embeddings: smaller values make the likeliest "
         "option surer",
     )
-    decisions_upstream: str = Field(
+    decisions_upstream: Annotated[str, Field(pattern=_UPSTREAM)] = Field(
         default="",
-        description="URL of another server that answers questions; its path ends in "
-        "`/v1/systemone` or `/v1/decisions`",
+        description="URL of another server that answers questions, with http or https, without "
+        "user or query, such as `https://host/v1/systemone` or `https://host/v1/decisions`; its "
+        "key is in `decisions_upstream_key_file`",
     )
     decisions_upstream_key_file: Path | None = Field(
         default=None, description="file with the API key for the upstream"
@@ -334,6 +342,16 @@ class ServerSettings(BaseSettings):
                     f"https://app.example or http://localhost:3000, got {origin!r}"
                 )
         return origins
+
+    @model_validator(mode="after")
+    def _has_its_upstream(self) -> Self:
+        is_asked = self.decisions_unknown is UnknownQuestions.UPSTREAM
+        if (is_asked or self.collect is not None) and not self.decisions_upstream:
+            raise ValueError(
+                "decisions_upstream must be set if decisions_unknown is `upstream`, or if texts "
+                "are collected (collect)"
+            )
+        return self
 
     @property
     def knows_callers(self) -> bool:

@@ -12,10 +12,19 @@ Reply = Callable[[dict[str, Any]], object]
 
 
 @dataclass
+class Raw:
+    """A head and a body, after which the connection ends."""
+
+    headers: dict[str, str]
+    body: bytes = b""
+    status: int = 200
+
+
+@dataclass
 class FakeUpstream:
     """What the server says and has heard; `reply` returns JSON, bytes, or the number of a status.
 
-    A reply of None breaks the connection.
+    A reply of None breaks the connection before the head, and a `Raw` reply is sent as it is.
     """
 
     reply: Reply
@@ -37,6 +46,14 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.upstream.reply(body)
         if found is None:
             self.close_connection = True
+            return
+        if isinstance(found, Raw):
+            self.close_connection = True
+            self.send_response(found.status)
+            for name, value in found.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(found.body)
             return
         status = found if isinstance(found, int) else 200
         data = found if isinstance(found, bytes) else json.dumps(found).encode()

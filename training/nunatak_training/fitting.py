@@ -307,7 +307,7 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
             f"got {recipe.positive_label!r}"
         )
-    if recipe.teacher_temperature != TEACHER_TEMPERATURE and data.teacher is None:
+    if recipe.teacher_temperature != TEACHER_TEMPERATURE and not data.train.is_taught:
         raise InvalidRecipeError("teacher_temperature needs a teacher (nunatak adopt)")
     _check_default_label(recipe, data)
     _check_calibration(recipe, data)

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -12,10 +14,12 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, ExampleSet, TaskData
-from nunatak_training.fitting import TrainedTask, branch_spec
+from nunatak_training.data import Example, ExampleSet, Label, LabelSet, TaskData
+from nunatak_training.data.rows import label_of
+from nunatak_training.fitting import TrainedTask, branch_spec, evaluate
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
+from nunatak_training.scoring.evaluation import ExampleAnswer, evaluation_of
 from nunatak_training.scoring.statistics import Interval
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
@@ -31,12 +35,9 @@ def publish(
     task: str,
     created_at: datetime,
     note: str = "",
-    teacher: evidence.TeacherRecord | None = None,
 ) -> TaskManifest:
     """The next version of `task`, or an equal version that the registry has."""
-    draft = draft_trained(
-        trained, backbone, task=task, created_at=created_at, note=note, teacher=teacher
-    )
+    draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
@@ -58,13 +59,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
 
 
 def draft_trained(
-    trained: TrainedTask,
-    backbone: Backbone,
-    *,
-    task: str,
-    created_at: datetime,
-    note: str = "",
-    teacher: evidence.TeacherRecord | None = None,
+    trained: TrainedTask, backbone: Backbone, *, task: str, created_at: datetime, note: str = ""
 ) -> VersionDraft:
     recipe, test, calibration = trained.recipe, trained.test, trained.calibration
     if calibration is not None and test is not None:
@@ -95,7 +90,7 @@ def draft_trained(
             else metric_records(test.values, test.intervals, trained.data.test),
             confusion=_confusion_record(trained),
             calibration=calibration,
-            teacher=teacher,
+            teacher=_teacher_record(trained, backbone),
             note=note,
         ),
     )
@@ -158,6 +153,46 @@ def metric_records(
             )
         )
     return tuple(records)
+
+
+def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.TeacherRecord | None:
+    """The agreement with the teacher, and both scores where texts have labels of their own."""
+    data, teacher = trained.data, trained.data.teacher
+    if not data.train.is_taught:
+        return None
+
+    def said_by(example: Example) -> Label:
+        return label_of(example.shares, data.kind)
+
+    held = (data.test or data.dev).examples
+    labelled = ExampleSet(examples=tuple(it for it in held if it.has_label))
+    as_said = ExampleSet(examples=tuple(replace(it, label=said_by(it)) for it in held))
+    agreement, metric = Metric.ACCURACY, Metric.F1_MACRO
+    if data.kind is TaskKind.REGRESSION:
+        agreement = metric = Metric.SPEARMAN
+
+    def score(examples: ExampleSet, metric: Metric) -> evidence.MetricRecord:
+        found = evaluate(trained, examples, backbone, (metric,))
+        return metric_records(found.values, found.intervals, examples)[0]
+
+    def score_of_teacher() -> evidence.MetricRecord:
+        answers = list[ExampleAnswer]()
+        for it in labelled.examples:
+            label = said_by(it)
+            value = label.names if isinstance(label, LabelSet) else cast("str | float", label)
+            answers.append(ExampleAnswer(value=value, scores=dict(it.shares)))
+        found = evaluation_of(data.kind, data.labels, labelled, answers)
+        return metric_records({metric: found.metrics[metric]}, found.intervals, labelled)[0]
+
+    return evidence.TeacherRecord(
+        name=teacher.name if teacher else data.name,
+        digest=teacher.digest if teacher else data.train.digest,
+        num_texts=len(data.train) + len(data.dev) + len(data.test or ()),
+        seconds=teacher.seconds if teacher else 0,
+        agreement=score(as_said, agreement),
+        score=score_of_teacher() if len(labelled) else None,
+        own_score=score(labelled, metric) if len(labelled) else None,
+    )
 
 
 def _confusion_record(trained: TrainedTask) -> evidence.ConfusionRecord | None:

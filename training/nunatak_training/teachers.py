@@ -1,39 +1,29 @@
 """Teachers: a task version, or another server of decisions, as the source of probabilities."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Final
 
 import httpx
 import torch
 
-from nunatak_client.transport import (
-    Attempts,
-    RetryPolicy,
-    key_headers,
-    server_url,
-    to_reply,
-    without_proxy,
-)
+from nunatak_client import Client
+from nunatak_client.calls import Call
+from nunatak_client.errors import NunatakClientError
+from nunatak_client.replies import Reply
+from nunatak_client.transport import RetryPolicy, key_headers, server_url
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_contract.protocols import (
-    PROTOCOLS,
-    Protocol,
-    Said,
-    UnusableReplyError,
-    read_reply,
-)
+from nunatak_contract.protocols import PROTOCOLS, Protocol, UnusableReplyError, read_reply
 from nunatak_contract.questions import QuestionCard
 from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data.teaching import TAUGHT_KINDS, Shares, Teacher
+from nunatak_training.data.examples import Teacher
+from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.fit import predict
 from nunatak_versions import PARAMETERS_ROLE, load_task
@@ -45,7 +35,9 @@ CALLS: Final = 4
 DEADLINE_S: Final = 30.0
 """Of a call, with further attempts."""
 RETRIES: Final = RetryPolicy(retries=5, base_delay_s=0.5, max_delay_s=30.0)
-SHOWN_CHARACTERS: Final = 200
+SHOWN_BYTES: Final = 200
+
+Shares = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +53,18 @@ class TeacherChoice:
     """Or the name of a card of the registry."""
     key: Path | None = None
     """The file with the key of the upstream."""
-    model: str = "jev-latest"
+    model: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse teachers that contradict each other before any work."""
-        is_double = self.task is not None and self.upstream is not None
-        if is_double or (self.upstream is None) != (self.question is None):
+        """Refuse a choice that is not whole before any work."""
+        of_upstream = (self.upstream, self.question, self.key, self.model)
+        given = [it is not None for it in of_upstream]
+        is_double = any(given) if self.task is not None else self.backbone is not None
+        if is_double or (any(given) and not all(given[:2])):
             raise _invalid(
-                "expected a task as the teacher, or an upstream and its question, or neither for "
-                "texts with the column `probabilities`"
+                "expected a task as the teacher (and maybe its backbone), or an upstream and its "
+                "question (and maybe a key and a model), or neither for texts with the column "
+                "`probabilities`"
             )
 
     def teacher(
@@ -84,21 +79,12 @@ class TeacherChoice:
         card = self.question
         if isinstance(card, str):
             card = registry.questions.get(card).document
+        if len({*card.names.values()}) < len(card.names):
+            raise _invalid("two answers of the question have one label; give a card with `labels`")
         url, protocol = _place(self.upstream)
-        said = protocol.say(card.question)
-        if said is None:
-            raise _invalid(f"the protocol of {protocol.name} cannot say the question")
-        asked = _Upstream(
-            url=url, protocol=protocol, card=card, said=said, model=self.model, transport=transport,
-            headers={"content-type": "application/json", **key_headers(_key_in(self.key))},
-        )  # fmt: skip
-        return Teacher(
-            name=str(url),
-            digest=card.question.digest,
-            kind=TaskKind.SINGLE_LABEL,
-            labels=asked.labels,
-            ask=asked.answers,
-        )
+        key = _key_in(self.key)
+        asked = _Upstream(url, api_key=key, retries=RETRIES, transport=transport)
+        return _upstream_teacher(asked, url, protocol, card, self.model or "jev-latest")
 
 
 def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Teacher:
@@ -106,7 +92,7 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
     head = manifest.head
     kinds = {(it.head, it.problem_type): it for it in TaskKind}
     kind = kinds[head.kind, head.problem_type]
-    if kind not in TAUGHT_KINDS:
+    if kind not in TEXT_KINDS:
         raise _invalid(f"{manifest.reference} is a {kind} task, which teaches nothing")
     branch = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone).branch
 
@@ -125,73 +111,82 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
                 shares = values.softmax(0) if is_single else values.sigmoid()
                 yield dict(zip(head.labels, map(float, shares), strict=True))
 
-    labels = () if kind is TaskKind.REGRESSION else head.labels
+    labels = (VALUE_NAME,) if kind is TaskKind.REGRESSION else head.labels
     return Teacher(
         name=manifest.reference, digest=manifest.content, kind=kind, labels=labels, ask=answers
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Upstream:
-    url: httpx.URL
-    protocol: Protocol
-    card: QuestionCard
-    said: Said
-    model: str
-    headers: dict[str, str]
-    transport: httpx.BaseTransport | None
+class _Call(Call[Reply]):
+    def answer(self, reply: Reply) -> Reply:
+        return reply  # of any status
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(self.card.names[it] for it in self.card.question.outcomes)
 
-    def answers(self, inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
+class _Upstream(Client):
+    def content(self, url: str, body: object) -> bytes | str:
+        """The reply to a call, or why the text has none.
+
+        Raises:
+            NunatakError: no text has a reply.
+        """
+        content = json.dumps(body).encode()
+        call = _Call(
+            method="POST", path=url, read=lambda it: it, content=content, deadline_s=DEADLINE_S
+        )
+        try:
+            reply = self._run(call)
+        except NunatakClientError as error:
+            if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                raise
+            problem = type(error.__cause__ or error).__name__
+            return f"no usable reply within {DEADLINE_S:g} s ({problem})"
+        if reply.status == HTTPStatus.OK:
+            return reply.content
+        words = visible(reply.content[:SHOWN_BYTES].decode(errors="replace"))
+        told = f"HTTP {reply.status} {words}".rstrip()
+        if reply.status in OF_A_TEXT:
+            return told
+        raise _failed(f"{url} does not answer: {told}")
+
+
+def _upstream_teacher(
+    upstream: _Upstream, url: str, protocol: Protocol, card: QuestionCard, model: str
+) -> Teacher:
+    labels = tuple(card.names[it] for it in card.question.outcomes)
+    said = protocol.say(card.question)
+    if said is None:
+        raise _invalid(f"the protocol of {protocol.name} cannot say the question")
+
+    def answer(text: TextInput) -> Shares | NunatakError:
+        if not isinstance(text, str):
+            return _failed("a question is about one text, and the row has a pair")
+        found = upstream.content(url, protocol.body(model, text, [said]))
+        if isinstance(found, str):
+            return _failed(found)
+        try:
+            (shares,) = read_reply(protocol, found, [card.question])
+        except UnusableReplyError as error:
+            return _failed(f"the reply cannot be used: {error}")
+        if shares is None:
+            return _failed("the question is refused")
+        return dict(zip(labels, shares, strict=True))
+
+    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
         """Ask about each input; the first alone, because what fails all inputs fails there."""
-        mounts = without_proxy(self.url)
-        with (
-            httpx.Client(headers=self.headers, transport=self.transport, mounts=mounts) as client,
-            ThreadPoolExecutor(CALLS) as pool,
-        ):
-            answer = partial(self._answer, client)
+        with upstream, ThreadPoolExecutor(CALLS) as pool:
             yield from map(answer, inputs[:1])
             yield from pool.map(answer, inputs[1:])
 
-    def _answer(self, client: httpx.Client, text: TextInput) -> Shares | NunatakError:
-        if not isinstance(text, str):
-            return _failed("a question is about one text, and the row has a pair")
-        body = json.dumps(self.protocol.body(self.model, text, [self.said])).encode()
-        try:
-            response = self._reply(client, body)
-            if response.status_code in OF_A_TEXT:
-                return _failed(_told(response))
-            if response.status_code != HTTPStatus.OK:
-                raise _failed(f"{self.url} does not answer: {_told(response)}")
-            (shares,) = read_reply(self.protocol, response.content, [self.card.question])
-        except UnusableReplyError as error:
-            return _failed(f"the reply cannot be used: {error}")
-        except httpx.HTTPError as error:
-            return _failed(f"no answer within {DEADLINE_S:g} s ({type(error).__name__})")
-        if shares is None:
-            return _failed("the question is refused")
-        return dict(zip(self.labels, shares, strict=True))
-
-    def _reply(self, client: httpx.Client, body: bytes) -> httpx.Response:
-        attempts = Attempts(RETRIES, deadline_s=DEADLINE_S, clock=monotonic)
-        while True:
-            try:
-                response = client.post(
-                    self.url, content=body, headers=attempts.headers(), timeout=DEADLINE_S
-                )
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                sleep(attempts.after_failure(error))
-                continue
-            delay_s = attempts.after_reply(to_reply(response))
-            if delay_s is None:
-                return response
-            sleep(delay_s)
+    return Teacher(
+        name=url,
+        digest=card.question.digest,
+        kind=TaskKind.SINGLE_LABEL,
+        labels=labels,
+        ask=answers,
+    )
 
 
-def _place(address: str) -> tuple[httpx.URL, Protocol]:
+def _place(address: str) -> tuple[str, Protocol]:
     url = server_url(address)
     if url.userinfo or url.query or url.fragment:
         # The message must not contain the URL, which may hold a secret.
@@ -201,7 +196,7 @@ def _place(address: str) -> tuple[httpx.URL, Protocol]:
     found = next((it for end, it in PROTOCOLS.items() if url.path.endswith(end)), None)
     if found is None:
         raise _invalid(f"an upstream must end in {' or '.join(PROTOCOLS)}, got {url.path}")
-    return url, found
+    return str(url), found
 
 
 def _key_in(path: Path | None) -> str:
@@ -210,15 +205,14 @@ def _key_in(path: Path | None) -> str:
         return ""
     try:
         key = path.read_text("utf-8").strip()
+        if key_headers(key):
+            return key
+        problem = "it is empty"
     except (OSError, ValueError) as error:
-        raise _invalid(f"the key of the upstream in {path} cannot be read: {error}") from error
-    if not key:
-        raise _invalid(f"the file {path} holds no key of the upstream")
-    return key
-
-
-def _told(response: httpx.Response) -> str:
-    return f"HTTP {response.status_code} {visible(response.text[:SHOWN_CHARACTERS])}".rstrip()
+        problem = str(error)
+    except NunatakError:
+        problem = "it has more than one word of printable ASCII"
+    raise _invalid(f"the key of the upstream in {path} cannot be read: {problem}")
 
 
 def _failed(problem: str) -> NunatakError:

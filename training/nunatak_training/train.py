@@ -15,7 +15,6 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_training.adopting import teacher_record
 from nunatak_training.data import (
     Data,
     DataWarning,
@@ -234,15 +233,7 @@ def run(  # noqa: PLR0913 - a run has many parts
         trained = fitted(recipe) if search is None else choose_layers(backbone, fitted, search)
         trained = trained.tested(backbone)
         created_at = datetime.now(UTC)
-        manifest = publish(
-            trained,
-            registry,
-            backbone,
-            task=task,
-            created_at=created_at,
-            note=note,
-            teacher=teacher_record(trained, backbone),
-        )
+        manifest = publish(trained, registry, backbone, task=task, created_at=created_at, note=note)
     return TrainOutcome(
         manifest=manifest,
         # A version with the same content keeps the time of its own training.

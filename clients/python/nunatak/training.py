@@ -90,6 +90,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
     strict: bool = False,
     note: str = "",
     show_progress: bool = True,
+    teacher: "TeacherChoice | None" = None,
     **settings: JsonValue,
 ) -> Trained:
     """Train a task and publish it as a new version; the epoch with the best dev score is kept.
@@ -115,6 +116,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         strict: whether suspicious data is refused; otherwise it gives a `UserWarning`.
         note: a remark to keep with the version.
         show_progress: whether standard error shows the progress.
+        teacher: of `adopt`.
         settings: the method and any setting of method and recipe, by the names that
             `nunatak train --help` lists: `method="lora"`, `rank=4`, `epochs=3`,
             `regularizer={"name": "mixout"}`. Absent: their defaults.
@@ -132,11 +134,10 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
         from nunatak_training.trunk import DiskTrunkStore
-    taught = data if isinstance(data, _Taught) else None
     run = TrainSettings(
         task=task,
-        data=_given(data, labels) if taught is None else taught.texts,
-        teacher=None if taught is None else taught.teacher,
+        data=_given(data, labels),
+        teacher=teacher,
         settings=read_settings(settings),
         kind=kind_named(kind),
         spelt=_spelt(text_column, label_column, pair_column, rejected),
@@ -177,7 +178,7 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
     upstream: str | None = None,
     question: Mapping[str, JsonValue] | str | None = None,
     upstream_key: str | Path | None = None,
-    upstream_model: str = "jev-latest",
+    upstream_model: str | None = None,
     **options: Any,  # noqa: ANN401 - those of `train`
 ) -> Trained:
     """Train a task on what a teacher says about texts, and publish it as a new version.
@@ -191,7 +192,7 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         upstream: the URL of a server of decisions.
         question: the question for `upstream`: a question, a card, or the name of a card.
         upstream_key: a file with the key of `upstream`.
-        upstream_model: the model of `upstream` to ask.
+        upstream_model: the model of `upstream` to ask; absent: `jev-latest`.
         options: all other arguments of `train`, such as `registry`, `kind` and `method`.
 
     Raises:
@@ -212,19 +213,9 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         key=None if upstream_key is None else Path(upstream_key),
         model=upstream_model,
     )
-    listed = cast("list[object]", texts) if isinstance(texts, list) else []
-    is_plain = bool(listed) and all(isinstance(it, str | tuple) for it in listed)
-    given: Any = [_row(text, None) for text in listed] if is_plain else texts
-    taught: Any = _Taught(texts=given, teacher=choice)
-    return train(task, taught, **options)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Taught:
-    """Texts, and who teaches."""
-
-    texts: "Data"
-    teacher: "TeacherChoice"
+    if isinstance(texts, list) and all(isinstance(it, str | tuple) for it in cast("Any", texts)):
+        texts = [_row(text, None) for text in texts]
+    return train(task, texts, teacher=choice, **options)
 
 
 def doubts(  # noqa: PLR0913 - the data in all its forms

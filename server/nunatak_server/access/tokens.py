@@ -1,8 +1,8 @@
 """Tokens of an OpenID Connect issuer: JSON Web Tokens (RFC 7519) in the place of API keys.
 
-The keys of the issuer are read off the requests' way, and checked keys are kept. A token without a
-known key makes the server look again, at most once in `PAUSE_S`, however many such tokens come.
-Nothing of a token is logged or repeated.
+The keys of the issuer are read in the background. A token that names an unknown key makes the
+server read the keys again, at most once in `PAUSE_S`, however many such tokens come. Nothing of a
+token is logged or repeated.
 """
 
 import asyncio
@@ -17,9 +17,11 @@ import jwt
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.protocols import UnusableReplyError
 from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.access.keys import TOKEN_PREFIX, Caller, Scope, TaskList, TaskPattern
 from nunatak_server.errors import UnknownSignerError
+from nunatak_server.outgoing import http_client, whole_body
 from nunatak_server.settings import SafeUrl, ServerSettings
 
 REFRESH_S: Final = 300.0
@@ -71,9 +73,7 @@ class IssuerKeys:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._read_keys = read
-        self._clock = clock
-        self._pause = pause
+        self._read_keys, self._clock, self._pause = read, clock, pause
         self._keys: Signers = {}
         self._confirmed_at = self._tried_at = -float("inf")
         self._reading: asyncio.Task[None] | None = None
@@ -111,29 +111,25 @@ class IssuerKeys:
 
 async def read_signers(settings: ServerSettings) -> Signers:
     url, issuer = settings.oidc_jwks_url, settings.oidc_issuer
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with http_client() as client:
         if not url:
             place = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
             found = _Discovery.model_validate_json(await _get(client, place))
             if found.issuer != issuer:
                 raise ValueError(f"{place} must be of issuer {issuer}, got {found.issuer}")
             url = found.jwks_uri
-        answer = await _get(client, url)
-    keys = _KeySet.model_validate_json(answer).keys
+        keys = _KeySet.model_validate_json(await _get(client, url)).keys
     # A thousand keys take a tenth of a second.
     read = await asyncio.to_thread(jwt.PyJWKSet, keys)
     return {it.key_id: it for it in read.keys if it.key_id and it.public_key_use in {None, "sig"}}
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> bytes:
-    body = bytearray()
-    async with client.stream("GET", url) as answer:
-        answer.raise_for_status()
-        async for piece in answer.aiter_bytes():
-            body += piece
-            if len(body) > MAX_ANSWER_BYTES:
-                raise ValueError(f"{url} has more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
+    try:
+        reply = await client.send(client.build_request("GET", url), stream=True)
+        return await whole_body(reply, max_bytes=MAX_ANSWER_BYTES)
+    except UnusableReplyError as error:
+        raise ValueError(f"{url}: {error}") from None
 
 
 class TokenAuthenticator(Authenticator):

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, TypedQuestion, text_of
-from nunatak_server.decisions.answers import AskedQuestion
-from nunatak_server.decisions.decider import Decisions
+from nunatak_server.decisions.answers import AskedQuestion, Decisions
 from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.predict.types import Handling

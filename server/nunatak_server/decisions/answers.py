@@ -82,12 +82,13 @@ class QuestionAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """What one kind of source says to its questions of a request, in order."""
+class Decisions:
+    """An answer or a failure for each question of a request, in order."""
 
     answers: tuple[QuestionAnswer | NunatakError, ...] = ()
     num_tokens: int = 0
     is_cut: bool = False
+    """Whether a task or the backbone has not read a part of the text."""
     timings: StageTimes = StageTimes()  # noqa: RUF009 - frozen
 
 

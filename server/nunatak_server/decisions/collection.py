@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Self
+
+from cachetools import LRUCache
+from pydantic import BaseModel
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import Outcome, TypedQuestion
@@ -29,28 +32,24 @@ from nunatak_server.settings import ServerSettings
 ROWS, QUESTION, NEW = ".jsonl", ".json", ".new"
 MAX_QUESTIONS: Final = 1000
 """Most questions of a folder, because clients choose unknown questions."""
+MAX_FILE_BYTES: Final = 128 * 1024**2
+"""Most bytes of the rows of a question, because a file is read whole when its old rows go."""
 MAX_PENDING: Final = 1000
 """Most rows that wait for the disk; further rows are lost."""
 SWEEP_S: Final = 3600.0
 DAY_S: Final = 86_400
 SPARE: Final = 0.9
-"""The share of the most rows that stays when a full file loses its oldest rows."""
-
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+"""The share of a full file that stays when the file loses its oldest rows."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedQuestion:
-    """A question of a collection, and what is kept for it."""
-
-    question: TypedQuestion
-    file: Path
-    num_rows: int
+class CollectedQuestion(BaseModel):
+    rows: int
     oldest: str
     newest: str
+    question: TypedQuestion
+    file: Path
 
 
 class Collection:
@@ -64,10 +63,10 @@ class Collection:
         max_days: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """The bounds matter for a collection that is opened or added to."""
+        """The bounds matter for a collection that is swept or added to."""
         self._folder, self._max_rows, self._max_days = folder, max_rows, max_days
         self._clock = clock
-        self._counted: dict[Path, tuple[int, int]] = {}
+        self._counted: LRUCache[Path, tuple[int, int]] = LRUCache(MAX_QUESTIONS)
         """Bytes and rows of each file after this process has written to it."""
 
     def open(self) -> None:
@@ -80,41 +79,39 @@ class Collection:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self._folder.stat()
             if stat.S_IMODE(status.st_mode) & 0o077:
-                problem = f"others may read it; run: chmod 700 {self._folder}"
-                raise self._invalid(problem)
-            with self._locked():
-                self._sweep()
+                raise self._invalid(f"others may read it; run: chmod 700 {self._folder}")
         except OSError as error:
             raise self._invalid(error.strerror or "it cannot be used") from None
 
     def add(self, question: TypedQuestion, text: str, probabilities: Mapping[str, float]) -> None:
         """Add a row. A full file loses its oldest rows."""
         file = self._folder / f"{question.digest}{ROWS}"
-        at = _moment(self._clock())
-        row = {"text": text, "probabilities": dict(probabilities), "at": at}
+        row = {"text": text, "probabilities": dict(probabilities), "at": _moment(self._clock())}
         with self._locked():
-            count = self._num_rows(file)
-            if count >= self._max_rows:
-                self._keep(file, num_rows=int(SPARE * self._max_rows))
-                count = self._num_rows(file)
+            if file.exists() and self._is_full(file):
+                self._keep(file, share=SPARE)
             if not file.exists():
                 if len(self._files(ROWS)) >= MAX_QUESTIONS:
                     return
                 fields = question.model_dump(mode="json", exclude_defaults=True)
-                self._replace(file.with_suffix(QUESTION), json.dumps(fields, indent=2) + "\n")
+                self._replace(file.with_suffix(QUESTION), json.dumps(fields, indent=2).encode())
+            count = self._num_rows(file) if file.exists() else 0
             self._append(file, json.dumps(row).encode() + b"\n")
             self._counted[file] = file.stat().st_size, count + 1
 
     def sweep(self) -> None:
-        """Remove the rows that are too old."""
+        """Remove the rows that are too old, and the rest of replacements that were cut short."""
         with self._locked():
-            self._sweep()
+            for file in self._files(NEW):
+                file.unlink()
+            for file in self._files(ROWS):
+                self._keep(file)
 
     def questions(self) -> list[CollectedQuestion]:
         """Return all questions with rows, the fullest first."""
         with self._reading():
             found = [self._read(it) for it in self._files(ROWS)]
-        return sorted(found, key=lambda it: -it.num_rows)
+        return sorted(found, key=lambda it: -it.rows)
 
     def clear(self) -> int:
         """Remove all rows and questions, also damaged ones; return the number of rows."""
@@ -129,56 +126,49 @@ class Collection:
         return list(self._folder.glob(f"{'[0-9a-f]' * 64}{end}"))
 
     def _append(self, file: Path, line: bytes) -> None:
-        descriptor = os.open(file, _APPEND, 0o600)
-        try:
-            before = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) < len(line):
+        with open(file, "ab", buffering=0, opener=_open_own) as rows:
+            before = rows.tell()
+            if rows.write(line) < len(line):
                 # A part of a row would spoil the next row.
-                os.ftruncate(descriptor, before)
+                rows.truncate(before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
 
     def _read(self, file: Path) -> CollectedQuestion:
         rows = file.read_bytes().splitlines()
         return CollectedQuestion(
-            question=TypedQuestion.model_validate_json(file.with_suffix(QUESTION).read_bytes()),
-            file=file,
-            num_rows=len(rows),
+            rows=len(rows),
             oldest=_moment_of(rows[0]) if rows else "",
             newest=_moment_of(rows[-1]) if rows else "",
+            question=TypedQuestion.model_validate_json(file.with_suffix(QUESTION).read_bytes()),
+            file=file,
         )
 
-    def _sweep(self) -> None:
-        for file in self._files(NEW):
-            file.unlink()
-        for file in self._files(ROWS):
-            self._keep(file, num_rows=self._max_rows)
-
-    def _keep(self, file: Path, *, num_rows: int) -> None:
+    def _keep(self, file: Path, *, share: float = 1.0) -> None:
         """Keep the newest rows of a file that are not too old; without any, the file goes."""
         first = _moment(self._clock() - DAY_S * self._max_days)
         before = file.read_bytes().splitlines(keepends=True)
-        newest = before[max(0, len(before) - num_rows) :]
-        after = [it for it in newest if _moment_of(it) >= first]
+        newest = [it for it in reversed(before) if _moment_of(it) >= first]
+        newest = newest[: int(share * self._max_rows)]
+        sizes = accumulate(map(len, newest))
+        after = [
+            it for it, size in zip(newest, sizes, strict=True) if size <= share * MAX_FILE_BYTES
+        ]
         if not after:
             file.unlink()
             file.with_suffix(QUESTION).unlink(missing_ok=True)
         elif len(after) < len(before):
-            self._replace(file, b"".join(after).decode())
+            self._replace(file, b"".join(reversed(after)))
+
+    def _is_full(self, file: Path) -> bool:
+        return self._num_rows(file) >= self._max_rows or file.stat().st_size >= MAX_FILE_BYTES
 
     def _num_rows(self, file: Path) -> int:
-        size = file.stat().st_size if file.exists() else 0
-        known_size, count = self._counted.get(file, (0, 0))
-        if size != known_size:
-            count = file.read_bytes().count(b"\n") if size else 0
-        self._counted[file] = size, count
-        return count
+        size, count = self._counted.get(file, (0, 0))
+        return count if file.stat().st_size == size else file.read_bytes().count(b"\n")
 
-    def _replace(self, file: Path, content: str) -> None:
+    def _replace(self, file: Path, content: bytes) -> None:
         made = file.with_suffix(NEW)
-        made.unlink(missing_ok=True)
-        with os.fdopen(os.open(made, _CREATE, 0o600), "w", encoding="utf-8") as opened:
+        with open(made, "wb", opener=_open_own) as opened:
             opened.write(content)
         made.replace(file)
 
@@ -202,6 +192,10 @@ class Collection:
 
     def _invalid(self, problem: str) -> NunatakError:
         return NunatakError("invalid_collection", folder=self._folder, problem=problem)
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _moment(seconds: float) -> str:
@@ -247,10 +241,10 @@ class Collector:
         self._submit(self._collection.add, question, text, row)
 
     async def run(self) -> None:
-        """Remove old rows every hour, also while no text comes."""
+        """Remove old rows now and every hour, also while no text comes."""
         while True:
-            await asyncio.sleep(SWEEP_S)
             self._submit(self._collection.sweep)
+            await asyncio.sleep(SWEEP_S)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)

@@ -8,7 +8,7 @@ of the upstream (the cascade).
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from prometheus_client import Counter, Summary
@@ -22,9 +22,9 @@ from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
     probabilities_of,
 )
@@ -53,34 +53,18 @@ UPSTREAM_SHARE = 0.9
 """The share of the time left for an upstream, so that the task's own answer is in time without."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
-    """An answer or a failure for each question of a request, in order."""
-
-    answers: tuple[QuestionAnswer | NunatakError, ...]
-    num_tokens: int
-    is_cut: bool
-    """Whether a task or the backbone has not read a part of the text."""
-    timings: StageTimes
-
-
 class DecisionMetrics:
-    """Counts and times questions."""
-
     def __init__(self) -> None:
+        labels = ["card", "by"]
         self._questions = Counter(
             "nunatak_decisions",
             "Questions by card and by what answered: task, embeddings, upstream, or the code of a "
             "failure",
-            ["card", "by"],
+            labels,
             registry=None,
         )
-        self._seconds = Summary(
-            "nunatak_decisions_seconds",
-            "Seconds until an answer by card and by what answered",
-            ["card", "by"],
-            registry=None,
-        )
+        about = "Seconds until an answer by card and by what answered"
+        self._seconds = Summary("nunatak_decisions_seconds", about, labels, registry=None)
         self._unsure = Counter(
             "nunatak_decisions_unsure",
             "Answers of tasks below the confidence of their card, by card and by what the upstream "
@@ -92,22 +76,19 @@ class DecisionMetrics:
         self._cards = LabelValues()
 
     def observe(
-        self, card: Binding, answer: QuestionAnswer | NunatakError, *, seconds: float = 0.0
+        self, card: PublishedCard | None, answer: QuestionAnswer | NunatakError, seconds: float = 0
     ) -> None:
-        """Count one question; without a card, the card is empty."""
         is_answered = isinstance(answer, QuestionAnswer)
-        by = answer.by.value if is_answered else answer.code
-        name = self._name(card)
-        self._questions.labels(name, by).inc()
+        labels = self._name(card), answer.by.value if is_answered else answer.code
+        self._questions.labels(*labels).inc()
         if is_answered:
-            self._seconds.labels(name, by).observe(seconds)
+            self._seconds.labels(*labels).observe(seconds)
 
     def observe_unsure(self, card: PublishedCard, upstream: str) -> None:
         self._unsure.labels(self._name(card), upstream).inc()
 
-    def _name(self, card: Binding) -> str:
-        is_bound = not isinstance(card, NunatakError | None)
-        return self._cards.of(card.document.name) if is_bound else ""
+    def _name(self, card: PublishedCard | None) -> str:
+        return "" if card is None else self._cards.of(card.document.name)
 
 
 class Decider:
@@ -129,6 +110,8 @@ class Decider:
         self._settings = settings
         self._likeness = Likeness(service=service, settings=settings)
         self._upstream, self._collector = upstream, collector
+        mode = settings.decisions_unknown
+        self._asks_upstream = upstream is not None and mode is UnknownQuestions.UPSTREAM
         self._clock = clock
 
     async def decide(
@@ -152,59 +135,41 @@ class Decider:
         ends_at = self._clock() + handling.deadline_s
         look_up = self._bindings(asked, handling)
         cards = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
-        if is_whole:
-            for card in cards:
-                if isinstance(card, NunatakError):
-                    self.metrics.observe(None, card)
+        for card in cards:
+            if isinstance(card, NunatakError):
+                self.metrics.observe(None, card)
+                if is_whole:
                     raise card
-        left = replace(handling, own_deadline_s=max(0.0, ends_at - self._clock()))
-        return await self._decide(asked, cards, text, left, backbone)
-
-    async def _decide(
-        self,
-        asked: Sequence[AskedQuestion],
-        cards: Sequence[Binding],
-        text: str,
-        handling: Handling,
-        backbone: Backbone,
-    ) -> Decisions:
         pairs = list(zip(asked, cards, strict=True))
         bound = [(it, card) for it, card in pairs if not isinstance(card, NunatakError | None)]
         others = [it for it, card in pairs if card is None]
+        left = replace(handling, own_deadline_s=max(0.0, ends_at - self._clock()))
         # The embedding can meet the tasks in a batch, and rarely does. The deadline of each side is
         # its own, so that a late one fails its own questions alone.
-        known, unknown = await asyncio.gather(
-            self._ask_tasks(bound, text, handling),
-            self._ask_about(others, text, handling, backbone),
+        known, unknown = sides = await asyncio.gather(
+            self._ask_tasks(bound, text, left),
+            self._ask_about(others, text, left, backbone),
             return_exceptions=True,
         )
-        by_card = iter(self._answers_of(known, [card for _, card in bound]))
-        by_others = iter(self._answers_of(unknown, [None] * len(others)))
-        answers = list[QuestionAnswer | NunatakError]()
-        for card in cards:
-            match card:
-                case None:
-                    answer = next(by_others)
-                case NunatakError():
-                    answer = card
-                    self.metrics.observe(card, card)
-                case _:
-                    answer = next(by_card)
-            answers.append(answer)
-        sides = (known, unknown)
+        by_task = iter(self._answers_of(known, [card for _, card in bound]))
+        by_other = iter(self._answers_of(unknown, [None] * len(others)))
+        answers = tuple(
+            card if isinstance(card, NunatakError) else next(by_other if card is None else by_task)
+            for card in cards
+        )
         failures = [it for it in sides if isinstance(it, NunatakError)]
         if failures and not any(isinstance(it, QuestionAnswer) for it in answers):
             raise failures[0]
-        done = [it for it in sides if isinstance(it, Answered)]
+        done = [it for it in sides if isinstance(it, Decisions)]
         return Decisions(
-            answers=tuple(answers),
+            answers=answers,
             num_tokens=max((it.num_tokens for it in done), default=0),
             is_cut=any(it.is_cut for it in done),
             timings=StageTimes.slowest(it.timings for it in done),
         )
 
     def _answers_of(
-        self, side: Answered | BaseException, cards: Sequence[PublishedCard | None]
+        self, side: Decisions | BaseException, cards: Sequence[PublishedCard | None]
     ) -> Sequence[QuestionAnswer | NunatakError]:
         """Return the answers of a side. A failure of the side is the failure of each question."""
         match side:
@@ -220,28 +185,26 @@ class Decider:
     async def _bindings(self, asked: Sequence[AskedQuestion], handling: Handling) -> list[Binding]:
         """Return the card of each question whose task the caller may ask."""
         known = await self._facts.cards(handling.caller)
-        mode = self._settings.decisions_unknown
-        is_refused = mode is UnknownQuestions.REFUSE or (
-            mode is UnknownQuestions.UPSTREAM and self._upstream is None
-        )
-        found = [_binding(known, it.question, handling.tasks) for it in asked]
-        return [
-            NunatakError("question_unknown", question=it.title)
-            if card is None and is_refused
-            else card
-            for it, card in zip(asked, map(self._askable, found), strict=True)
-        ]
+        return [self._binding(known, it, handling.tasks) for it in asked]
 
-    def _askable(self, card: Binding) -> Binding:
-        is_bound = not isinstance(card, NunatakError | None)
-        if is_bound and self._upstream is None and card.document.ask_upstream_below is not None:
+    def _binding(self, known: Cards, asked: AskedQuestion, tasks: TaskList) -> Binding:
+        try:
+            card = visible(known.find(asked.question.digest), tasks)
+        except NunatakError as error:
+            return error.with_traceback(None)
+        if card is None:
+            mode = self._settings.decisions_unknown
+            if mode is UnknownQuestions.EMBEDDINGS or self._asks_upstream:
+                return None
+            return NunatakError("question_unknown", question=asked.title)
+        if self._upstream is None and card.document.ask_upstream_below is not None:
             return NunatakError("upstream_missing", card=card.reference)
         return card
 
-    async def _ask_tasks(self, bound: Sequence[Bound], text: str, handling: Handling) -> Answered:
+    async def _ask_tasks(self, bound: Sequence[Bound], text: str, handling: Handling) -> Decisions:
         """Ask the tasks of all cards in one request, and the upstream about unsure answers."""
         if not bound:
-            return Answered()
+            return Decisions()
         began = self._clock()
         # One order, so that the order of questions changes no batch.
         references = tuple(sorted({card.document.task for _, card in bound}))
@@ -255,14 +218,13 @@ class Decider:
         ]
         own_s = self._clock() - began
         left_s = max(0.0, UPSTREAM_SHARE * (handling.deadline_s - own_s))
-        left = replace(handling, own_deadline_s=left_s)
-        later = await self._cascade(bound, answers, text, left)
+        later = await self._cascade(bound, answers, text, replace(handling, own_deadline_s=left_s))
         for place, (_, card) in enumerate(bound):
-            answers[place] = answer = later.get(place, answers[place])
             seconds = self._clock() - began if place in later else own_s
-            self.metrics.observe(card, answer, seconds=seconds)
+            answers[place] = later.get(place, answers[place])
+            self.metrics.observe(card, answers[place], seconds)
         read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
-        return Answered(
+        return Decisions(
             answers=tuple(answers),
             num_tokens=max((it.num_tokens for it in read), default=0),
             is_cut=any(it.is_cut for it in read),
@@ -276,22 +238,23 @@ class Decider:
         text: str,
         handling: Handling,
     ) -> Mapping[int, QuestionAnswer]:
-        """Return what the upstream says about unsure answers, by place.
+        """Return the answers in the place of unsure ones, by place.
 
         Where the upstream fails, that is the task's own answer.
         """
-        unsure = [
-            (place, *pair, own)
-            for place, (pair, own) in enumerate(zip(bound, answers, strict=True))
-            if isinstance(own, QuestionAnswer) and _is_unsure(pair[1], own)
-        ]
+        unsure = {
+            place: own
+            for place, own in enumerate(answers)
+            if isinstance(own, QuestionAnswer)
+            and own.confidence < (bound[place][1].document.ask_upstream_below or 0)
+        }
         if not unsure or self._upstream is None:
             return {}
-        asked = [it for _, it, _, _ in unsure]
+        asked = [bound[place][0] for place in unsure]
         found = await self._upstream.answer(asked, text, handling=handling)
         later = dict[int, QuestionAnswer]()
-        for (place, _, card, own), answer in zip(unsure, found.answers, strict=True):
-            about = {**own.about, "confidence": own.confidence}
+        for (place, own), answer in zip(unsure.items(), found.answers, strict=True):
+            card, about = bound[place][1], {**own.about, "confidence": own.confidence}
             if isinstance(answer, NunatakError):
                 said = answer.code
                 later[place] = replace(own, about={**about, "upstream": said})
@@ -303,42 +266,27 @@ class Decider:
         return later
 
     def _keep(self, answer: QuestionAnswer, names: Mapping[Outcome, str], text: str) -> None:
-        if self._collector is not None and answer.by is AnswerSource.UPSTREAM:
+        if self._collector is not None:
             self._collector.keep(answer, names, text)
 
     async def _ask_about(
-        self,
-        asked: Sequence[AskedQuestion],
-        text: str,
-        handling: Handling,
-        backbone: Backbone,
-    ) -> Answered:
-        """Answer unknown questions by the embeddings of the backbone, or by the upstream."""
+        self, asked: Sequence[AskedQuestion], text: str, handling: Handling, backbone: Backbone
+    ) -> Decisions:
+        """Answer unknown questions by the upstream, or by the embeddings of the backbone."""
         if not asked:
-            return Answered()
-        began, mode = self._clock(), self._settings.decisions_unknown
-        if self._upstream is not None and mode is UnknownQuestions.UPSTREAM:
+            return Decisions()
+        began = self._clock()
+        if self._upstream is not None and self._asks_upstream:
             found = await self._upstream.answer(asked, text, handling=handling)
+            for answer in found.answers:
+                if isinstance(answer, QuestionAnswer):
+                    self._keep(answer, answer.question.names, text)
         else:
             likening = self._likeness.answer(asked, text, handling=handling, backbone=backbone)
             found = await within(handling.deadline_s, likening, late=DeadlineExceededError)
         for answer in found.answers:
-            self.metrics.observe(None, answer, seconds=self._clock() - began)
-            if isinstance(answer, QuestionAnswer):
-                self._keep(answer, answer.question.names, text)
+            self.metrics.observe(None, answer, self._clock() - began)
         return found
-
-
-def _is_unsure(card: PublishedCard, answer: QuestionAnswer) -> bool:
-    limit = card.document.ask_upstream_below
-    return limit is not None and answer.confidence < limit
-
-
-def _binding(known: Cards, question: TypedQuestion, tasks: TaskList) -> Binding:
-    try:
-        return visible(known.find(question.digest), tasks)
-    except NunatakError as error:
-        return error.with_traceback(None)
 
 
 def visible(card: PublishedCard | None, tasks: TaskList) -> PublishedCard | None:

@@ -18,9 +18,9 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import TypedQuestion, text_of
 from nunatak_model import Backbone
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
     as_shares,
 )
@@ -51,19 +51,19 @@ class Likeness:
         *,
         handling: Handling,
         backbone: Backbone,
-    ) -> Answered:
+    ) -> Decisions:
         """Answer each question by softmax(cosine / temperature) of the text and its outcomes.
 
         Raises:
             NunatakError: no question can be answered.
         """
         if not asked:
-            return Answered()
+            return Decisions()
         limit = self._settings.max_text_chars
         texts = [_readable_texts(it, max_chars=limit) for it in asked]
         readable = [it for it in texts if not isinstance(it, NunatakError)]
         if not readable:
-            return Answered(answers=tuple(it for it in texts if isinstance(it, NunatakError)))
+            return Decisions(answers=tuple(it for it in texts if isinstance(it, NunatakError)))
         known, times = await self._vectors_of(readable, handling, backbone)
         found = await self._embed((text,), handling, backbone)
         vector = torch.tensor(found.vectors[0], dtype=torch.float64)
@@ -73,7 +73,7 @@ class Likeness:
             else self._compare(each.question, [known[text] for text in it], vector, backbone)
             for each, it in zip(asked, texts, strict=True)
         ]
-        return Answered(
+        return Decisions(
             answers=tuple(answers),
             num_tokens=found.num_tokens,
             is_cut=found.is_cut,

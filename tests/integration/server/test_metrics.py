@@ -16,14 +16,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import running_client
+from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.questions import QuestionCard
 from nunatak_registry import Registry
 
 ROOT = Path(__file__).parents[3]
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "canary-7c1e"
-SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+UNSURE = {"type": "noul", "instructions": "Is it so?"}
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
+}
 
 
 def parsed(text: str) -> dict[str, Metric]:
@@ -42,7 +49,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
     backbone = tiny_backbone()
 
     async def scenario(registry: Registry) -> str:
-        async with running_client(backbone, registry) as client:
+        nobody = make_settings(decisions_upstream="http://127.0.0.1:9/v1/systemone")
+        async with running_client(backbone, registry, nobody) as client:
             for version in (1, 2, 1):
                 moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": version})
                 assert moved.status_code == 200
@@ -50,9 +58,12 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 assert answer.json()["version"] == version
             await client.post("/v1/predict", json={"inputs": "a", "tasks": ["tone", "tone/2"]})
             assert (await client.post("/v1/verdicts/guard", json={"inputs": "a"})).is_success
-            asked = {"q": {"type": "noul", "instructions": "Who?"}}
-            body = {"model": "nunatak", "state": "a", "questions": asked}
-            assert (await client.post("/v1/systemone", json=body)).status_code == 404
+            for question, status in (
+                ({"type": "noul", "instructions": "Who?"}, 404),
+                (UNSURE, 200),
+            ):
+                body = {"model": "nunatak", "state": "a", "questions": {"q": question}}
+                assert (await client.post("/v1/systemone", json=body)).status_code == status
             for role in ("canary", "shadow"):
                 body = {"version": 2, "share": 1.0 if role == "shadow" else 0.01}
                 path = f"/v1/tasks/intent/aliases/prod/{role}"
@@ -71,7 +82,11 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
             publish_tiny_task(registry, backbone, task="intent", seed=seed)
         registry.promote("intent", "prod", 1)
         publish_tiny_task(registry, backbone, task="gone", seed=3)
-        label = registry.resolve("tone").head.labels[0]
+        label, *others = registry.resolve("tone").head.labels
+        meanings = {label: True, **dict.fromkeys(others, False)}
+        card = {"name": "unsure", "task": "tone", "question": UNSURE, "labels": meanings}
+        card["ask_upstream_below"] = 1.0
+        registry.questions.put(QuestionCard.model_validate(card))
         registry.policies.put(make_policy(make_rule(when("tone", label)), name="guard"))
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
@@ -150,7 +165,7 @@ def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
     # Three requests with two texts each, one text for two versions, and one text for a policy.
-    assert value_of(families, "nunatak_task_rows_total", task="tone") == 9
+    assert value_of(families, "nunatak_task_rows_total", task="tone") == 10
     assert value_of(families, "nunatak_task_tokens_total", task="tone") > 9
 
 

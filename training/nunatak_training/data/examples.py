@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import TextInput
 from nunatak_rows import FileRow
 from nunatak_training.kinds import TaskKind
@@ -84,29 +85,17 @@ LabelT = TypeVar("LabelT", bound=Label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
-    """What a teacher says about a text."""
-
-    shares: tuple[tuple[str, float], ...]
-    """The probability of each label. Of a regression, labels are numbers: the mean counts."""
-    label: Label
-    """The label that follows from the shares."""
-    has_label: bool
-    """Whether the text has a label of its own, apart from the teacher's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One labelled text, or a pair, such as a question with its context."""
 
     text: str
     text_pair: str | None = None
     label: Label
-    taught: Taught | None = None
-
-    @property
-    def shares(self) -> tuple[tuple[str, float], ...]:
-        return () if self.taught is None else self.taught.shares
+    shares: tuple[tuple[str, float], ...] = ()
+    """What a teacher says: the probability of each label of the task, or the value of a regression.
+    Empty if nobody teaches."""
+    has_label: bool = True
+    """Whether the label is the text's own, and does not follow from the shares."""
 
     @property
     def model_input(self) -> TextInput:
@@ -140,15 +129,15 @@ class ExampleSet:
         state = hashlib.sha256()
         for example in self.examples:
             row = [example.text, example.text_pair, label_json(example.label)]
-            if (taught := example.taught) is not None:
-                row += [taught.has_label, [list(share) for share in taught.shares]]
+            if example.shares:
+                row += [example.has_label, [list(share) for share in example.shares]]
             state.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
             state.update(b"\n")
         return state.hexdigest()
 
     @property
     def is_taught(self) -> bool:
-        return any(example.taught is not None for example in self.examples)
+        return any(example.shares for example in self.examples)
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
         labels = [example.label for example in self.examples]
@@ -159,13 +148,18 @@ class ExampleSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherFacts:
-    """Who taught the examples, and at which cost; the fields are those of `TeacherRecord`."""
+class Teacher:
+    """A task version or a server that is asked about texts."""
 
     name: str
     digest: str
-    num_texts: int
-    seconds: float
+    kind: TaskKind
+    labels: tuple[str, ...]
+    ask: Callable[[Sequence[TextInput]], Iterable[Mapping[str, float] | NunatakError]]
+    """Gives the probabilities of each input in order, or why there are none. A value is the only
+    label, with the probability 1."""
+    seconds: float = 0.0
+    """The time of asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +174,8 @@ class TaskData:
     """Only scored, once, when training is over."""
     labels: tuple[str, ...]
     """Names of the logits, in order, if they have names."""
-    teacher: TeacherFacts | None = None
-    """If given, all examples are taught."""
+    teacher: Teacher | None = None
+    """None if nobody was asked: taught examples then have the probabilities of their files."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ TWINS: Final = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u03bf", "aeopcyxijso"
 )
 """Letters of Cyrillic and Greek that look like Latin ones, in small letters."""
+NUMBERS: Final = {"true": "1", "false": "0", "1.0": "1", "0.0": "0"}
+"""Other forms of the numbers that programs write for true and false."""
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 TYPO_LETTERS: Final = 5
 """Least letters of a label that may have a typo; shorter words are often one letter apart."""
@@ -23,8 +25,9 @@ def look_alikes(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return pairs of labels that look alike, the rarer one first; the largest pair is the first.
 
     Two labels look alike if they differ only in case, white space, `_` and `-`, Unicode form
-    (NFKC), invisible characters or letters of another script, or if a rare one differs from a
-    frequent one by one letter: a letter more, less, other, or two neighbours in the wrong order.
+    (NFKC), invisible characters or letters of another script, or mean true or false in words and
+    numbers, or if a rare one differs from a frequent one by one letter: a letter more, less, other,
+    or two neighbours in the wrong order.
     """
     ways = defaultdict[str, list[str]](list)
     for label in sorted(counts, key=lambda it: (-counts[it], it)):
@@ -44,7 +47,8 @@ def _folded(label: str) -> str:
     plain = unicodedata.normalize("NFKC", label)
     visible = (it for it in plain if it.isspace() or unicodedata.category(it) not in INVISIBLE)
     # A sign at an end has a meaning: the grade `A-`, the value `-1`.
-    return SEPARATORS.sub(" ", "".join(visible).strip().casefold().translate(TWINS))
+    folded = SEPARATORS.sub(" ", "".join(visible).strip().casefold().translate(TWINS))
+    return NUMBERS.get(folded, folded)
 
 
 def _typos(labels: Mapping[str, tuple[str, int]]) -> Iterator[tuple[str, str]]:

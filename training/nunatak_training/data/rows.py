@@ -13,6 +13,7 @@ from nunatak_training.data import examples
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+VALUE_NAME = "value"
 PROBABILITIES = "probabilities"
 """The column of what a teacher says: an object of numbers by label."""
 SUM_TOLERANCE = 0.01
@@ -84,6 +85,9 @@ def _unicode(value: str, column: str, where: str) -> str:
 def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.Example]:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
+    if spelt.is_taught and kind not in TEXT_KINDS:
+        told = f"probabilities teach {', '.join(sorted(TEXT_KINDS))} tasks, got kind {kind}"
+        raise NunatakError("invalid_option", problem=told)
     if spelt.renamed and kind not in TEXT_KINDS:
         raise NunatakError(
             "invalid_option",
@@ -122,11 +126,11 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
     values, where = row.values, row.where
     match kind:
         case TaskKind.SINGLE_LABEL:
-            return [_labelled(row, read_label(values["label"], row.called("label"), where))]
+            return [text_example(row, read_label(values["label"], row.called("label"), where))]
         case TaskKind.MULTI_LABEL:
-            return [_labelled(row, _label_set(values["labels"], row.called("labels"), where))]
+            return [text_example(row, _label_set(values["labels"], row.called("labels"), where))]
         case TaskKind.REGRESSION:
-            return [_labelled(row, read_number(values["label"], row.called("label"), where))]
+            return [text_example(row, read_number(values["label"], row.called("label"), where))]
         case TaskKind.TOKEN_CLASSIFICATION:
             return [_tagged(values, where)]
         case TaskKind.QUESTION_ANSWERING:
@@ -136,51 +140,59 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
 
 
 def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
-    """An example with a teacher's probabilities, and maybe a label of its own.
-
-    Without one, the label follows from the probabilities: the likeliest one (of equal ones the
-    first), all from one half up, or the mean of a regression.
-    """
-    values, where = row.values, row.where
+    """An example with a teacher's probabilities, and a label of its own or the teacher's."""
     for column in ("text", PROBABILITIES):
-        if column not in values:
+        if column not in row.values:
             raise _missing(column, row, kind, f"'text' and {PROBABILITIES!r}, maybe a label")
-        read_text(values["text"], row.called("text"), where)
-    shares = _shares(values[PROBABILITIES], kind, where)
+        # No teacher is asked about a text that cannot be read, so this fault comes first.
+        read_text(row.values["text"], row.called("text"), row.where)
+    shares = _shares(row.values[PROBABILITIES], kind, row.where)
+    # CSV has no other way to leave a label out.
+    has_label = row.values.get(kind.columns[-1], "") not in (None, "")
+    said = label_of(shares, kind)
+    (own,) = _examples(row, kind) if has_label else (text_example(row, said),)
+    return replace(own, shares=shares, has_label=has_label)
+
+
+def label_of(shares: Sequence[tuple[str, float]], kind: TaskKind) -> examples.Label:
+    """The label that shares say: all from one half up, the value, or the likeliest (first) one."""
     match kind:
         case TaskKind.MULTI_LABEL:
-            likely = tuple(label for label, share in shares if share >= DEFAULT_THRESHOLD)
-            said: examples.Label = examples.LabelSet(names=likely)
+            likely = (label for label, share in shares if share >= DEFAULT_THRESHOLD)
+            return examples.LabelSet(names=tuple(likely))
         case TaskKind.REGRESSION:
-            said = math.fsum(read_number(it, PROBABILITIES, where) * share for it, share in shares)
+            return shares[0][1]
         case _:
-            said = max(shares, key=lambda it: it[1])[0]
-    # CSV has no other way to leave a label out.
-    has_label = values.get(kind.columns[-1], "") not in (None, "")
-    (own,) = _examples(row, kind) if has_label else (_labelled(row, said),)
-    return replace(own, taught=examples.Taught(shares=shares, label=said, has_label=has_label))
+            return max(shares, key=lambda it: it[1])[0]
 
 
 def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:
-    """The probabilities of a row, in the order of labels; those of a single label sum to 1."""
+    """The probabilities of a row, in the order of labels; the mean of a regression."""
     if not isinstance(value, dict) or not value:
-        told = f"must be an object of numbers by label, got {kind_of(cast('object', value))}"
-        raise bad_row(where, f"{PROBABILITIES!r} {told}; CSV and TSV hold no objects, use JSONL")
-    given = {str(label): it for label, it in cast("dict[object, object]", value).items()}
-    found = list[tuple[str, float]]()
-    for label in examples.sorted_labels(given):
-        match given[label]:
-            case int() | float() as share if not isinstance(share, bool) and 0 <= share <= 1:
-                found.append((label, float(share)))
-            case share:
-                shown = repr(share) if isinstance(share, int | float) else kind_of(share)
-                raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+        told = "an empty one" if value == {} else kind_of(cast("object", value))
+        hint = "; CSV and TSV hold no objects, use JSONL" * isinstance(value, str)
+        raise bad_row(
+            where, f"{PROBABILITIES!r} must be an object of numbers by label, got {told}{hint}"
+        )
+    named = cast("dict[object, object]", value)
+    given = {read_label(it, f"label of {PROBABILITIES}", where): named[it] for it in named}
+    if len(given) < len(named):
+        raise bad_row(where, f"two labels of {PROBABILITIES!r} are the same text")
+    for label, share in given.items():
+        if isinstance(share, bool) or not (isinstance(share, int | float) and 0 <= share <= 1):
+            shown = repr(share) if isinstance(share, int | float) else kind_of(share)
+            raise bad_row(where, f"the probability of {label!r} must be 0 to 1, got {shown}")
+    found = [(it, float(cast("float", given[it]))) for it in examples.sorted_labels(given)]
     if kind is TaskKind.MULTI_LABEL:
         return tuple(found)
     total = math.fsum(share for _, share in found)
     if abs(total - 1) > SUM_TOLERANCE:
         hint = "say --kind multi-label if several labels may apply"
         raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
+    if kind is TaskKind.REGRESSION:
+        values = (read_number(it, f"label of {PROBABILITIES}", where) for it, _ in found)
+        mean = math.fsum(it * share / total for it, (_, share) in zip(values, found, strict=True))
+        return ((VALUE_NAME, mean),)
     return tuple((label, share / total) for label, share in found)
 
 
@@ -198,7 +210,7 @@ def _label_set(value: object, column: str, where: str) -> examples.LabelSet:
     return examples.LabelSet(names=tuple(sorted(labels)))
 
 
-def _labelled(row: FileRow, label: examples.Label) -> examples.Example:
+def text_example(row: FileRow, label: examples.Label) -> examples.Example:
     pair = row.values.get("text_pair")
     return examples.Example(
         text=read_text(row.values["text"], row.called("text"), row.where),

@@ -22,14 +22,8 @@ from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
-from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, TeacherFacts
-from nunatak_training.data.teaching import (
-    Teacher,
-    ask_teacher,
-    check_taught,
-    other_labels,
-    taught_labels,
-)
+from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher
+from nunatak_training.data.teaching import ask_teacher, taught_labels
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -162,47 +156,37 @@ def load_task_data(
     found = _open_source(source, spelt.delimiter, load_dataset)
     bad = BadRows(source=found.name, spelt=spelt)
     dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
-    parts, seconds = [found.train, dev_rows, found.test], 0.0
-    if spelt.is_taught:
-        kind = check_taught(kind, teacher)
+    parts = [found.train, dev_rows, found.test]
     if teacher is not None:
-        parts, seconds = ask_teacher(teacher, parts, spelt)
+        if kind not in {None, teacher.kind}:
+            problem = f"the teacher makes a {teacher.kind} task, got kind {kind}"
+            raise NunatakError("invalid_option", problem=problem)
+        kind = teacher.kind
+        parts, teacher = ask_teacher(teacher, parts, spelt)
     kind, train = _read(parts[0] or iter(()), kind, bad)
     chosen_dev, tested = (bad.examples(rows, kind) for rows in parts[1:])
-    if spelt.is_taught:
-        check_taught(kind, None)
-        labels = taught_labels(train, kind, teacher)
-        fault = other_labels(labels, splits.names_in)
-        train = bad.without(train, fault)
-        labels = labels or splits.label_names(train, kind)
-    else:
-        train = bad.without(train, splits.lone_label(train, kind))
-        labels = splits.label_names(train, kind)
-        fault = splits.unknown_label(labels)
+    taught = taught_labels(train, teacher) if spelt.is_taught else ()
+    lone = splits.lone_label(train, kind)
+    train = bad.without(train, splits.unknown_label(taught) if taught else lone)
+    labels = taught or splits.label_names(train, kind)
+    fault = splits.unknown_label(labels)
     chosen_dev, tested = bad.without(chosen_dev, fault), bad.without(tested, fault)
     bad.settle()
     splits.check_train(train, kind, found.name)
     if dev_rows is None:
         train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=found.name)
-        labels = labels if spelt.is_taught else splits.label_names(train, kind)
+        labels = taught or splits.label_names(train, kind)
     splits.check_scored(chosen_dev, found.name, split="dev")
     if found.test is not None:
         splits.check_scored(tested, found.name, split="test")
-    train_set = _set_of(train)
-    facts = TeacherFacts(
-        name=found.name if teacher is None else teacher.name,
-        digest=train_set.digest if teacher is None else teacher.digest,
-        num_texts=len(train) + len(chosen_dev) + len(tested),
-        seconds=seconds,
-    )
     return TaskData(
         name=found.name,
         kind=kind,
-        train=train_set,
+        train=_set_of(train),
         dev=_set_of(chosen_dev),
         test=None if found.test is None else _set_of(tested),
         labels=labels,
-        teacher=facts if spelt.is_taught else None,
+        teacher=teacher,
     )
 
 

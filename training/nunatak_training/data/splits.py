@@ -9,6 +9,7 @@ from enum import StrEnum
 from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_contract.errors import NunatakError
 from nunatak_model import TextInput
+from nunatak_rows.inputs import bad_row
 from nunatak_training.data.examples import (
     Answers,
     ExampleSet,
@@ -22,6 +23,7 @@ from nunatak_training.data.examples import (
     sorted_labels,
 )
 from nunatak_training.data.look_alikes import look_alikes, spelt_out
+from nunatak_training.data.rows import VALUE_NAME
 from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind
 
@@ -36,7 +38,6 @@ NAMED_KINDS = frozenset(
 """Kinds whose labels are names: two different labels of one text cannot both be right."""
 
 PartOf = Callable[[ReadExample], str]
-VALUE_NAME = "value"
 
 
 def split_off_share(
@@ -185,10 +186,14 @@ def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakErr
     shown = ", ".join(map(repr, list(labels)[:20]))
 
     def fault(read: ReadExample) -> NunatakError | None:
-        strange = next((it for it in _names(read) if it not in labels), None)
-        if strange is None or not labels:
-            return None
-        return NunatakError("unknown_label", where=read.where, label=strange, known=shown)
+        shares = dict(read.example.shares)
+        strange = next((it for it in (*_names(read), *shares) if it not in labels), None)
+        if labels and strange is not None:
+            return NunatakError("unknown_label", where=read.where, label=strange, known=shown)
+        lacking = next((it for it in labels if shares and it not in shares), None)
+        if lacking is not None:
+            return bad_row(read.where, f"the probability of label {lacking!r} is missing")
+        return None
 
     return fault
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
+from nunatak_training.data.splits import names_in
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, OfTexts, stacked
@@ -36,6 +37,9 @@ OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 class _Classifying(OfTexts):
     """Names of labels, one of which may be the positive label."""
 
+    of_labels: Callable[..., Tensor]
+    """The mean loss of logits, from labels or from shares of labels."""
+
     def __init__(
         self, data: TaskData, positive_label: str | None, temperature: float = 1.0
     ) -> None:
@@ -43,38 +47,45 @@ class _Classifying(OfTexts):
         self._positive = None if positive_label is None else self._number_of[positive_label]
         self._temperature = temperature
 
-    def taught_targets(
-        self, examples: ExampleSet, own: Sequence[Float[Tensor, " labels"]]
-    ) -> list[Float[Tensor, "2 labels"]]:
-        """What the teacher says, softened; then the own label, or without one the teacher's."""
-        targets = list[Tensor]()
-        for example, label in zip(examples.examples, own, strict=True):
-            said = label.clone()
-            for name, share in example.shares:
-                said[self._number_of[name]] = share
-            has_label = example.taught is None or example.taught.has_label
-            targets.append(torch.stack([self.softened(said), label if has_label else said]))
-        return targets
+    @abstractmethod
+    def labelled(self, examples: ExampleSet) -> list[Tensor]:
+        """The targets of examples that nobody teaches."""
 
     @abstractmethod
-    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
+    def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         """The shares of the logits over the temperature."""
 
-    def taught_loss(
-        self,
-        logits: Float[Tensor, "rows labels"],
-        targets: Float[Tensor, "rows 2 labels"],
-        loss: Callable[[Tensor, Tensor], Tensor],
-    ) -> Float[Tensor, ""]:
-        """The mean of a loss from a teacher and a loss from the labels.
+    def targets(self, examples: ExampleSet) -> list[Tensor]:
+        """The labels. Of taught texts: the softened shares of the teacher, and the label as shares.
 
-        Hinton, Vinyals and Dean 2015 (arXiv:1503.02531), sec. 2: the first is of softened shares
-        and logits, times the square of the temperature. It is the divergence from the teacher and
-        a constant. An example without a label has the teacher's shares in place of the label.
+        A text without a label of its own has the teacher's shares in place of the label.
         """
-        softened, own = targets.unbind(dim=1)
-        soft = loss(logits / self._temperature, softened) * self._temperature**2
-        return (1 - LABEL_SHARE) * soft + LABEL_SHARE * loss(logits, own)
+        if not examples.is_taught:
+            return self.labelled(examples)
+        said = [dict(it.shares) for it in examples.examples]
+        own = [
+            dict.fromkeys(names_in(it.label), 1.0) if it.has_label else shares
+            for it, shares in zip(examples.examples, said, strict=True)
+        ]
+        softened, hard = (
+            torch.tensor([[shares.get(name, 0.0) for name in self._number_of] for shares in rows])
+            for rows in (said, own)
+        )
+        return list(torch.stack([self.softened(softened), hard], dim=1))
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """The loss of the labels; of taught texts, its mean with a loss of the teacher's shares.
+
+        Hinton, Vinyals and Dean 2015 (arXiv:1503.02531), sec. 2: the latter is of softened shares
+        and logits, times the square of the temperature. It is the divergence from the teacher and
+        a constant.
+        """
+        found, wanted = stacked(logits, targets)
+        if wanted.ndim < 3:
+            return self.of_labels(found, wanted)
+        softened, own = wanted.unbind(dim=1)
+        soft = self.of_labels(found / self._temperature, softened) * self._temperature**2
+        return (1 - LABEL_SHARE) * soft + LABEL_SHARE * self.of_labels(found, own)
 
 
 class SingleLabel(_Classifying):
@@ -83,21 +94,13 @@ class SingleLabel(_Classifying):
     metrics = LABEL_METRICS
     reported = (Metric.ACCURACY,)
 
-    def targets(self, examples: ExampleSet) -> list[Tensor]:
-        numbers = torch.tensor([self._number_of[label] for label in examples.labels(str)])
-        if not examples.is_taught:
-            return list(numbers)
-        own = functional.one_hot(numbers, len(self._number_of)).float()
-        return self.taught_targets(examples, list(own))
+    of_labels = staticmethod(functional.cross_entropy)
 
-    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
-        return (shares.log() / self._temperature).softmax(dim=0)
+    def labelled(self, examples: ExampleSet) -> list[Tensor]:
+        return [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
 
-    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        found, wanted = stacked(logits, targets)
-        if wanted.ndim == 1:
-            return functional.cross_entropy(found, wanted)
-        return self.taught_loss(found, wanted, functional.cross_entropy)
+    def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
+        return (shares.log() / self._temperature).softmax(dim=1)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         names = list(self._number_of)
@@ -112,21 +115,18 @@ class MultiLabel(_Classifying):
     metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
     reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
 
-    def targets(self, examples: ExampleSet) -> list[Float[Tensor, " labels"]]:
-        targets: list[Float[Tensor, " labels"]] = []
+    of_labels = staticmethod(functional.binary_cross_entropy_with_logits)
+
+    def labelled(self, examples: ExampleSet) -> list[Tensor]:
+        targets = list[Tensor]()
         for label in examples.labels(LabelSet):
             target = torch.zeros(len(self._number_of))
             target[[self._number_of[name] for name in label.names]] = 1.0
             targets.append(target)
-        return self.taught_targets(examples, targets) if examples.is_taught else targets
+        return targets
 
-    def softened(self, shares: Float[Tensor, " labels"]) -> Float[Tensor, " labels"]:
+    def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         return (shares.logit() / self._temperature).sigmoid()
-
-    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        found, wanted = stacked(logits, targets)
-        loss = functional.binary_cross_entropy_with_logits
-        return loss(found, wanted) if wanted.ndim == 2 else self.taught_loss(found, wanted, loss)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Accuracy needs all labels of a text right."""
@@ -158,8 +158,8 @@ class Regression(OfTexts):
         values = examples.labels(float)
         for place, example in enumerate(examples.examples):
             # The squared error of the mean of two values has the gradient of both errors' mean.
-            if (taught := example.taught) is not None and isinstance(taught.label, float):
-                values[place] += (1 - LABEL_SHARE) * (taught.label - values[place])
+            for _, said in example.shares:
+                values[place] += (1 - LABEL_SHARE) * (said - values[place])
         return [torch.tensor([(value - self._mean) / self._deviation]) for value in values]
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:

@@ -336,17 +336,8 @@ def collected(
     table = plain_table("rows", "oldest", "newest", "question", "file")
     for it in found:
         asked = text_of(it.question.instructions or it.question.yes or "")
-        table.add_row(str(it.num_rows), it.oldest, it.newest, asked, it.file.name)
-    listed = [
-        {
-            "rows": it.num_rows,
-            "oldest": it.oldest,
-            "newest": it.newest,
-            "question": it.question.model_dump(mode="json", exclude_defaults=True),
-            "file": str(it.file),
-        }
-        for it in found
-    ]
+        table.add_row(str(it.rows), it.oldest, it.newest, asked, it.file.name)
+    listed = [it.model_dump(mode="json", exclude_defaults=True) for it in found]
     print_outcome(
         {"collected": listed}, table, as_json=as_json, empty="no texts are collected there"
     )

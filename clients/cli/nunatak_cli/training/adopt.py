@@ -4,7 +4,7 @@
 
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,75 +12,67 @@ from nunatak_cli.registry.documents import read_question
 from nunatak_cli.training.train import CHOICE, train
 from nunatak_contract.errors import needs_extra
 
-TEACHER = "Teacher (absent: the texts have the column `probabilities`)"
+FILE_ENDS: Final = (".json", ".yaml", ".yml", ".toml")
 
 
 def _option(metavar: str, told: str, *name: str) -> Any:  # noqa: ANN401 - typer.Option has this type
-    return typer.Option(*name, metavar=metavar, help=told, rich_help_panel=TEACHER)
+    panel = "Teacher (absent: the texts have the column `probabilities`)"
+    return typer.Option(*name, metavar=metavar, help=told, rich_help_panel=panel)
 
 
-OWN: dict[str, tuple[Any, Any]] = {
-    "name": (str, typer.Argument(metavar="NAME", help="Name of the new task.")),
-    "texts": (
+def adopt(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new task.")],
+    *,
+    texts: Annotated[
         str,
         typer.Option(
             metavar="PATH",
             help="Texts as for `train --data`, whose own labels may be absent. The column "
             "`probabilities` is an object of numbers by label.",
         ),
-    ),
-    "of_task": (str | None, _option("REF", "A task of the registry.", "--from")),
-    "teacher_backbone": (
-        str | None,
-        _option("NAME|PATH|HUB_ID", "Backbone of that task. Absent: the new task's."),
-    ),
-    "upstream": (
+    ],
+    of_task: Annotated[str | None, _option("REF", "A task of the registry.", "--from")] = None,
+    teacher_backbone: Annotated[
+        str | None, _option("NAME|PATH|HUB_ID", "Backbone of that task. Absent: the new task's.")
+    ] = None,
+    upstream: Annotated[
         str | None,
         _option("URL", "A server of decisions: .../v1/systemone (default) or .../v1/decisions."),
-    ),
-    "question": (
+    ] = None,
+    question: Annotated[
         str | None,
         _option(
-            "FILE|CARD",
-            "The question for --upstream: a file of a question or of a card, or a card of the "
-            "registry.",
+            "FILE|CARD", "The question for --upstream: its file, or a card (as a file or by name)."
         ),
-    ),
-    "upstream_key": (Path | None, _option("FILE", "File with the key of --upstream.")),
-    "upstream_model": (str | None, _option("NAME", "Model of --upstream. Absent: jev-latest.")),
-}
-
-
-def adopt(context: typer.Context, **given: Any) -> None:  # noqa: ANN401 - values of options
+    ] = None,
+    upstream_key: Annotated[
+        Path | None, _option("FILE", "File with the key of --upstream.")
+    ] = None,
+    upstream_model: Annotated[
+        str | None, _option("NAME", "Model of --upstream. Absent: jev-latest.")
+    ] = None,
+    **of_train: Any,  # noqa: ANN401 - values of options
+) -> None:
     """Train a task on what a teacher says about your texts, and publish it as a new version."""
-    own = {name: given.pop(name) for name in OWN}
     with needs_extra("training"):
         from nunatak_training.teachers import TeacherChoice
-    question = own["question"]
+    # The name of a card may have a dot, and never a slash.
+    is_file = "/" in (question or "") or Path(question or "").suffix in FILE_ENDS
     context.meta[CHOICE] = TeacherChoice(
-        task=own["of_task"],
-        backbone=own["teacher_backbone"],
-        upstream=own["upstream"],
-        question=read_question(Path(question)) if question and Path(question).suffix else question,
-        key=own["upstream_key"],
-        model=own["upstream_model"] or "jev-latest",
+        task=of_task,
+        backbone=teacher_backbone,
+        upstream=upstream,
+        question=read_question(Path(question)) if question and is_file else question,
+        key=upstream_key,
+        model=upstream_model,
     )
-    train(context, task=own["name"], data=own["texts"], **given)
+    train(context, task=name, data=texts, **of_train)
 
 
-def _signature() -> Signature:
-    """The options of `train`, and our own in place of its task and data."""
-    context, _, _, *others = signature(train).parameters.values()
-    own = [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kind, option],
-            default=Parameter.empty if kind is str else None,
-        )
-        for name, (kind, option) in OWN.items()
-    ]
-    return Signature([context, *own, *others])
-
-
-adopt.__signature__ = _signature()  # pyright: ignore[reportFunctionMemberAccess]
+OWN: Final = [
+    it for it in signature(adopt).parameters.values() if it.kind is not Parameter.VAR_KEYWORD
+]
+OF_TRAIN: Final = list(signature(train).parameters.values())
+# Its own options, and those of `train` after the context, the task and the data.
+adopt.__signature__ = Signature([*OWN, *OF_TRAIN[3:]])  # pyright: ignore[reportFunctionMemberAccess]

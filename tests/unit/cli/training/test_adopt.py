@@ -9,6 +9,8 @@ import pytest
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import Ran, nunatak
+from nunatak_contract.questions import TypedQuestion
+from nunatak_server.decisions.collection import Collection
 
 TEXTS = [{"text": it.text} for it in toy_examples(60, seed=4)]
 QUESTION = {"type": "noul", "instructions": "Is it late?"}
@@ -61,6 +63,11 @@ def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
         (("--question", "late"), "invalid_option", "an upstream and its question"),
         (("--upstream", "http://x", "--question", "late"), "question_not_found", "late"),
         (("--upstream", "http://x", "--question", "no.json"), "invalid_question_file", "no.json"),
+        (("--upstream", "http://x", "--question", "late.v2"), "question_not_found", "late.v2"),
+        (("--upstream", "http://x", "--question", "./late"), "invalid_question_file", "late"),
+        (("--upstream-model", "m"), "invalid_option", "an upstream and its question"),
+        (("--upstream", ""), "invalid_option", "an upstream and its question"),
+        (("--from", "big", "--upstream", ""), "invalid_option", "expected a task"),
         (("--from", "big", "--kind", "multi-label"), "invalid_option", "a single-label task"),
         (("--from", "big", "--rank", "2"), "invalid_recipe", "rank belongs to method lora"),
     ],
@@ -72,6 +79,11 @@ def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
         "no upstream",
         "no card",
         "no file",
+        "a card with a dot",
+        "a file without an end",
+        "a model alone",
+        "an empty upstream",
+        "an empty upstream and a task",
         "another kind",
         "a setting",
     ],
@@ -85,6 +97,24 @@ def test_a_wrong_teacher_is_one_line_and_publishes_nothing(
     assert ran.stderr.startswith(f"error [{code}]: ")
     assert problem in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+def test_the_texts_that_a_server_collected_are_adopted_as_they_are(
+    folder: Path, tmp_path: Path
+) -> None:
+    question = TypedQuestion.model_validate(QUESTION)
+    collection = Collection(tmp_path / "collected", max_rows=100, max_days=1)
+    collection.open()
+    for place, row in enumerate(TEXTS):
+        yes = 0.9 if place % 2 else 0.2
+        collection.add(question, row["text"], {"no": 1 - yes, "yes": yes})
+    (kept,) = collection.questions()
+
+    ran = adopted(folder, "--texts", str(kept.file), "--method", "head", "--epochs", "1", "--json")
+
+    assert ran.exit_code == 0, ran.stderr
+    told = json.loads(ran.stdout)["teacher"]
+    assert (told["name"], told["num_texts"]) == (kept.file.name, len(TEXTS))
 
 
 @pytest.mark.parametrize("content", [QUESTION, {"question": QUESTION, "name": "a", "task": "b"}])

@@ -1,6 +1,9 @@
 """Laws of collected texts: private files, bounded by rows and days, shared by processes."""
 
+import asyncio
 import json
+import resource
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +14,8 @@ from doubles.refusals import raises
 from doubles.serving import ManualClock
 from nunatak_contract.questions import TypedQuestion
 from nunatak_server.decisions import collection as module
-from nunatak_server.decisions.collection import DAY_S, Collection
+from nunatak_server.decisions.answers import AnswerSource, QuestionAnswer
+from nunatak_server.decisions.collection import DAY_S, Collection, Collector
 
 LATE = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it late?"})
 OTHER = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it lost?"})
@@ -46,7 +50,7 @@ def test_rows_are_for_training_and_nobody_else_may_read_them(tmp_path: Path) -> 
     modes = {stat.S_IMODE(it.stat().st_mode) for it in folder.iterdir()}
     assert (stat.S_IMODE(folder.stat().st_mode), modes) == (0o700, {0o600})
     (found,) = collection.questions()
-    assert (found.question, found.num_rows) == (LATE, 1)
+    assert (found.question, found.rows) == (LATE, 1)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
@@ -58,6 +62,21 @@ def test_a_full_file_keeps_its_newest_rows(tmp_path: Path, limit: int) -> None:
         kept = texts(tmp_path / "texts")
         assert len(kept) <= limit
         assert kept == [str(it) for it in range(number - len(kept) + 1, number + 1)]
+
+
+def test_long_texts_fill_a_file_before_its_rows_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 2000)
+    collection = opened(tmp_path / "texts")
+
+    for number in range(50):
+        collection.add(LATE, f"{number} " + "x" * 300, SHARES)
+        assert (tmp_path / "texts" / f"{LATE.digest}.jsonl").stat().st_size < 2500
+
+    kept = [int(it.split()[0]) for it in texts(tmp_path / "texts")]
+    assert kept == list(range(50 - len(kept), 50))
+    assert len(kept) > 2
 
 
 def test_old_rows_go_and_the_last_one_takes_its_question_along(tmp_path: Path) -> None:
@@ -74,7 +93,7 @@ def test_old_rows_go_and_the_last_one_takes_its_question_along(tmp_path: Path) -
     assert texts(tmp_path / "texts") == ["new"]
     assert [it.question for it in collection.questions()] == [LATE]
     clock.now += 5 * DAY_S
-    opened(tmp_path / "texts", days=7, clock=clock)
+    opened(tmp_path / "texts", days=7, clock=clock).sweep()
     assert list((tmp_path / "texts").iterdir()) == []
 
 
@@ -95,6 +114,43 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     assert texts(tmp_path / "texts") == ["after"]
 
 
+def test_a_full_disk_costs_the_new_row_alone(tmp_path: Path) -> None:
+    collection = opened(tmp_path / "texts")
+    collection.add(LATE, "first", SHARES)
+    size = (tmp_path / "texts" / f"{LATE.digest}.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            collection.add(LATE, "second", SHARES)
+        opened(tmp_path / "texts")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    collection.add(LATE, "third", SHARES)
+
+    assert texts(tmp_path / "texts") == ["first", "third"]
+
+
+async def test_a_folder_that_is_away_loses_rows_and_is_logged_once_without_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector = Collector(Collection(tmp_path / "texts", max_rows=9, max_days=9))
+    await collector.start()
+    shutil.rmtree(tmp_path / "texts")
+    by, shares = AnswerSource.UPSTREAM, (0.25, 0.75)
+    answer = QuestionAnswer(question=LATE, probabilities=shares, by=by, about={})
+
+    for _ in range(3):
+        collector.keep(answer, LATE.names, "a private text")
+    await collector.aclose()
+    await asyncio.sleep(0.01)
+
+    (said,) = [it.getMessage() for it in caplog.records]
+    assert "cannot be collected" in said
+    assert "private" not in said
+
+
 def test_the_number_of_questions_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +160,7 @@ def test_the_number_of_questions_is_bounded(
     for question in (LATE, OTHER, LATE):
         collection.add(question, "text", SHARES)
 
-    assert [(it.question, it.num_rows) for it in collection.questions()] == [(LATE, 2)]
+    assert [(it.question, it.rows) for it in collection.questions()] == [(LATE, 2)]
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

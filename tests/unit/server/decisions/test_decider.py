@@ -17,13 +17,13 @@ from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_registry import Cards, Published
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.decisions.answers import (
-    Answered,
     AnswerSource,
     AskedQuestion,
+    Decisions,
     QuestionAnswer,
 )
 from nunatak_server.decisions.collection import Collector
-from nunatak_server.decisions.decider import Decider, Decisions
+from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService
@@ -43,6 +43,13 @@ from nunatak_server.tokenization import Extent
 BACKBONE = tiny_backbone()
 KNOWN = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it urgent?"})
 OTHER = TypedQuestion.model_validate({"type": "noul", "instructions": "Is it late?"})
+
+
+UPSTREAM = {
+    "decisions_unknown": UnknownQuestions.UPSTREAM,
+    "decisions_upstream": "http://host/v1/systemone",
+}
+"""The task is sure by 0.5: yes has 0.75."""
 
 
 def choice(*options: str) -> TypedQuestion:
@@ -120,13 +127,13 @@ class Other:
 
     async def answer(
         self, asked: Sequence[AskedQuestion], text: str, *, handling: Handling
-    ) -> Answered:
+    ) -> Decisions:
         self.asked += [it.question for it in asked]
         self.seconds.append(handling.deadline_s)
         self.is_asked.set()
         if self.waits_for is not None:
             await self.waits_for.wait()
-        return Answered(answers=tuple(self.failure or self._answer(it.question) for it in asked))
+        return Decisions(answers=tuple(self.failure or self._answer(it.question) for it in asked))
 
     def _answer(self, question: TypedQuestion) -> QuestionAnswer:
         by, about = AnswerSource.UPSTREAM, {"model": "m"}
@@ -151,7 +158,7 @@ class Asked:
         known = {it.document.question.digest: (it,) for it in cards}
         self.facts = Facts(Cards(by_digest=known, damaged=tuple(damaged)))
         self.service = Service()
-        mode = {"decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
+        mode = {**UPSTREAM, "decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
         self.upstream, self.kept = Other(), Kept()
         has_upstream = mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
         self.decider = Decider(
@@ -264,10 +271,6 @@ async def test_timings_are_the_slowest_of_tasks_and_embeddings() -> None:
 
     assert mixed.timings == StageTimes(queue_s=1.0, compute_s=2.0, batch_rows=3)
     assert alone.timings == replace(mixed.timings, queue_s=0.5, batch_rows=1)
-
-
-UPSTREAM = {"decisions_unknown": UnknownQuestions.UPSTREAM}
-"""The task is sure by 0.5: yes has 0.75."""
 
 
 def metric(asked: Asked, name: str, **labels: str) -> float:

@@ -79,7 +79,7 @@ def test_labels_that_only_dev_has_are_told_and_left_out_like_other_bad_rows(tmp_
     train = write(tmp_path, ["text;label", *CLEAN])
     dev = write(tmp_path, ["text;label", "x;a", "y;c", "z;d"], "dev.csv")
 
-    with raises("invalid_row", match="2 of 23 rows .* label 'c' does not occur .*dev.csv:3"):
+    with raises("invalid_row", match="2 of 23 rows .* label 'c' is unknown; .*dev.csv:3"):
         load_task_data(train, dev=dev)
     data = load_task_data(train, dev=dev, spelt=RowFormat(rejected=tmp_path / "out.jsonl"))
 

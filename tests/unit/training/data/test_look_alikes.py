@@ -2,7 +2,14 @@
 
 import pytest
 
-from nunatak_training.data import DataProblem, Example, ExampleSet, TaskData, data_warnings
+from nunatak_training.data import (
+    DataProblem,
+    Example,
+    ExampleSet,
+    TaskData,
+    data_warnings,
+    load_task_data,
+)
 from nunatak_training.data.look_alikes import look_alikes, spelt_out
 
 DECOMPOSED = "Re\u0301clamation"
@@ -21,6 +28,9 @@ DECOMPOSED = "Re\u0301clamation"
         ("la\u00adte", "late"),
         ("\uff4cate", "late"),
         ("l\u0430te", "late"),
+        ("true", "1"),
+        ("False", "0"),
+        ("1.0", "true"),
     ],
 )
 def test_labels_that_differ_in_what_nobody_sees_look_alike(rare: str, common: str) -> None:
@@ -44,10 +54,24 @@ def test_a_rare_label_one_letter_from_a_frequent_one_looks_alike(typo: str) -> N
         ("cat", "car"),
         ("refund", "reward"),
         ("C", "C++"),
+        ("0", "1"),
+        ("true", "0"),
     ],
 )
 def test_labels_with_a_meaning_of_their_own_do_not(labels: tuple[str, str]) -> None:
     assert look_alikes({labels[0]: 100, labels[1]: 1}) == []
+
+
+def test_booleans_and_numbers_in_one_column_look_alike() -> None:
+    labels = (1, "1", True, 1.0, 0, False)
+    rows = [{"text": f"{it} {la}", "label": la} for it in range(20) for la in labels]
+
+    found = data_warnings(load_task_data(rows), max_length=8)
+
+    (pairs,) = [it.found for it in found if it.problem is DataProblem.LOOK_ALIKE]
+    assert pairs.startswith("2 pairs: ")
+    assert "'true'" in pairs
+    assert "'false'" in pairs
 
 
 def test_a_warning_names_the_pairs_with_their_counts() -> None:

@@ -275,7 +275,7 @@ def test_dev_label_that_no_train_row_has_is_named(
     train = write_jsonl(tmp_path / "train.jsonl", [{**row, **known}, {**row, **known, **other}])
     dev = write_jsonl(tmp_path / "other.jsonl", [{**row, **known}, row])
 
-    with raises("unknown_label", match="'new' does not occur") as caught:
+    with raises("unknown_label", match="'new' is unknown") as caught:
         load_task_data(train, dev=dev)
 
     assert caught.value.fields["where"] == "other.jsonl:2"

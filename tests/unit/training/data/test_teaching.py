@@ -12,7 +12,7 @@ from doubles.refusals import raises
 from nunatak_contract.errors import NunatakError
 from nunatak_model import TextInput
 from nunatak_training.data import LabelSet, RowFormat, TaskData, load_task_data
-from nunatak_training.data.teaching import Teacher
+from nunatak_training.data.examples import Teacher
 from nunatak_training.kinds import TaskKind
 
 TAUGHT = RowFormat(is_taught=True)
@@ -59,12 +59,16 @@ def asked_by(
         ({"probabilities": {"no": "1", "yes": 0.0}}, "'no' must be 0 to 1, got str"),
         ({"probabilities": {"no": 0.5, "yes": 0.4}}, "must sum to 1, got 0.9; say --kind multi"),
         ({"probabilities": {"no": 0.5, "yes": 0.52}}, "must sum to 1, got 1.02"),
-        ({"probabilities": {"no": 0.2, "maybe": 0.8}}, "its labels name 'maybe'"),
-        ({"probabilities": {"no": 0.2, "yes": 0.3, "maybe": 0.5}}, "its labels name 'maybe'"),
-        ({"probabilities": {"yes": 1.0}}, "its labels lack 'no'"),
-        ({"label": "maybe", "probabilities": {"no": 0.2, "yes": 0.8}}, "its labels name 'maybe'"),
-        ({"probabilities": {}}, "must be an object of numbers by label, got dict"),
-        ({"probabilities": [0.2, 0.8]}, "got list; CSV and TSV hold no objects"),
+        ({"probabilities": {"no": 0.2, "maybe": 0.8}}, "label 'maybe' is unknown"),
+        ({"probabilities": {"no": 0.2, "yes": 0.3, "maybe": 0.5}}, "label 'maybe' is unknown"),
+        ({"probabilities": {"yes": 1.0}}, "the probability of label 'no' is missing"),
+        ({"label": "maybe", "probabilities": {"no": 0.2, "yes": 0.8}}, "label 'maybe' is unknown"),
+        ({"probabilities": {}}, "must be an object of numbers by label, got an empty one"),
+        ({"probabilities": '{"no": 1.0}'}, "got str; CSV and TSV hold no objects"),
+        ({"probabilities": {"": 0.5, "no": 0.5}}, "must have 1 to 200 characters, got 0"),
+        ({"probabilities": {"a" * 201: 0.5, "no": 0.5}}, "must have 1 to 200 characters, got 201"),
+        ({"probabilities": {"\ud800": 0.5, "no": 0.5}}, "holds a lone surrogate"),
+        ({"probabilities": [0.2, 0.8]}, "must be an object of numbers by label, got list"),
         ({"probabilities": None}, "got nothing"),
         ({"text": " ", "probabilities": {"no": 0.2, "yes": 0.8}}, "'text' is empty"),
         ({}, "no column 'probabilities'"),
@@ -103,7 +107,7 @@ def test_a_text_without_a_label_has_the_one_that_its_probabilities_say() -> None
     assert [found[f"text {it}"] for it in (0, 1, 9, 11)] == ["yes", "no", "yes", "no"]
     assert found["text 10"] == "no"  # the first of equally likely ones
     assert data.labels == ("no", "yes")
-    own = {it.text for it in data.train.examples if it.taught and it.taught.has_label}
+    own = {it.text for it in data.train.examples if it.has_label}
     assert own <= {"text 1"}
 
 
@@ -133,7 +137,7 @@ def test_a_teacher_is_asked_once_about_each_text_of_all_parts() -> None:
     assert log == [row["text"] for row in train]
     assert data.labels == ("no", "yes")
     assert data.teacher is not None
-    assert (data.teacher.name, data.teacher.num_texts) == ("big/1", 45)
+    assert data.teacher.name == "big/1"
     assert [it.label for it in data.dev.examples] == ["no", "yes", "yes", "yes"]
 
 
@@ -148,6 +152,20 @@ def test_texts_without_an_answer_are_bad_rows_and_unreadable_ones_are_not_asked(
     assert "3 of 22 rows cannot be used" in str(caught.value)
     assert "big/1 has no answer: HTTP 500 (train[7])" in str(caught.value)
     assert set(log) == set(texts[:20])
+
+
+def test_two_labels_of_one_text_are_refused() -> None:
+    rows = [{"text": f"t{it}", "probabilities": {1: 0.5, "1": 0.5}} for it in range(20)]
+
+    with raises("invalid_row", match="two labels of 'probabilities' are the same text"):
+        taught(rows, TaskKind.MULTI_LABEL)
+
+
+def test_a_label_that_the_teacher_does_not_have_is_a_bad_row() -> None:
+    rows = [{"text": f"text {it}", "label": "no"} for it in range(20)]
+
+    with raises("unknown_label", match=r"train\[20\]: label 'maybe' is unknown; .* 'no', 'yes'"):
+        taught([*rows, {"text": "odd", "label": "maybe"}], teacher=asked_by([]))
 
 
 def test_an_error_of_the_teacher_ends_the_reading() -> None:
@@ -171,7 +189,9 @@ def test_an_error_of_the_teacher_ends_the_reading() -> None:
 def test_only_tasks_that_classify_or_value_texts_are_taught(
     kind: TaskKind | None, teacher: Teacher | None
 ) -> None:
-    with raises("invalid_option", match="the probabilities of a teacher make"):
+    with raises(
+        "invalid_option", match="probabilities teach|the teacher makes a single-label task"
+    ):
         taught(GOOD, kind, teacher)
 
 

@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from doubles.backbones import tiny_backbone
 from nunatak_training.data import Example, ExampleSet, Label, LabelSet, TaskData
-from nunatak_training.data.examples import Taught
 from nunatak_training.kinds import TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.texts import LABEL_SHARE
@@ -35,11 +34,8 @@ def task(kind: TaskKind, shares: Tensor, *, has_label: bool) -> TaskData:
             Example(
                 text="x",
                 label=label,
-                taught=Taught(
-                    shares=tuple(zip(LABELS, map(float, row), strict=True)),
-                    label=label,
-                    has_label=has_label,
-                ),
+                shares=tuple(zip(LABELS, map(float, row), strict=True)),
+                has_label=has_label,
             )
             for label, row in zip(OWN[kind], shares, strict=True)
         )
@@ -109,7 +105,7 @@ def test_a_task_that_says_what_its_teacher_says_has_nothing_to_learn(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_teacher_that_is_sure_of_the_labels_teaches_like_the_labels(kind: TaskKind) -> None:
     data = task(kind, hard(kind), has_label=True)
-    plain = ExampleSet(examples=tuple(replace(it, taught=None) for it in data.train.examples))
+    plain = ExampleSet(examples=tuple(replace(it, shares=()) for it in data.train.examples))
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(2))
 
     torch.testing.assert_close(loss(data, logits), loss(replace(data, train=plain), logits))
@@ -122,7 +118,7 @@ def test_a_value_is_learnt_from_teacher_and_label_in_their_shares() -> None:
             Example(
                 text="x",
                 label=own,
-                taught=Taught(shares=((str(value), 1.0),), label=value, has_label=True),
+                shares=(("value", value),),
             )
             for own, value in zip(labels, said, strict=True)
         )

@@ -1,0 +1,41 @@
+"""Calls of this server to others, which may be broken or hostile: bounded, and without a memory."""
+
+from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx
+
+from nunatak_contract.protocols import UnusableReplyError
+
+
+def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx
+    """Return a client that keeps no cookie, follows no redirect and asks for no compression."""
+    return httpx.AsyncClient(
+        headers={"accept-encoding": "identity", **(headers or {})},
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        **options,
+    )
+
+
+async def whole_body(reply: httpx.Response, *, max_bytes: int) -> bytes:
+    """Read and close a streamed reply.
+
+    Raises:
+        UnusableReplyError: another status than 200, a compressed body, or more than `max_bytes`.
+        httpx.HTTPError: the connection broke.
+    """
+    try:
+        if reply.status_code != HTTPStatus.OK:
+            raise UnusableReplyError(f"its status is {reply.status_code}")
+        # A small compressed part can become gigabytes before anybody can count them.
+        if reply.headers.get("content-encoding", "identity") != "identity":
+            raise UnusableReplyError("its reply is compressed")
+        data = bytearray()
+        async for part in reply.aiter_raw():
+            data += part
+            if len(data) > max_bytes:
+                raise UnusableReplyError(f"its reply has more than {max_bytes} bytes")
+        return bytes(data)
+    finally:
+        await reply.aclose()
