@@ -322,6 +322,11 @@ SERVER: Mapping[str, Reason] = {
         "answers, or retry after {retry_after_s} seconds",
         _TOO_MANY,
     ),
+    "audit_log_failed": Reason(
+        "the audit log cannot be written: {reason}; nothing was changed. Make room for the file of "
+        "NUNATAK_AUDIT_LOG, or let the server write it",
+        _UNAVAILABLE,
+    ),
     "quota_exceeded": Reason(
         "this caller has spent its quota of {limit} {resource} a {period}; retry after "
         "{retry_after_s} seconds, or ask the operator of the server for more",

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry import Registry
+from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import (
     decisions,
@@ -101,6 +102,7 @@ def create_app(
         with needs_extra("oidc"):
             from nunatak_server.access.tokens import TokenAuthenticator  # noqa: PLC0415
         authenticator = TokenAuthenticator(settings, authenticator if keys_file else None)
+    audit = AuditLog(settings.audit_log.absolute()) if settings.audit_log else None
     upstream = Upstream(settings) if settings.decisions_upstream else None
 
     @asynccontextmanager
@@ -131,7 +133,7 @@ def create_app(
     modules = (routes, streams, admin, pages, *neighbours)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
-        AppState(settings=settings, authenticator=authenticator),
+        AppState(settings=settings, authenticator=authenticator, audit=audit),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),

@@ -105,6 +105,11 @@ class ServerSettings(BaseSettings):
             "commas, such as `https://app.example`"
         ),
     )
+    audit_log: Path | None = Field(
+        default=None,
+        description="file to which a JSON line is appended before and after each act of an "
+        "operator, such as a promotion; if the file cannot be written, the act is refused",
+    )
     oidc_issuer: SafeUrl = Field(
         default="",
         description="URL of the issuer (`iss`) whose tokens count beside API keys: with https, or "

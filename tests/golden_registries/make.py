@@ -18,8 +18,6 @@ from pathlib import Path
 
 ROOT, NAME, OUTPUT = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 MADE_AT = datetime(2026, 1, 1, tzinfo=UTC)
-NEXT_CODE = ROOT.parent / "6ae562fa"
-"""The first commit with tasks of a tiny backbone."""
 
 for package in ("contract", "artifact", "registry", "model", "versions", "server", "tests"):
     sys.path.insert(0, str(ROOT / package))
@@ -65,23 +63,15 @@ def fill(registry: Registry) -> None:
 
 def drafts():
     """Yield drafts with their blobs: three versions of one task, and one of another."""
-    if (ROOT / "tests/doubles/tasks.py").exists():
-        from doubles.backbones import tiny_backbone
-        from doubles.tasks import tiny_task
+    from doubles.backbones import tiny_backbone
+    from doubles.tasks import tiny_task
 
-        backbone = tiny_backbone()
-        head, lora = methods()
-        yield tiny_task(backbone, method=head, seed=0)
-        yield tiny_task(backbone, method=lora, seed=1)
-        yield tiny_task(backbone, method=head, seed=2)
-        yield tiny_task(backbone, task="topic", method=head, seed=0)
-        return
-    # The first commit has no tasks of a backbone, so it gets those of the next layout as text.
-    from nunatak_registry.manifest import TaskDraft
-
-    for version in sorted((OUTPUT / "drafts").iterdir()):
-        draft = TaskDraft.model_validate_json((version / "draft.json").read_text())
-        yield draft, {"parameters": (version / "parameters").read_bytes()}
+    backbone = tiny_backbone()
+    head, lora = methods()
+    yield tiny_task(backbone, method=head, seed=0)
+    yield tiny_task(backbone, method=lora, seed=1)
+    yield tiny_task(backbone, method=head, seed=2)
+    yield tiny_task(backbone, task="topic", method=head, seed=0)
 
 
 def methods():
@@ -149,12 +139,6 @@ def save(registry: Path, folder: Path) -> None:
         if blob.name in used:
             (OUTPUT / "blobs").mkdir(exist_ok=True)
             (OUTPUT / "blobs" / blob.name).write_bytes(blob.read_bytes())
-    if ROOT == NEXT_CODE:
-        for number, (draft, blobs) in enumerate(drafts()):
-            place = OUTPUT / "drafts" / str(number)
-            place.mkdir(parents=True)
-            (place / "draft.json").write_text(draft.model_dump_json())
-            (place / "parameters").write_bytes(blobs["parameters"])
 
 
 main()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -127,6 +128,8 @@ def _members(value: object) -> object:
             return value.model_dump(mode="json")
         case datetime():
             return value.isoformat()
+        case Path():
+            return str(value)
         case _:
             return {field.name: getattr(value, field.name) for field in fields(cast("Any", value))}
 

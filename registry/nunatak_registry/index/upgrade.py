@@ -1,4 +1,4 @@
-"""Upgrades of an index from an older layout, by the revisions of Alembic in `migrations`.
+"""Upgrades of an index from an older layout, by the steps in `migrations`.
 
 Each step is one transaction, which also changes the number of the layout in the state row. The
 first transaction copies the index to a file and makes the number negative, so no release opens the
@@ -10,16 +10,16 @@ import os
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from alembic.script import Script, ScriptDirectory
 from sqlalchemy import (
     URL,
     Connection,
@@ -27,22 +27,22 @@ from sqlalchemy import (
     MetaData,
     create_engine,
     insert,
-    inspect,
     select,
     text,
     update,
 )
+from sqlalchemy.exc import DBAPIError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.index import migrations
 from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
-from nunatak_registry.index.layouts import LAYOUTS, IndexLayout, layout_of
-from nunatak_registry.index.schema import HoldRow, StateRow
+from nunatak_registry.index.layouts import IndexLayout, layout_of
+from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow
 from nunatak_registry.locations import parse_location
 
-_REVISIONS = Path(__file__).parent / "migrations"
 _ROWS = 1000
 Told = Callable[[str], None]
 
@@ -81,7 +81,7 @@ def upgrade(
                 _require_no_readers(connection, now)
                 backup = _back_up(connection, found, folder or _folder_of(url))
                 tell(f"the index as it was: {backup}")
-                _note(connection, IndexLayout(name=found.name, is_upgrading=True))
+                _note(connection, -found.number)
         steps = tuple(_steps(writer, tell))
     return _outcome(url, found, steps, backup)
 
@@ -91,7 +91,9 @@ def rehearse(
 ) -> Upgraded:
     """Upgrade a copy of an index in `folder`, and remove the copy; all else is as in `upgrade`."""
     url, missing = _place(location)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with _copying(folder or Path(tempfile.gettempdir())):
+        made = tempfile.TemporaryDirectory(dir=folder)
+    with made as scratch:
         with writer_of(url, missing) as writer, _locked(writer) as (connection, found):
             if not (found.is_current or found.is_upgrading):
                 _require_no_readers(connection, now)
@@ -118,42 +120,32 @@ def _locked(writer: Engine) -> Generator[tuple[Connection, IndexLayout]]:
             # A lock of the row would end in a deadlock with writers that wait for the row, as soon
             # as a step changes the table.
             connection.execute(text("LOCK TABLE nunatak_state IN EXCLUSIVE MODE"))
-        found = layout_of(connection)
-        found.require_known()
-        yield connection, found
+        yield connection, layout_of(connection)
 
 
 def _steps(writer: Engine, tell: Told) -> Iterator[str]:
     while True:
         with _locked(writer) as (connection, found):
-            step = next(iter(_revisions(found)), None)
-            if step is None:
+            if found.number == SCHEMA_VERSION:
                 if found.is_upgrading:
-                    _note(connection, IndexLayout(name=found.name))
+                    _note(connection, SCHEMA_VERSION)
                     raise_generation(connection)
                 return
+            number = found.number + 1
+            step = import_module(f"{migrations.__name__}.layout_{number}")
             with Operations.context(MigrationContext.configure(connection)):
-                step.module.upgrade()
-            _note(connection, IndexLayout(name=step.revision, is_upgrading=True))
-        tell(f"layout {found.name} -> {step.revision}: {step.doc}")
-        yield step.revision
+                step.upgrade()
+            _note(connection, -number)
+        tell(f"layout {found.number} -> {number}: {step.__doc__}")
+        yield str(number)
 
 
-def _revisions(found: IndexLayout) -> Sequence[Script]:
-    """Return the revisions that bring a layout to the newest, oldest first."""
-    scripts = ScriptDirectory(_REVISIONS, version_locations=[_REVISIONS])
-    lower = "base" if found.name == LAYOUTS[0] else found.name
-    return [*scripts.iterate_revisions(LAYOUTS[-1], lower)][::-1]
-
-
-def _note(connection: Connection, layout: IndexLayout) -> None:
-    connection.execute(update(StateRow).values(schema_version=layout.number))
+def _note(connection: Connection, number: int) -> None:
+    connection.execute(update(StateRow).values(schema_version=number))
 
 
 def _require_no_readers(connection: Connection, now: datetime | None) -> None:
     now = now or datetime.now(UTC)
-    if not inspect(connection).has_table(HoldRow.__tablename__):
-        return
     holds = connection.execute(select(HoldRow.reader, HoldRow.until)).all()
     readers = sorted({it.reader for it in holds if datetime.fromisoformat(it.until) > now})
     if readers:
@@ -165,8 +157,9 @@ def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
 
     The name has a digest of the bytes, so no copy takes the place of another.
     """
-    unfinished = folder / f"index-layout-{found.name}-{secrets.token_hex(4)}.unfinished"
-    try:
+    unfinished = folder / f"index-layout-{found.number}-{secrets.token_hex(4)}.unfinished"
+    with _copying(folder), ExitStack() as cleanup:
+        cleanup.callback(unfinished.unlink, missing_ok=True)
         unfinished.write_bytes(b"")
         if connection.dialect.name == "sqlite":
             # A connection that writes cannot be the source; another one may read meanwhile.
@@ -180,14 +173,21 @@ def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
         with unfinished.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        made = unfinished.replace(folder / f"index-layout-{found.name}-{digest[:12]}.sqlite3")
+        made = unfinished.replace(folder / f"index-layout-{found.number}-{digest[:12]}.sqlite3")
         sync_folder(folder)
-    except OSError as error:
-        raise StoreUnavailableError(
-            f"the copy of the index cannot be written to {folder}: {error.strerror}; nothing is "
-            "changed. Name another folder with --backup"
-        ) from error
     return made
+
+
+@contextmanager
+def _copying(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error, DBAPIError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "orig", None) or error
+        raise StoreUnavailableError(
+            f"the copy of the index cannot be made in {folder}: {reason}; nothing is changed. Make "
+            "room, or name another folder with --backup"
+        ) from error
 
 
 def _copy_rows(source: Connection, target: Path) -> None:
@@ -217,8 +217,8 @@ def _outcome(url: URL, found: IndexLayout, steps: tuple[str, ...], backup: Path 
         except InvalidManifestError:
             unreadable.append(record.reference)
     return Upgraded(
-        found=found.name,
-        layout=LAYOUTS[-1],
+        found=str(found.number),
+        layout=str(SCHEMA_VERSION),
         steps=steps,
         backup=backup,
         num_versions=len(records),

@@ -16,7 +16,7 @@ from fastapi.security.base import SecurityBase
 from starlette.types import Scope as RequestScope
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.access.keys import Caller, Scope
+from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX, Caller, Scope
 from nunatak_server.errors import UnknownSignerError
 from nunatak_server.http.state import state_of
 
@@ -127,6 +127,13 @@ def caller_of(scope: RequestScope) -> Caller:
     """Return the caller of an admitted request; public routes have no caller."""
     caller: Caller = scope[_CALLER_KEY]
     return caller
+
+
+def actor_of(scope: RequestScope) -> str:
+    """Return the name of the caller for histories and the audit log."""
+    name = caller_of(scope).name
+    has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
+    return f"key {name}" if has_key else name
 
 
 def find_caller(scope: RequestScope) -> Caller | None:

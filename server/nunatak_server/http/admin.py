@@ -31,9 +31,8 @@ from nunatak_registry import (
     CandidateEventKind,
     CandidateRole,
 )
-from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.http.access import caller_of
+from nunatak_server.http.access import actor_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
@@ -198,7 +197,7 @@ async def _change(
     """Make a change, let this server follow it at once, and wait for the others if asked to."""
     runtime, expected = runtime_of(request), body.expected_version if body else None
     event = await runtime.catalog.change(
-        make, *place, expected_version=expected, by=_actor(request)
+        make, *place, expected_version=expected, by=actor_of(request.scope)
     )
     await runtime.follow_own_change()
     if wait_s is not None:
@@ -286,12 +285,6 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
             drift_histogram=tuple(wire.DriftCount(up_to=up_to, inputs=it) for up_to, it in counts),
         )
     )
-
-
-def _actor(request: Request) -> str:
-    name = caller_of(request.scope).name
-    has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
-    return f"key {name}" if has_key else name
 
 
 @router.assign("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange)

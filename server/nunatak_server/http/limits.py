@@ -22,19 +22,31 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
 from nunatak_server.errors import DeadlineExceededError, UnknownSignerError
-from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of, let_in
+from nunatak_server.http.access import (
+    PREDICT,
+    Access,
+    access_of,
+    actor_of,
+    admit,
+    caller_of,
+    let_in,
+)
 from nunatak_server.http.middleware import RequestObserver
-from nunatak_server.http.problems import problem_response
+from nunatak_server.http.problems import code_of, problem_response
 from nunatak_server.http.protocol import is_given_up
 from nunatak_server.http.replies import LinesResponse
 from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, parse_json, quick_handler
-from nunatak_server.http.state import header_of, state_of
+from nunatak_server.http.state import header_of, request_id_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
+# The audit log leaves out a longer body.
+AUDITED_BYTES: Final = 1000
 UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRequest(Request):
@@ -57,9 +69,10 @@ class StrictRoute(APIRoute):
     def needed(self) -> Access | None:
         return access_of(self.dependencies)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handle = quick_handler(self) or super().get_route_handler()
         needed = self.needed
+        is_act = needed is not None and needed.scope is AccessScope.ADMIN
 
         async def handle_strictly(request: Request) -> Response:
             # The caller is admitted before the body is read, so that strangers cause no work.
@@ -72,7 +85,7 @@ class StrictRoute(APIRoute):
             state = state_of(scope)
             with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
                 strict = await self.read(request, state.settings, held=held)
-                response = await handle(strict)
+                response = await (self.act(strict, handle) if is_act else handle(strict))
                 if isinstance(response, LinesResponse):
                     # The body is needed after the return, because the lines of the answer are made
                     # later.
@@ -85,13 +98,27 @@ class StrictRoute(APIRoute):
             except asyncio.CancelledError:
                 if not is_given_up(request.scope):
                     raise
-                is_of_operators = needed is not None and needed.scope is AccessScope.ADMIN
-                if is_of_operators and request.method in METHODS_WITH_BODY:
+                if is_act and request.method in METHODS_WITH_BODY:
                     # A client that retries after a 503 would make the change a second time.
                     raise DeadlineExceededError(UNKNOWN_END) from None
                 raise NunatakError("draining") from None
 
         return handle_until_given_up
+
+    async def act(self, request: StrictRequest, handle: Handler) -> Response:
+        """Handle a request of an operator, which the audit log names before and after it."""
+        scope, log = request.scope, state_of(request.scope).audit
+        if log is None:
+            return await handle(request)
+        known = {
+            "request_id": request_id_of(scope),
+            "by": actor_of(scope),
+            "act": f"{scope['method']} {self.path_format}",
+            "object": {**request.query_params, **request.path_params},
+            "body": await request.json() if len(await request.body()) <= AUDITED_BYTES else None,
+        }
+        with log.act(known, code_of):
+            return await handle(request)
 
     def check_query(self, request: Request) -> None:
         """Refuse a query parameter that would have no effect.

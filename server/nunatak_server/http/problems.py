@@ -73,6 +73,13 @@ def problem_response(scope: Scope, error: NunatakError) -> Response:
     return _response(problem, headers=headers_of(error))
 
 
+def code_of(error: Exception) -> str:
+    """Return the code of the problem that answers an error."""
+    if isinstance(error, NunatakError):
+        return error.code
+    return "invalid_request" if isinstance(error, RequestValidationError) else "internal_error"
+
+
 def _detail(error: NunatakError) -> str:
     if isinstance(error, InvalidNameError):
         # The value is no name and may be anything, so the message does not repeat it.

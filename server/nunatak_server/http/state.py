@@ -9,6 +9,7 @@ from typing import Final
 from starlette.types import Scope
 
 from nunatak_contract.wire import RELEASE_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
+from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -20,6 +21,7 @@ class AppState:
 
     settings: ServerSettings
     authenticator: Authenticator
+    audit: AuditLog | None = None
     origins: frozenset[bytes] = field(init=False)
     """The other sites whose pages may call this server."""
     runtime: Runtime = field(init=False)

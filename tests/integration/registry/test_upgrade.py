@@ -1,8 +1,10 @@
 """Registries of older layouts lose nothing by an upgrade, wherever the upgrade is cut short."""
 
+import resource
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from doubles.golden import (
     CURRENT,
     OLDER,
+    UNRELEASED,
     Rows,
     engine_of,
     lost_rows,
@@ -25,13 +28,12 @@ from doubles.golden import (
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import CandidateRole, Registry, StoreUnavailableError
-from nunatak_registry.index.layouts import LAYOUTS
-from nunatak_registry.index.schema import Base
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base
 from nunatak_registry.index.upgrade import rehearse, upgrade
 from nunatak_versions import load_task
 
 Put = Callable[[str], str]
-FEW = ("early_1", "early_5", "2")
+LAYOUTS = tuple(map(str, range(1, SCHEMA_VERSION + 1)))
 READS = ("SELECT", "PRAGMA", "\nSELECT")
 
 
@@ -73,6 +75,17 @@ def backups(tmp_path: Path) -> Path:
     folder = tmp_path / "backups"
     folder.mkdir()
     return folder
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Generator[None]:
+    """Let writes beyond a size fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def silent(_line: str) -> None:
@@ -126,7 +139,7 @@ def test_an_upgrade_keeps_every_row_and_every_answer(
     assert upgrade(location, tell=silent).steps == ()
 
 
-@pytest.mark.parametrize("layout", FEW)
+@pytest.mark.parametrize("layout", OLDER)
 def test_an_upgraded_registry_takes_changes(put: Put, layout: str, backups: Path) -> None:
     location = put(layout)
     upgrade(location, folder=backups, tell=silent)
@@ -179,10 +192,33 @@ def test_a_server_opens_no_older_layout_and_changes_nothing(put: Put, layout: st
     assert rows_of(location) == before
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("layout", UNRELEASED)
+def test_an_index_of_unreleased_code_is_refused_and_left_alone(
+    put: Put, layout: str, sign: int
+) -> None:
+    location = put(layout)
+    engine = engine_of(location)
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE nunatak_state SET schema_version = schema_version * :sign"), {"sign": sign}
+        )
+    engine.dispose()
+    before = rows_of(location)
+
+    for run in (
+        partial(upgrade, location, tell=silent),
+        partial(rehearse, location, tell=silent),
+        partial(Registry.open, location),
+    ):
+        with pytest.raises(StoreUnavailableError, match=r"before the first release.*publish"):
+            run()
+
+    assert rows_of(location) == before
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "layout", ["2", *(pytest.param(it, marks=pytest.mark.slow) for it in ("1", "early_1"))]
-)
+@pytest.mark.parametrize("layout", ["2", pytest.param("1", marks=pytest.mark.slow)])
 def test_an_upgrade_that_dies_at_any_statement_loses_nothing(
     put: Put, layout: str, backups: Path, backbone: Backbone
 ) -> None:
@@ -207,7 +243,7 @@ def test_an_upgrade_that_dies_at_any_statement_loses_nothing(
     assert deaths > 5
 
 
-@pytest.mark.parametrize("layout", ["early_4", "2"])
+@pytest.mark.parametrize("layout", OLDER)
 def test_no_release_opens_a_registry_during_an_upgrade(
     put: Put, layout: str, backups: Path
 ) -> None:
@@ -230,7 +266,7 @@ def test_no_release_opens_a_registry_during_an_upgrade(
 
 
 def test_two_upgrades_at_once_make_one(put: Put, backups: Path, backbone: Backbone) -> None:
-    location = put("early_1")
+    location = put("1")
     before, others = rows_of(location), list[tuple[str, ...]]()
 
     def upgrade_too(line: str) -> None:
@@ -259,7 +295,7 @@ def test_a_running_server_prevents_an_upgrade(put: Put, backups: Path) -> None:
     assert upgrade(location, folder=backups, now=later, tell=silent).steps == ("3",)
 
 
-@pytest.mark.parametrize("layout", FEW)
+@pytest.mark.parametrize("layout", OLDER)
 def test_the_copy_is_the_registry_as_it_was(
     put: Put, layout: str, backups: Path, tmp_path: Path, backbone: Backbone
 ) -> None:
@@ -277,7 +313,7 @@ def test_the_copy_is_the_registry_as_it_was(
     assert faults_of(restored, backbone, with_types=False) == []
 
 
-@pytest.mark.parametrize("layout", ["early_1", "2", "3"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rehearsal_tells_the_steps_and_changes_nothing(
     put: Put, layout: str, backups: Path
 ) -> None:
@@ -293,7 +329,7 @@ def test_a_rehearsal_tells_the_steps_and_changes_nothing(
     assert (rehearsed.steps, rehearsed.num_versions) == (done.steps, done.num_versions)
 
 
-@pytest.mark.parametrize("number", [0, LAYOUTS.index("3"), 99, -99])
+@pytest.mark.parametrize("number", [0, SCHEMA_VERSION + 1, 99, -99])
 def test_an_unknown_layout_is_refused_and_left_alone(put: Put, number: int) -> None:
     location = put("3")
     engine = engine_of(location)
@@ -317,14 +353,26 @@ def test_a_place_without_a_registry_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_copy_that_cannot_be_written_leaves_the_registry_alone(put: Put, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["missing", "file", "full"])
+def test_a_copy_that_cannot_be_made_leaves_nothing_and_the_registry_alone(
+    put: Put, backups: Path, place: str
+) -> None:
     location = put("2")
-    before = rows_of(location)
+    before, folder = rows_of(location), backups / "copies"
+    if place == "file":
+        folder.write_bytes(b"")
+    if place == "full":
+        folder.mkdir()
 
-    with pytest.raises(StoreUnavailableError, match="--backup"):
-        upgrade(location, folder=tmp_path / "none", tell=silent)
+    for run in (upgrade, rehearse):
+        with (
+            files_of_at_most(8192 if place == "full" else resource.RLIM_INFINITY),
+            pytest.raises(StoreUnavailableError, match=r"nothing is changed.*--backup"),
+        ):
+            run(location, folder=folder, tell=silent)
 
     assert rows_of(location) == before
+    assert [*folder.rglob("*")] == []
 
 
 def test_a_damaged_manifest_is_told_and_kept(put: Put, backups: Path) -> None:

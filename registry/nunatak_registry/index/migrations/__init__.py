@@ -1,4 +1,4 @@
-"""The revisions of Alembic, one from each layout of the index to the next.
+"""The steps from each layout of the index to the next, by Alembic's operations.
 
-A revision names its tables itself, because `schema` describes only the newest layout.
+A step names its tables itself, because `schema` describes only the newest layout.
 """

@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "2", "1"
-
 
 def upgrade() -> None:
     kind = sa.String(200)

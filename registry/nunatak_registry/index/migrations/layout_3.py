@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "3", "2"
-
 
 def upgrade() -> None:
     for name in ("nunatak_policies", "nunatak_questions"):

@@ -37,8 +37,11 @@ def test_a_rehearsal_says_that_it_changed_nothing(old: str) -> None:
 
 def test_quiet_prints_nothing_and_json_one_document(old: str, tmp_path: Path) -> None:
     rehearsed = nunatak("registry", "upgrade", "--registry", old, "--dry-run", "--json").json()
-    quiet = nunatak("registry", "upgrade", "--registry", old, "--quiet", "--backup", str(tmp_path))
-    done = nunatak("registry", "upgrade", "--registry", old, "--json", "--quiet").json()
+    done = nunatak("registry", "upgrade", "--registry", old, "--json").json()
+    again = nunatak("registry", "upgrade", "--registry", old, "--json", "--quiet").json()
+    other = put_in_folder("1", tmp_path / "other")
+    options = ("--registry", other, "--quiet", "--backup", str(tmp_path))
+    quiet = nunatak("registry", "upgrade", *options)
 
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
     assert len(list(tmp_path.glob("index-layout-1-*.sqlite3"))) == 1
@@ -51,7 +54,9 @@ def test_quiet_prints_nothing_and_json_one_document(old: str, tmp_path: Path) ->
         "unreadable": [],
         "dry_run": True,
     }
-    assert done == {**rehearsed, "found": "3", "steps": [], "dry_run": False}
+    (copy,) = Path(old).glob("index-layout-1-*.sqlite3")
+    assert done == {**rehearsed, "backup": str(copy), "dry_run": False}
+    assert again == {**rehearsed, "found": "3", "steps": [], "dry_run": False}
 
 
 def test_commands_on_an_older_layout_name_the_upgrade(old: str) -> None:

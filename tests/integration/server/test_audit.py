@@ -1,0 +1,85 @@
+"""The audit log of a server: every act of an operator, and no act without its line."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from doubles.access import access_by_route, add_key, filled
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.access.keys import Scope
+
+PROD = "/v1/tasks/tone/aliases/prod"
+ACTS = [
+    (verb, template)
+    for (verb, template), needed in access_by_route().items()
+    if needed is not None and needed.scope is Scope.ADMIN
+]
+
+
+@pytest.fixture
+def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path / "registry") as opened:
+        for seed in range(2):
+            publish_tiny_task(opened, backbone, seed=seed)
+        opened.promote("tone", "prod", 1)
+        yield opened
+
+
+async def test_each_act_is_logged_with_its_caller_and_outcome(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    path, keys = tmp_path / "audit.jsonl", tmp_path / "keys.json"
+    ops = add_key(keys, "ops")
+    reader = add_key(keys, "reader", scopes=[Scope.PREDICT, Scope.READ])
+    settings, answers = make_settings(api_keys_file=keys, audit_log=path), list[str]()
+    async with running_client(backbone, registry, settings) as client:
+        for verb, template in ACTS:
+            for body in ({"version": 2}, {"bad": 1}):
+                answer = await client.request(verb, filled(template), headers=ops, json=body)
+                answers.append(answer.json().get("code", "done"))
+                await client.request(verb, filled(template), headers=reader, json=body)
+                await client.request(verb, filled(template), json=body)
+        query = {"inputs": "where is it?"}
+        assert (
+            await client.post("/v1/tasks/tone/predict", headers=ops, json=query)
+        ).status_code == 200
+
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [it["outcome"] for it in lines[::2]] == ["begun"] * len(answers)
+    assert [it["outcome"] for it in lines[1::2]] == answers
+    assert {"done", "invalid_request"} <= {*answers}
+    assert {it["by"] for it in lines} == {"key ops"}
+    assert [it["act"] for it in lines[::4]] == [" ".join(it) for it in ACTS]
+    assert all(it["request_id"] and it["object"]["task"] == "tone" for it in lines)
+    assert all(it["body"] == {"version": 2} for it in lines[::4])
+    assert ops["authorization"].split()[1] not in text
+
+
+async def test_no_act_is_done_while_the_log_cannot_be_written(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    path = tmp_path / "logs" / "audit.jsonl"
+    path.parent.mkdir()
+    async with running_client(backbone, registry, make_settings(audit_log=path)) as client:
+        path.unlink()
+        path.parent.rmdir()
+        refused = [
+            (await client.request(verb, filled(template), json={"version": 2})).json()
+            for verb, template in ACTS
+        ]
+        served = await client.post("/v1/tasks/tone/predict", json={"inputs": "where is it?"})
+        assert (await client.get("/readyz")).status_code == 200
+        assert registry.resolve("tone").version == 1
+        path.parent.mkdir()
+        promoted = await client.put(PROD, json={"version": 2})
+
+    assert {(it["status"], it["code"]) for it in refused} == {(503, "audit_log_failed")}
+    assert (served.status_code, promoted.status_code) == (200, 200)
+    assert registry.resolve("tone").version == 2
+    assert len(path.read_text().splitlines()) == 2

@@ -1,0 +1,104 @@
+"""Laws of the file of the audit log."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from nunatak_contract.errors import NunatakError
+from nunatak_server.access.audit import AuditLog
+from nunatak_server.http.problems import code_of
+
+KNOWN: dict[str, object] = {
+    "request_id": "r1",
+    "by": "key ops",
+    "act": "PUT /a",
+    "object": {},
+    "body": None,
+}
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_act_has_a_line_before_and_after_in_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path).act(KNOWN, code_of):
+        assert [it["outcome"] for it in lines_of(path)] == ["begun"]
+
+    begun, done = lines_of(path)
+    assert {**begun, "outcome": "done", "at": done["at"]} == done
+    assert {name: done[name] for name in KNOWN} == KNOWN
+    assert str(done["at"]).endswith("+00:00")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NunatakError("shared_port", processes=2), "shared_port"),
+        (ValueError(), "internal_error"),
+        (KeyboardInterrupt(), "unknown"),
+    ],
+    ids=["known", "unforeseen", "cut short"],
+)
+def test_a_failed_act_has_the_code_of_its_answer(
+    tmp_path: Path, error: BaseException, outcome: str
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    with pytest.raises(type(error)), AuditLog(path).act(KNOWN, code_of):
+        raise error
+
+    assert [it["outcome"] for it in lines_of(path)] == ["begun", outcome]
+
+
+def test_a_line_after_one_that_was_cut_short_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"at": "2026')
+
+    with AuditLog(path).act({**KNOWN, "object": {"task": "a\n\u2028\ud800"}}, code_of):
+        pass
+
+    cut, *whole = path.read_bytes().split(b"\n")
+    assert cut == b'{"at": "2026'
+    assert [json.loads(it)["outcome"] for it in whole if it] == ["begun", "done"]
+
+
+def test_no_act_begins_without_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(NunatakError) as caught, log.act(KNOWN, code_of):
+        pytest.fail("the act began")
+
+    assert caught.value.code == "audit_log_failed"
+
+
+def test_an_act_that_is_done_keeps_its_outcome_without_its_second_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path).act(KNOWN, code_of):
+        path.rename(tmp_path / "rotated")
+        path.mkdir()
+
+    assert "r1" in caplog.text
+    assert ": done" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "missing/folder", "/dev/null"])
+def test_a_place_that_takes_no_lines_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+
+    with pytest.raises(NunatakError) as caught:
+        AuditLog(path)
+
+    assert caught.value.code == "audit_log_failed"
