@@ -8,25 +8,25 @@ import pytest
 MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
-    "nunatak_versions": (428, 4),
-    "nunatak_exchange": (4024, 18),
-    "nunatak_cli": (7167, 43),
-    "nunatak": (423, 3),
-    "nunatak_client": (2229, 9),
-    "nunatak_cluster": (579, 7),
-    "nunatak_contract": (3642, 18),
-    "nunatak_rows": (790, 7),
-    "nunatak_loadtest": (1119, 8),
-    "nunatak_model": (9287, 53),
+    "nunatak_versions": (426, 4),
+    "nunatak_exchange": (3975, 17),
+    "nunatak_cli": (7009, 40),
+    "nunatak": (473, 3),
+    "nunatak_client": (1812, 7),
+    "nunatak_cluster": (570, 6),
+    "nunatak_contract": (3921, 19),
+    "nunatak_rows": (771, 7),
+    "nunatak_loadtest": (1113, 7),
+    "nunatak_model": (9261, 51),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (3970, 24),
-    "nunatak_server": (19249, 104),
-    "nunatak_training": (8609, 48),
+    "nunatak_registry": (4307, 27),
+    "nunatak_server": (19989, 105),
+    "nunatak_training": (8958, 44),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 61_528, 347
-MIN_CODE_SHARE = 0.511
+MAX_LINES, MAX_FILES = 62_597, 338
+MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
 
