@@ -85,8 +85,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
         label, *others = registry.resolve("tone").head.labels
         meanings = {label: True, **dict.fromkeys(others, False)}
         card = {"name": "unsure", "task": "tone", "question": UNSURE, "labels": meanings}
-        card["ask_upstream_below"] = 1.0
-        registry.questions.put(QuestionCard.model_validate(card))
+        unsure = QuestionCard.model_validate({**card, "ask_upstream_below": 1.0})
+        registry.questions.put(unsure)
         registry.policies.put(make_policy(make_rule(when("tone", label)), name="guard"))
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
