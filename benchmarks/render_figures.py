@@ -50,7 +50,7 @@ SECTIONS = (
     (
         "decisions.",
         "Typed questions",
-        "What is asked, and how: [questions.md](../questions.md).",
+        "The questions and their cards: [questions.md](../questions.md).",
     ),
     ("gateway.", "Gateways", "Protocols of LLM gateways over the native route."),
     ("race.", "Five classifiers about every text", "Speed next to F1: [race.md](race.md)."),
