@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import cast
 
@@ -36,10 +35,10 @@ from sqlalchemy.exc import DBAPIError
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index import migrations
 from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
 from nunatak_registry.index.layouts import IndexLayout, layout_of
+from nunatak_registry.index.migrations import STEPS
 from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow
 from nunatak_registry.locations import parse_location
 
@@ -132,9 +131,9 @@ def _steps(writer: Engine, tell: Told) -> Iterator[str]:
                     raise_generation(connection)
                 return
             number = found.number + 1
-            step = import_module(f"{migrations.__name__}.layout_{number}")
+            step = STEPS[number]
             with Operations.context(MigrationContext.configure(connection)):
-                step.upgrade()
+                step()
             _note(connection, -number)
         tell(f"layout {found.number} -> {number}: {step.__doc__}")
         yield str(number)

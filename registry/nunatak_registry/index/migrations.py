@@ -1,10 +1,26 @@
-"""Tables of policies, of question cards, and of the server processes."""
+"""The steps from each layout of the index to the next, by Alembic's operations.
+
+A step names its tables itself, because `schema` describes only the newest layout.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import sqlalchemy as sa
 from alembic import op
 
 
-def upgrade() -> None:
+def to_layout_2() -> None:
+    """The history of aliases and candidates says by whom; earlier rows say `unknown`."""
+    kind = sa.String(200)
+    for name in ("nunatak_alias_events", "nunatak_candidate_events"):
+        op.add_column(name, sa.Column("by", kind, nullable=False, server_default="unknown"))
+        with op.batch_alter_table(name) as table:
+            table.alter_column("by", existing_type=kind, server_default=None)
+
+
+def to_layout_3() -> None:
+    """Tables of policies, of question cards, and of the server processes."""
     for name in ("nunatak_policies", "nunatak_questions"):
         op.create_table(
             name,
@@ -28,3 +44,7 @@ def upgrade() -> None:
         sa.Column("until", sa.Double, nullable=False),
         sa.Column("load", sa.Text, nullable=False),
     )
+
+
+STEPS: Final[Mapping[int, Callable[[], None]]] = {2: to_layout_2, 3: to_layout_3}
+"""The steps by the layout that each reaches."""
