@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from nunatak_contract.protocols import UnusableReplyError
+from nunatak_contract.upstreams import UnusableReplyError
 
 
 def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx

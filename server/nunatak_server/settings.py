@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
-from nunatak_contract.protocols import PROTOCOLS
+from nunatak_contract.upstreams import PROTOCOLS
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 from nunatak_server.scheduler.quotas import Limits, Quota
 

@@ -19,13 +19,13 @@ CEILINGS = {
     "nunatak_loadtest": (1113, 7),
     "nunatak_model": (9261, 51),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4307, 27),
+    "nunatak_registry": (4306, 25),
     "nunatak_server": (19989, 105),
     "nunatak_training": (8958, 44),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_597, 338
+MAX_LINES, MAX_FILES = 62_596, 336
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

@@ -18,8 +18,8 @@ from nunatak_client.replies import Reply
 from nunatak_client.transport import RetryPolicy, key_headers, server_url
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_contract.protocols import PROTOCOLS, Protocol, UnusableReplyError, read_reply
 from nunatak_contract.questions import QuestionCard
+from nunatak_contract.upstreams import PROTOCOLS, UnusableReplyError, UpstreamProtocol, read_reply
 from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data.examples import Teacher
@@ -150,7 +150,7 @@ class _Upstream(Client):
 
 
 def _upstream_teacher(
-    upstream: _Upstream, url: str, protocol: Protocol, card: QuestionCard, model: str
+    upstream: _Upstream, url: str, protocol: UpstreamProtocol, card: QuestionCard, model: str
 ) -> Teacher:
     labels = tuple(card.names[it] for it in card.question.outcomes)
     said = protocol.say(card.question)
@@ -186,7 +186,7 @@ def _upstream_teacher(
     )
 
 
-def _place(address: str) -> tuple[str, Protocol]:
+def _place(address: str) -> tuple[str, UpstreamProtocol]:
     url = server_url(address)
     if url.userinfo or url.query or url.fragment:
         # The message must not contain the URL, which may hold a secret.

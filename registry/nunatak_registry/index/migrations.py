@@ -3,9 +3,6 @@
 A step names its tables itself, because `schema` describes only the newest layout.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
-
 import sqlalchemy as sa
 from alembic import op
 
@@ -46,5 +43,4 @@ def to_layout_3() -> None:
     )
 
 
-STEPS: Final[Mapping[int, Callable[[], None]]] = {2: to_layout_2, 3: to_layout_3}
-"""The steps by the layout that each reaches."""
+STEPS = {2: to_layout_2, 3: to_layout_3}  # by the layout that each reaches

@@ -17,7 +17,7 @@ import jwt
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.protocols import UnusableReplyError
+from nunatak_contract.upstreams import UnusableReplyError
 from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.access.keys import TOKEN_PREFIX, Caller, Scope, TaskList, TaskPattern
 from nunatak_server.errors import UnknownSignerError

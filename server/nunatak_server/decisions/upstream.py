@@ -15,8 +15,8 @@ import orjson
 
 from nunatak_client.transport import key_headers, tls_context, without_proxy
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.protocols import PROTOCOLS, Said, Shares, UnusableReplyError, read_reply
 from nunatak_contract.questions import TypedQuestion
+from nunatak_contract.upstreams import PROTOCOLS, Said, Shares, UnusableReplyError, read_reply
 from nunatak_contract.wire import DEADLINE_HEADER
 from nunatak_server.decisions.answers import (
     AnswerSource,

@@ -13,8 +13,8 @@ from doubles.refusals import code_of, raises
 from doubles.serving import make_settings
 from doubles.upstreams import FakeUpstream, Raw, Reply, noul, running_upstream
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.protocols import PROTOCOLS
 from nunatak_contract.questions import TypedQuestion
+from nunatak_contract.upstreams import PROTOCOLS
 from nunatak_server.configuration import configure
 from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, QuestionAnswer
 from nunatak_server.decisions.upstream import MAX_WAITING, Upstream

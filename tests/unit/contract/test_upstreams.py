@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nunatak_contract.protocols import PROTOCOLS, UnusableReplyError, read_reply
 from nunatak_contract.questions import TypedQuestion
+from nunatak_contract.upstreams import PROTOCOLS, UnusableReplyError, read_reply
 from nunatak_server.compat.decisions import DecisionQuestion, fields_of
 from nunatak_server.compat.systemone import SystemOneQuestion
 

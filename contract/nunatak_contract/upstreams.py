@@ -26,7 +26,7 @@ class UnusableReplyError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
+class UpstreamProtocol:
     """One protocol, by pure functions. Questions have the ids `q0`, `q1` and so on."""
 
     name: str
@@ -111,7 +111,7 @@ def _read_openai(question: TypedQuestion, answer: Any) -> Shares | None:  # noqa
 
 
 def read_reply(
-    protocol: Protocol, data: bytes, questions: Sequence[TypedQuestion]
+    protocol: UpstreamProtocol, data: bytes, questions: Sequence[TypedQuestion]
 ) -> list[Shares | None]:
     """Return the probabilities of each question's outcomes, or None: the upstream refused it.
 
@@ -187,11 +187,11 @@ def _body_of_openai(model: str, text: str, questions: Sequence[Said]) -> Said:
     return {"model": model, "input": text, "questions": named}
 
 
-PROTOCOLS: Final[Mapping[str, Protocol]] = {
-    "/v1/systemone": Protocol(
+PROTOCOLS: Final[Mapping[str, UpstreamProtocol]] = {
+    "/v1/systemone": UpstreamProtocol(
         name="System One", say=_say_to_system_one, body=_body_of_system_one, read=_read_system_one
     ),
-    "/v1/decisions": Protocol(
+    "/v1/decisions": UpstreamProtocol(
         name="OpenAI", say=_say_to_openai, body=_body_of_openai, read=_read_openai
     ),
 }
