@@ -73,6 +73,6 @@ def adopt(  # noqa: PLR0913 - one parameter per option is how typer works
 OWN: Final = [
     it for it in signature(adopt).parameters.values() if it.kind is not Parameter.VAR_KEYWORD
 ]
-OF_TRAIN: Final = list(signature(train).parameters.values())
-# Its own options, and those of `train` after the context, the task and the data.
-adopt.__signature__ = Signature([*OWN, *OF_TRAIN[3:]])  # pyright: ignore[reportFunctionMemberAccess]
+GIVEN: Final = {"context", "task", "data"}
+OF_TRAIN: Final = [it for it in signature(train).parameters.values() if it.name not in GIVEN]
+adopt.__signature__ = Signature([*OWN, *OF_TRAIN])  # pyright: ignore[reportFunctionMemberAccess]
