@@ -31,12 +31,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(site: Site, log: Path) -> Generator[SharedPort]:
     """A fleet that all tests use in turn, so each leaves it whole."""
-    with shared_port(site.registry, site.backbone, processes=NUM, log=log) as found:
+    with shared_port(site.registry, site.backbone, processes=NUM, log=log, log_format="json") as found:
         yield found
 
 
-def test_all_processes_answer_at_one_port_and_each_is_a_replica(
-    fleet: SharedPort, site: Site
+def test_all_processes_answer_at_one_port_and_each_is_a_replica_with_a_log(
+    fleet: SharedPort, site: Site, log: Path
 ) -> None:
     names = fleet.names(at_least=NUM)
 
@@ -45,6 +45,7 @@ def test_all_processes_answer_at_one_port_and_each_is_a_replica(
     assert len(fleet.replicas()) == NUM
     assert names <= listed.keys()
     assert len({listed[name] for name in names}) == NUM
+    wait_until(lambda: log.read_text().count('"event": "configuration"') >= NUM)
 
 
 def test_metrics_come_from_the_own_port_of_a_process_alone(fleet: SharedPort, site: Site) -> None:

@@ -241,6 +241,24 @@ async def test_the_ledger_adds_up(backbone: Backbone, registry: Registry) -> Non
     assert after["process"]["rss_bytes"] > held
 
 
+async def test_several_versions_of_a_task_replace_one_model(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        for seed in (1, 2):
+            publish_tiny_task(registry, backbone, task="tone", method=TOP_LAYER, seed=seed)
+        async with running_client(backbone, registry) as client:
+            await client.post("/v1/predict", json={"inputs": "x", "tasks": ["tone/1"]})
+            one = (await client.get("/v1/memory")).json()
+            await client.post("/v1/predict", json={"inputs": "x", "tasks": ["tone/2"]})
+            two = (await client.get("/v1/memory")).json()
+
+    assert len(two["tasks"]) == len(one["tasks"]) + 1
+    assert two["dedicated_bytes"] == one["dedicated_bytes"]
+    assert two["saved_share"] < one["saved_share"]
+    assert two["saved_share_formula"] == one["saved_share_formula"]
+
+
 async def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> None:
     registry.promote("topk", "prod", 1)
 

@@ -131,14 +131,28 @@ def test_a_stream_that_fails_ends_nothing(
     assert written(stream, 1) == ["written"]
 
 
-def test_the_end_of_a_process_loses_no_line() -> None:
+@pytest.mark.parametrize(
+    ("begin", "last"),
+    [
+        ("log = logging.Logger('x'); log.addHandler(logs.JoiningHandler())", "the last\n"),
+        # As a fleet of `--processes` does: the template logs, and then each process of it.
+        (
+            "log = logs.SERVER; logs.log_everything(JSON, logging.StreamHandler);"
+            "logs.log_everything(JSON)",
+            '"event": "the last"}\n',
+        ),
+    ],
+    ids=["handler", "json-in-a-fork"],
+)
+def test_the_end_of_a_process_loses_no_line(begin: str, last: str) -> None:
     code = (
-        "import logging; from nunatak_server.telemetry.logs import JoiningHandler;"
-        "log = logging.Logger('x'); log.addHandler(JoiningHandler()); log.info('the last')"
+        "import logging; from nunatak_server.telemetry import logs;"
+        f"JSON = logs.LogFormat.JSON; {begin}; log.info('the last')"
     )
 
     ended = subprocess.run(  # noqa: S603 - our own interpreter and code
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
 
-    assert ended.stderr == "the last\n"
+    assert ended.stderr.endswith(last)
+    assert ended.stderr.count("\n") == 1
