@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from doubles.tasks import publish_tiny_task
+from doubles.policies import make_policy, make_rule, when
+from doubles.tasks import LABELS, publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import load_backbone
@@ -42,6 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for task, kind in KINDS.items():
             publish_tiny_task(registry, backbone, task=task, kind=kind)
             registry.promote(task, "prod", 1)
+        registry.policies.put(make_policy(make_rule(when("attack", LABELS[0]))))
     options = ("--backbone", str(folder / "backbone"))
     with ServerProcess(folder / "registry", options=options, log=folder / "log") as server:
         yield server.url

@@ -174,18 +174,21 @@ async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
     assert events[-1].verdict.texts == shown(events)
 
 
-def test_the_blocking_client_streams_and_a_block_stops_the_chunks(server: str) -> None:
+def test_the_blocking_client_judges_and_a_block_stops_the_chunks(server: str) -> None:
     with Client(server) as client:
         events = list(client.judge_stream("guard", [TEXT, TEXT]))
         *_, last = client.judge_stream("strict", [TEXT, TEXT])
-        with pytest.raises(NotFoundError):
-            list(client.judge_stream("nothing", [TEXT]))
+        whole = client.judge("guard", [TEXT + TEXT], deadline_s=60)
+        for ask in (client.judge, lambda *asked: list(client.judge_stream(*asked))):
+            with pytest.raises(NotFoundError):
+                ask("nothing", [TEXT])
         with pytest.raises(NunatakClientError) as caught:
             list(client.judge_stream("guard", []))
 
     assert last.verdict is not None
     assert last.verdict.action is VerdictAction.BLOCK
-    assert events[-1].final
+    assert events[-1].verdict is not None
+    assert whole.texts == (events[-1].verdict.texts,)
     assert caught.value.code == "empty_text"
 
 
