@@ -185,15 +185,19 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             fields = next(reader)
         except StopIteration:
             return
-        except (csv.Error, UnicodeDecodeError) as error:
-            problem = str(error) if isinstance(error, csv.Error) else _not_utf8(error)
+        except UnicodeDecodeError as error:
+            problem = _not_utf8(error)
+            # The rest of a field over several lines could pass for a row of its own.
+            if lines.number > first or error.object.count(b'"') % 2:
+                raise unreadable(f"{file.name}:{lines.number}", problem) from error
+        except csv.Error as error:
             if lines.number > first:
                 # The lines between may be rows of their own, which must not be lost.
                 raise unreadable(
                     f"{file.name}:{first}",
-                    f"a quote stays open until line {lines.number} ({problem}); close or double it",
+                    f"a quote stays open until line {lines.number} ({error}); close or double it",
                 ) from error
-            problem = f"broken row: {problem}"
+            problem = f"broken row: {error}"
         else:
             if not any(map(str.strip, fields)):
                 continue
@@ -230,4 +234,4 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+    return f"not UTF-8 ({error.reason}); save the file as UTF-8, in Excel as CSV UTF-8"

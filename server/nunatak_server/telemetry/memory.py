@@ -46,7 +46,10 @@ def take_stock(backbones: Backbones, tasks: Sequence[LoadedTask]) -> MemoryLedge
     """
     # Computed once for each backbone, because these look at tensors.
     sizes = {it.digest: (it.whole_bytes, it.dtype.itemsize) for it in backbones}
-    full = [(*sizes[backbones.of(it.manifest).digest], it.branch.head_parameters) for it in one_of_each(tasks)]
+    full = [
+        (*sizes[backbones.of(it.manifest).digest], it.branch.head_parameters)
+        for it in one_of_each(tasks)
+    ]
     return MemoryLedger(
         backbone_bytes=sum(it.num_bytes for it in backbones),
         tasks_bytes=sum(task.num_bytes for task in tasks),
