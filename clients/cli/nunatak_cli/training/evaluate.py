@@ -49,6 +49,8 @@ class Scored:
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
     """Number of inputs that the task did not read to the end."""
+    trained: bool
+    """Whether the version was trained on these examples, or on a tenth less of this file."""
     evaluation: "Evaluation"
 
 
@@ -119,11 +121,15 @@ def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFo
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest)
     examples = ExampleSet(examples=tuple(it.example for it in read))
+    record = manifest.data
+    whole = None if record is None else (record.name, record.num_train + record.num_dev)
     return Scored(
         manifest=manifest,
         read=read,
         said=said,
         num_truncated=num_truncated,
+        trained=whole == (data.name, len(read))
+        or (record is not None and record.train_digest == examples.digest),
         evaluation=evaluation_of(kind, labels, examples, said),
     )
 
@@ -285,6 +291,7 @@ def _scored_json(scored: Scored) -> dict[str, object]:
         "num_examples": len(scored.read),
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
+        "trained": scored.trained,
         "metrics": dict(found.metrics),
         "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
         "errors": dict(found.errors),
@@ -311,6 +318,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
     found = scored.evaluation
     title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
     parts: list[RenderableType] = [title, _metrics_table(found)]
+    if scored.trained:
+        told = "the version was trained on these examples: the scores of others will be lower"
+        parts.append(Text(told, style="yellow"))
     if found.labels:
         parts.append(_labels_table(found))
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
