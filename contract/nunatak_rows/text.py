@@ -185,19 +185,8 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             fields = next(reader)
         except StopIteration:
             return
-        except UnicodeDecodeError as error:
-            problem = _not_utf8(error)
-            # The rest of a field over several lines could pass for a row of its own.
-            if lines.number > first or error.object.count(b'"') % 2:
-                raise unreadable(f"{file.name}:{lines.number}", problem) from error
-        except csv.Error as error:
-            if lines.number > first:
-                # The lines between may be rows of their own, which must not be lost.
-                raise unreadable(
-                    f"{file.name}:{first}",
-                    f"a quote stays open until line {lines.number} ({error}); close or double it",
-                ) from error
-            problem = f"broken row: {error}"
+        except (csv.Error, UnicodeDecodeError) as error:
+            problem = _broken(error, file.name, first, lines.number)
         else:
             if not any(map(str.strip, fields)):
                 continue
@@ -211,6 +200,23 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             header=header_at,
             end=lines.position,
         )
+
+
+def _broken(error: csv.Error | UnicodeDecodeError, file: str, first: int, last: int) -> str:
+    """Return the problem of a row of one line; of several lines, rows could be lost or made up.
+
+    Raises:
+        NunatakError: `unreadable_file`.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        problem = _not_utf8(error)
+        if last > first or error.object.count(b'"') % 2:
+            raise unreadable(f"{file}:{last}", problem) from error
+        return problem
+    if last > first:
+        told = f"a quote stays open until line {last} ({error}); close or double it"
+        raise unreadable(f"{file}:{first}", told) from error
+    return f"broken row: {error}"
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:

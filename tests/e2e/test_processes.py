@@ -31,7 +31,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(site: Site, log: Path) -> Generator[SharedPort]:
     """A fleet that all tests use in turn, so each leaves it whole."""
-    with shared_port(site.registry, site.backbone, processes=NUM, log=log, log_format="json") as found:
+    own = site.registry, site.backbone
+    with shared_port(*own, processes=NUM, log=log, log_format="json") as found:
         yield found
 
 

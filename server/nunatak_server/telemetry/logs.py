@@ -172,7 +172,7 @@ def write_log() -> None:
 
 def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> None:
     """Let this process, its libraries and warnings write their log; with JSON all streams, too."""
-    # In a forked process the streams write to the log already, and the log must not write to itself.
+    # The streams of a forked process write to the log already, which must not write to itself.
     sys.stdout, sys.stderr = map(LoggedText.replaced_by, (sys.stdout, sys.stderr))
     logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
@@ -189,13 +189,13 @@ class LoggedText(io.TextIOBase):
 
     def __init__(self, name: str, replaced: TextIO) -> None:
         self._logger = logging.getLogger(name)
-        self._replaced = replaced
+        self.replaced = replaced
         self._begun = threading.local()
         """By thread, the text of a line that has not ended."""
 
     @staticmethod
     def replaced_by(stream: TextIO) -> TextIO:
-        return stream._replaced if isinstance(stream, LoggedText) else stream
+        return stream.replaced if isinstance(stream, LoggedText) else stream
 
     def writable(self) -> bool:
         return True

@@ -95,10 +95,18 @@ def test_help_of_train_lists_all_settings_without_its_extra() -> None:
     assert "tapt.learning_rate" in done.stdout
 
 
-@pytest.mark.parametrize("asked", ["train --task a --data x --epochs 3", "serve --port 1"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "train --task a --data x --epochs 3",
+        "serve --port 1",
+        "task list --registry postgresql://u@host/x?blobs=/tmp/none",
+    ],
+)
 def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error(asked: str) -> None:
     code = (
-        "import sys\nsys.modules.update(numpy=None, torch=None, pydantic_settings=None)\n"
+        "import sys\nsys.modules.update(dict.fromkeys(\n"
+        "    ['numpy', 'torch', 'pydantic_settings', 'psycopg']))\n"
         f"from nunatak_cli.main import app\napp({asked.split()})"
     )
 
