@@ -84,8 +84,8 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Score every row of a corpus with all tasks. Repeat the command to go on after a kill.
 
-    Rows that a task cannot read go to OUT.rejected.jsonl with the reason; the exit status is then
-    3. The server's settings, such as NUNATAK_DEVICE, apply here too.
+    Rows that a task cannot read go to OUT.rejected.jsonl: exit status 3.
+    The server's settings, such as NUNATAK_DEVICE, apply here too.
     """
     with needs_extra("server"):
         from nunatak_server.configuration import configure

@@ -164,6 +164,7 @@ def test_check_counts_the_dev_examples_that_each_label_would_have_caught(
     rows = [(it["num_examples"], it["num_found"], it["num_right"]) for it in conditions]
     assert rows == [(50, 0, 0), (50, 3, 3), (50, 10, 8), (50, 9, 7), (None, None, None)]
     assert "attack tone/1 yes 0.7 50 10 8" in " ".join(printed.split())
+    assert "attack tone/1 yes own 50 9 7" in " ".join(printed.split())
 
 
 def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> None:
@@ -216,6 +217,7 @@ def test_a_misspelt_field_is_named_next_to_the_field_that_is_missing(
     ran = nunatak("policy", "check", str(file), *place)
 
     assert "rules.0.conditions: Field required; rules.0.condition: Extra inputs" in ran.stderr
+    assert "at least 1 item" not in ran.stderr
 
 
 def test_a_file_that_is_not_there_is_an_error(place: tuple[str, str], tmp_path: Path) -> None:
