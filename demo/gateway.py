@@ -6,6 +6,7 @@ demo sends each fresh prompt to all four tasks in one call, and shows the saved 
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,13 +124,14 @@ def main() -> None:
         memory_table(memory, measure_growth(folder, "shared"), measure_growth(folder, "dedicated"))
     )
     console.print(fan_out_line(backbone, tasks))
+    program = shown(Path(sys.executable).with_name("nunatak"))
     console.print(
         "\n[bold]Go on:[/bold]\n"
-        f"  nunatak task list --registry {shown(folder)}\n"
-        f"  nunatak serve --registry {shown(folder)}\n"
-        '  nunatak predict "Third email, still no parcel!" --task tone --task intent '
+        f"  {program} task list --registry {shown(folder)}\n"
+        f"  {program} serve --registry {shown(folder)}\n"
+        f'  {program} predict "Third email, still no parcel!" --task tone --task intent '
         f"--registry {shown(folder)}\n"
-        "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
+        f"  {program} train --task mood --data yours.jsonl --method topk --layers 2 "
         f"--registry {shown(folder)}\n"
     )
 

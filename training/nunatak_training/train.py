@@ -69,7 +69,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
     if best is None:
         tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
         found = (
-            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower --target, or name "
+            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
             "--layers or --method full"
         )
         raise NunatakError("target_missed", full_score=full, found=found)
