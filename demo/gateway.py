@@ -19,11 +19,12 @@ from rich.table import Table
 
 from nunatak_client import Client, MemoryReport
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from nunatak_contract.progress import shown_progress
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training.report import ProgressBar
+from nunatak_training.report import ProgressReport
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_versions import LoadedTask, load_task
@@ -145,7 +146,9 @@ def train_task(
             method=question.method, changes={"epochs": epochs, **question.changes}
         ),
     )
-    return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
+    with shown_progress() as progress:
+        report = ProgressReport(question.task, progress)
+        return train(settings, registry=registry, backbone=backbone, report=report)
 
 
 def training_table(outcomes: list[TrainOutcome]) -> Table:
