@@ -1,14 +1,14 @@
 """Trains the ready tasks of `nunatak init --with`, and scores them on their held-out examples.
 
 The figures of the tasks' cards: accuracy of one training, the share of the most frequent label, and
-the time of all trainings with the start of the program.
+the CPU time of all trainings with the start of the program.
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ def main() -> None:
         only = [it for it in lines if not it.startswith("  urgent:")]
         recipes.write_text("\n".join(only) + "\n", encoding="utf-8")
         place = ("--registry", str(folder / "registry"), "--json", "--quiet")
-        started = time.perf_counter()
+        started = cpu_seconds()
         nunatak("train-all", str(recipes), *place, "--create", "--no-cache")
-        seconds = time.perf_counter() - started
-        sheet.record("ready.train_s", [seconds], unit=f"s to train all {len(Ready)}", goal="<= 120")
+        unit = f"s of CPU time to train all {len(Ready)}"
+        sheet.record("ready.train.cpu_s", [cpu_seconds() - started], unit=unit, goal="<= 120")
         for task in Ready:
             data = ("--data", str(folder / "data" / task / "test.jsonl"))
             found = nunatak("evaluate", task, *data, *place)
@@ -40,6 +40,12 @@ def main() -> None:
             unit = f"of {num} held-out examples"
             sheet.record(f"ready.{task}.accuracy", [found["metrics"]["accuracy"]], unit=unit)
             sheet.record(f"ready.{task}.majority", [share], unit=f"{unit}, always one label")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of the programs that have ended, which a busy machine hardly raises."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def nunatak(*words: str) -> dict[str, Any]:
