@@ -25,10 +25,12 @@ READY: Final = "Nunatak is ready on "
 ADDRESS: Final = "http://127.0.0.1:8080"
 SECONDS, LAST, LEAST = 20.0, 3.0, 1.2
 """Of the picture; with its last lines; least for a command."""
-FIRST_LINES, LAST_LINES = 4, 4
+FIRST_LINES, LAST_LINES = 8, 3
 """Lines that the picture has of a long output."""
-COLUMNS, ROWS = 112, 24
+COLUMNS, ROWS = 122, 24
 FONT, LINE, EDGE = 12, 17, 14
+KEPT_SPACE: Final = "\N{NO-BREAK SPACE}"
+"""Browsers join other spaces."""
 STYLE: Final = """
 text{font:%dpx ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#1f2328}
 .c{fill:#0550ae;font-weight:bold}rect{fill:#f6f8fa;stroke:#d1d9e0}
@@ -60,6 +62,8 @@ def record(wanted: Sequence[str], folder: Path) -> Iterator[Recorded]:
         **{f"XDG_{it}_HOME": str(folder / it.lower()) for it in ("DATA", "CACHE")},
         "COLUMNS": str(COLUMNS),
     }
+    # The log of the server is for its operator; progress is for those who wait.
+    merged = subprocess.STDOUT
     server, url = None, ADDRESS
     try:
         for command in wanted:
@@ -68,7 +72,7 @@ def record(wanted: Sequence[str], folder: Path) -> Iterator[Recorded]:
             started, lines = time.monotonic(), list[tuple[float, str]]()
             process = subprocess.Popen(  # noqa: S603 - the README's own commands; no shell
                 [PROGRAM, *words[1:]], cwd=folder, env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if is_server else merged,
             )  # fmt: skip
             server = process if is_server else server
             for line in process.stdout or ():
@@ -116,7 +120,8 @@ def picture(lines: Sequence[tuple[float, str, str]]) -> str:
         frames.append(f"@keyframes t{number}{{0%{{opacity:0}}{share},to{{opacity:1}}}}")
         moves[share] = min(0, (ROWS - number - 1) * LINE)
         place = f'x="{EDGE}" y="{EDGE + (number + 0.75) * LINE:g}"'
-        shown = escape(text[:COLUMNS])
+        shown = escape(text if len(text) <= COLUMNS else f"{text[: COLUMNS - 3]}...")
+        shown = shown.replace(" ", KEPT_SPACE)
         name = f'style="animation-name:t{number}"'
         texts.append(f'<text class="{kind}" {place} {name}>{shown}</text>')
     scroll = "".join(f"{it}{{{_moved(by)}}}" for it, by in moves.items() if by)
@@ -126,7 +131,7 @@ def picture(lines: Sequence[tuple[float, str, str]]) -> str:
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
             f"<style>{style}</style>",
             '<rect x=".5" y=".5" width="99.8%" height="99.8%" rx="6"/>',
             f'<svg y="{EDGE / 2:g}" height="{height - EDGE}">',

@@ -21,7 +21,6 @@ SILENT_S: Final = 10.0
 """Least time before a line about work that goes on; such a line follows a tenth of the work."""
 EVENT_S: Final = 1.0
 """Least time before a JSON event about work that goes on."""
-FRAMES_A_SECOND: Final = 4
 
 
 @dataclass(slots=True)
@@ -181,18 +180,15 @@ class _Bars(_Lines):
         from rich.console import Console  # noqa: PLC0415
         from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
 
-        texts = [
-            TextColumn(f"{{task.{it}}}", markup=False) for it in ("description", "fields[state]")
-        ]
         self._bar = Progress(
-            *(texts[0], BarColumn(), texts[1]),
+            *(BarColumn(), TextColumn("{task.description}", markup=False)),
             console=Console(stderr=True, markup=False, highlight=False, emoji=False),
             transient=True,
             # Or results for a pipe would go to the terminal.
             redirect_stdout=sys.stdout.isatty(),
-            refresh_per_second=FRAMES_A_SECOND,
+            refresh_per_second=4,
         )
-        self._bar.add_task(work.name, total=None, state="")
+        self._bar.add_task("", total=None)
         self._bar.start()
         self._moved(work, work.begun)
 
@@ -200,8 +196,8 @@ class _Bars(_Lines):
         if self._bar is not None:
             (row,) = self._bar.task_ids
             total = 1 if work.total or work.share else None
-            state = work.text(now) if work.total or work.done else ""
-            self._bar.update(row, total=total, completed=work.share, state=state)
+            text = work.name + (f": {work.text(now)}" if work.total or work.done else "")
+            self._bar.update(row, total=total, completed=work.share, description=text)
 
     def _ended(self, work: Work) -> None:
         if self._bar is not None:
@@ -214,12 +210,8 @@ def shown_progress(
     *, quiet: bool = False, as_json: bool = False, clock: Callable[[], float] = time.monotonic
 ) -> Generator[Progress]:
     """Yield the progress that standard error shows; its work ends here, also by an error."""
-    if quiet:
-        progress = Progress()
-    elif as_json:
-        progress = _Events(clock)
-    else:
-        progress = _Bars(clock) if sys.stderr.isatty() else _Lines(clock)
+    chosen = _Events if as_json else _Bars if sys.stderr.isatty() else _Lines
+    progress = Progress() if quiet else chosen(clock)
     try:
         yield progress
     finally:

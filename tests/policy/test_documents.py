@@ -7,6 +7,7 @@ import sys
 from http import HTTPStatus
 from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from typer.testing import CliRunner
@@ -14,11 +15,13 @@ from typer.testing import CliRunner
 from doubles.access import access_by_route
 from nunatak_cli.main import app
 from nunatak_contract import problems
+from release.recording import KEPT_SPACE, PICTURE, commands
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"backbone", "policy", "question", "task", "memory", "sweep", "cache", "key", "loadtest"}
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
@@ -127,6 +130,20 @@ def test_lines_of_the_documents_are_at_most_120_characters_long() -> None:
             for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
                 is_wrapped = line.startswith("|") or len(line) <= 120
                 assert is_wrapped, f"{page.relative_to(ROOT)}:{number} has {len(line)}"
+
+
+def test_the_readme_plays_its_own_commands() -> None:
+    picture = PICTURE.read_text(encoding="utf-8")
+    times = [float(it) for it in re.findall(r"opacity:0}([\d.]+)%", picture)]
+
+    texts = [it.text or "" for it in ET.fromstring(picture).iter(f"{SVG}text")]  # noqa: S314 - our own
+    assert f"]({PICTURE.relative_to(ROOT)})" in README
+    lines = [it.replace(KEPT_SPACE, " ") for it in texts]
+    assert [it[2:] for it in lines if it.startswith("$ ")] == commands(README)
+    assert len(texts) == len(times)
+    assert times == sorted(times)
+    assert times[-1] < 95
+    assert len(picture) < 150_000
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:

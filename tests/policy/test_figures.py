@@ -11,7 +11,9 @@ from benchmarks.harness.recording import FIGURES, ROOT, latest
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.lines import LINES
 from benchmarks.render_figures import write
+from nunatak_cli.training.init import Ready
 
+READY = ROOT / "clients" / "cli" / "nunatak_cli" / "training" / "ready"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NEWEST = latest()
 GB_OF_MIB = 2**20 / 1e9
@@ -74,6 +76,15 @@ NAMES = {
     "full_models": "models in transformers",
 }
 """What the README calls a rival."""
+
+
+@pytest.mark.parametrize("task", Ready)
+def test_the_card_of_a_ready_task_has_its_recorded_scores(task: Ready) -> None:
+    card = (READY / task / "README.md").read_text(encoding="utf-8")
+    accuracy, majority = (NEWEST[f"ready.{task}.{it}"].value for it in ("accuracy", "majority"))
+
+    assert f"| accuracy | {accuracy:.2f} |" in card
+    assert f"| share of the most frequent label | {majority:.2f} |" in card
 
 
 def test_every_row_of_the_readme_is_checked() -> None:

@@ -157,7 +157,6 @@ def _ask(
         num_truncated += answer.is_truncated
         said.extend(_said(answer, members, manifest))
         progress.advance()
-    progress.end()
     return said, num_truncated
 
 

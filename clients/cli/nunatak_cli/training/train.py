@@ -3,7 +3,6 @@
 `runs` does the work of the first two; it imports torch.
 """
 
-# ruff: noqa: PLC0415 - a command imports torch when training starts
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
 from functools import partial
