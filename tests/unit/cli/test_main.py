@@ -1,10 +1,12 @@
 """Laws of the command as a whole."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
@@ -64,6 +66,23 @@ def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) ->
     assert f"Example:  nunatak {' '.join(path)}" in ran.stdout
     _usage, purpose, *_ = (line.strip() for line in ran.stdout.splitlines() if line.strip())
     assert purpose.endswith(".")
+
+
+def test_the_commands_that_show_progress_are_those_that_the_page_lists() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    sentence = page.partition("## Progress\n")[2].partition("Results go")[0]
+    found = set[str]()
+    for path in command_paths():
+        command = get_command(app)
+        for name in path:
+            assert isinstance(command, TyperGroup)
+            command = command.commands[name]
+        options = {it for param in command.params for it in param.opts}
+        if "--quiet" in options:
+            assert "--json" in options, path
+            found.add(" ".join(path))
+
+    assert found == set(re.findall("`([^`]+)`", sentence))
 
 
 def test_groups_explain_themselves_with_an_example() -> None:
