@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.recording import figures_parser, open_sheet
-from nunatak_cli.training.init import Ready
+from nunatak_cli.training.init import ReadyTask
 
 PROGRAM = Path(sys.executable).with_name("nunatak")
 
@@ -23,7 +23,7 @@ def main() -> None:
     _, sheet = open_sheet(figures_parser(__doc__))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "project"
-        nunatak("init", str(folder), *(word for it in Ready for word in ("--with", it)))
+        nunatak("init", str(folder), *(word for it in ReadyTask for word in ("--with", it)))
         recipes = folder / "tasks.yaml"
         lines = recipes.read_text(encoding="utf-8").splitlines()
         only = [it for it in lines if not it.startswith("  urgent:")]
@@ -31,9 +31,9 @@ def main() -> None:
         place = ("--registry", str(folder / "registry"), "--json", "--quiet")
         started = cpu_seconds()
         nunatak("train-all", str(recipes), *place, "--create", "--no-cache")
-        unit = f"s of CPU time to train all {len(Ready)}"
+        unit = f"s of CPU time to train all {len(ReadyTask)}"
         sheet.record("ready.train.cpu_s", [cpu_seconds() - started], unit=unit, goal="<= 120")
-        for task in Ready:
+        for task in ReadyTask:
             data = ("--data", str(folder / "data" / task / "test.jsonl"))
             found = nunatak("evaluate", task, *data, *place)
             share, num = found["majority"]["share"], found["num_examples"]

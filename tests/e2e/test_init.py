@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nunatak_cli.training.init import PLACES, READY_PLACES, Ready
+from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_server.settings import ServerSettings
@@ -47,13 +47,13 @@ def test_a_project_has_every_file_that_its_readme_names(project: Path) -> None:
 
 
 def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: Path) -> None:
-    words = " ".join(f"--with {it}" for it in Ready)
-    assert run(f"nunatak init all {words} --with {Ready.TONE}", tmp_path).returncode == 0
+    words = " ".join(f"--with {it}" for it in ReadyTask)
+    assert run(f"nunatak init all {words} --with {ReadyTask.TONE}", tmp_path).returncode == 0
 
     file = read_task_file(tmp_path / "all" / "tasks.yaml")
     runs = {it.task: it for it in runs_of(file, tmp_path)}
-    assert runs.keys() == {"urgent", *Ready}
-    for task in Ready:
+    assert runs.keys() == {"urgent", *ReadyTask}
+    for task in ReadyTask:
         data = load_task_data(runs[task].data)
         assert data.test is not None
         assert not {it.text for it in data.test.examples} & {it.text for it in data.train.examples}

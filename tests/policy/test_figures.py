@@ -11,7 +11,7 @@ from benchmarks.harness.recording import FIGURES, ROOT, latest
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.lines import LINES
 from benchmarks.render_figures import write
-from nunatak_cli.training.init import Ready
+from nunatak_cli.training.init import ReadyTask
 
 READY = ROOT / "clients" / "cli" / "nunatak_cli" / "training" / "ready"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -78,8 +78,8 @@ NAMES = {
 """What the README calls a rival."""
 
 
-@pytest.mark.parametrize("task", Ready)
-def test_the_card_of_a_ready_task_has_its_recorded_scores(task: Ready) -> None:
+@pytest.mark.parametrize("task", ReadyTask)
+def test_the_card_of_a_ready_task_has_its_recorded_scores(task: ReadyTask) -> None:
     card = (READY / task / "README.md").read_text(encoding="utf-8")
     accuracy, majority = (NEWEST[f"ready.{task}.{it}"].value for it in ("accuracy", "majority"))
 

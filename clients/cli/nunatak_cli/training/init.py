@@ -25,7 +25,7 @@ PLACES: Mapping[str, str] = {
 """The templates, and the place of each in a project."""
 
 
-class Ready(StrEnum):
+class ReadyTask(StrEnum):
     """Tasks whose examples and cards come with this package."""
 
     ATTACK = "attack"
@@ -34,11 +34,11 @@ class Ready(StrEnum):
     TONE = "tone"
 
 
-RECIPES: Mapping[Ready, str] = {
-    Ready.ATTACK: "method: lora, first_layer: 3, default_label: benign, max_length: 64",
-    Ready.INTENT: "method: topk, layers: 2",
-    Ready.PERSONAL_DATA: "method: topk, layers: 1, default_label: none",
-    Ready.TONE: "method: topk, layers: 2",
+RECIPES: Mapping[ReadyTask, str] = {
+    ReadyTask.ATTACK: "method: lora, first_layer: 3, default_label: benign, max_length: 64",
+    ReadyTask.INTENT: "method: topk, layers: 2",
+    ReadyTask.PERSONAL_DATA: "method: topk, layers: 1, default_label: none",
+    ReadyTask.TONE: "method: topk, layers: 2",
 }
 # The examples that choose the best epoch in the demo choose nothing in a project.
 READY_PLACES: Mapping[str, str] = {
@@ -54,7 +54,7 @@ def init(
     ],
     *,
     ready: Annotated[
-        list[Ready] | None,
+        list[ReadyTask] | None,
         typer.Option(
             "--with",
             help="Add a ready task: examples of our own, a recipe, and a card with held-out "
