@@ -2,7 +2,7 @@
 
 The commands run as they stand in the README, in an empty folder, and the picture plays what they
 print in twenty seconds. A command's share of that time grows with the time that it took. Only the
-port of the server is another one; of a long output the picture has the first and last lines.
+port of the server is another one. Of a long output the picture has the first and last lines.
 """
 
 import os
@@ -27,6 +27,8 @@ SECONDS, LAST, LEAST = 20.0, 3.0, 1.2
 """Of the picture; with its last lines; least for a command."""
 FIRST_LINES, LAST_LINES = 8, 3
 """Lines that the picture has of a long output."""
+GOES_ON: Final = re.compile(r"^\S+( \(\w+\))?: [\d,]+ of [\d,]+ \w+, ")
+"""Lines about work that goes on, which are many on a busy machine; the picture has none."""
 COLUMNS, ROWS = 122, 24
 FONT, LINE, EDGE = 12, 17, 14
 KEPT_SPACE: Final = "\N{NO-BREAK SPACE}"
@@ -105,8 +107,9 @@ def timed(recorded: Sequence[Recorded]) -> Iterator[tuple[float, str, str]]:
 
 def shortened(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Return the lines of an output without the middle of a long one."""
+    lines = [it for it in lines if not GOES_ON.match(it[1])]
     if len(lines) <= FIRST_LINES + LAST_LINES + 1:
-        return [*lines]
+        return lines
     left_out = (lines[-LAST_LINES][0], "...")
     return [*lines[:FIRST_LINES], left_out, *lines[-LAST_LINES:]]
 
