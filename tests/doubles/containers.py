@@ -67,8 +67,9 @@ class Images:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return what the engine says about the image."""
-        return json.loads(self.call("image", "inspect", IMAGE))[0]
+        """Return what the engine says about the image, with `Healthcheck` as podman places it."""
+        found = json.loads(self.call("image", "inspect", IMAGE))[0]
+        return {"Healthcheck": found["Config"].get("Healthcheck"), **found}
 
     @contextlib.contextmanager
     def started(self, *, volumes: Mapping[Path, str], **settings: object) -> Generator[str]:

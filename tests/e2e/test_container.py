@@ -47,7 +47,7 @@ def test_the_image_says_how_it_runs_and_is_small(images: Images) -> None:
     described = images.described()
 
     assert described["Config"]["User"] == str(USER)
-    assert described["Config"]["Healthcheck"]["Test"][0] == "CMD"
+    assert described["Healthcheck"]["Test"][0] == "CMD"
     assert described["Size"] <= MAX_BYTES
 
 
@@ -79,7 +79,7 @@ def test_a_container_with_a_read_only_root_answers_as_its_own_user_and_drains(
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
         wait_until(client, ready=True)
-        health = images.described()["Config"]["Healthcheck"]["Test"][1:]
+        health = images.described()["Healthcheck"]["Test"][1:]
         images.call("exec", name, *(it.replace("8080", str(port)) for it in health))
         refused = client.post(path, json=body)
         answer = client.post(path, json=body, headers=key).json()

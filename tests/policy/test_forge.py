@@ -112,7 +112,8 @@ def test_every_pin_that_is_installed_takes_the_oldest_python() -> None:
     refusing, num_read = list[str](), 0
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         with suppress(PackageNotFoundError):
-            allowed = metadata(line.partition("==")[0]).get("Requires-Python", "")
+            read = metadata(line.partition("==")[0]).json
+            allowed = str(read.get("requires_python", ""))
             num_read += 1
             if OLDEST not in SpecifierSet(allowed):
                 refusing.append(f"{line}: {allowed}")

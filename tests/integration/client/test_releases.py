@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
 from doubles import wire_calls
@@ -96,28 +97,26 @@ def jsonable(result: object) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(json.dumps(to_jsonable_python(result)))
 
 
-def lost(old: Any, new: Any, *, exactly: bool, place: str = "") -> list[str]:  # noqa: ANN401
+def lost(old: JsonValue, new: JsonValue, *, exactly: bool, place: str) -> list[str]:
     """Return the places of an old value that a new value has no more; it may have further ones."""
+    pairs: Iterable[tuple[str | int, JsonValue, JsonValue]]
     if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            found
-            for name, it in old.items()
-            for found in lost(
-                it, new.get(name), exactly=exactly or name in SAME, place=f"{place}.{name}"
-            )
-        ]
-    if isinstance(old, list) and isinstance(new, list):
-        pairs = zip(old, new, strict=exactly)
-        return [
-            it
-            for number, (one, other) in enumerate(pairs)
-            for it in lost(one, other, exactly=exactly, place=f"{place}[{number}]")
-        ]
-    is_kept = old is None or (old == new if exactly else kind(old) is kind(new))
-    return [] if is_kept else [f"{place}: {old!r} became {new!r}"]
+        pairs = ((name, it, new.get(name)) for name, it in old.items())
+    elif isinstance(old, list) and isinstance(new, list) and len(old) <= len(new):
+        pairs = ((number, it, new[number]) for number, it in enumerate(old))
+    else:
+        is_kept = old is None or (old == new if exactly else kind(old) == kind(new))
+        return [] if is_kept else [f"{place}: {old!r} became {new!r}"]
+    return [
+        found
+        for name, one, other in pairs
+        for found in lost(one, other, exactly=exactly or name in SAME, place=f"{place}.{name}")
+    ]
 
 
-def kind(value: object) -> type:
+def kind(value: JsonValue) -> type | int:
+    if isinstance(value, list):
+        return len(value)
     return float if type(value) is int else type(value)
 
 
