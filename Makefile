@@ -86,7 +86,9 @@ audit: $(VENV)/.dev  ## refuse pinned versions with a known vulnerability; asks 
 	$(BIN)/python -m release.audit
 
 image: $(VENV)/.dev  ## build the image, start it, ask it, end it, and save it in dist; needs docker, or podman and debootstrap
+	rm -f dist/*-image-*
 	NUNATAK_SAVE_IMAGE=$(CURDIR)/dist $(BIN)/python -m pytest -m slow tests/e2e/test_container.py
+	@ls dist/*-image-*
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python -m release.blocking_client

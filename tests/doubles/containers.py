@@ -4,10 +4,12 @@ import contextlib
 import functools
 import json
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ DEPLOY = ROOT / "deploy" / "container"
 TOOLS = ("podman", "runc", "debootstrap")
 BASE, IMAGE = "localhost/nunatak-base", "localhost/nunatak"
 BASE_PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
+LEFT_OUT = [f"--exclude=./{it}/*" for it in ("var/cache/apt", "var/lib/apt/lists")] + [
+    f"--exclude=./usr/share/{it}/*" for it in ("doc", "locale", "man")
+]
+"""What the slim images of Debian leave out too."""
 # A sandbox may forbid to raise the limits to those that the engines give by default.
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 
@@ -89,6 +95,15 @@ class Images:
         finally:
             self.call("rm", "--force", name)
 
+    def save(self, folder: Path) -> None:
+        """Write the image into a folder, as an archive with the name of the release."""
+        name = f"nunatak:{version('nunatak')}"
+        archive = folder / f"{name.replace(':', '-')}-image-{platform.machine()}.tar"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.call("tag", IMAGE, name)
+        self.call("save", "--output", str(archive), name)
+        subprocess.run(["gzip", "--force", archive], check=True)  # noqa: S603, S607 - found on the path
+
     def remove(self) -> None:
         """Remove the images."""
         self.call("rmi", "--force", IMAGE, *(() if has_docker() else (BASE,)))
@@ -103,7 +118,7 @@ class Images:
         system, archive = self.folder / "system", self.folder / "system.tar"
         for command in (
             ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", system],
-            ["tar", "--directory", system, "--exclude=./var/cache/apt", "-cf", archive, "."],
+            ["tar", "--directory", system, *LEFT_OUT, "-cf", archive, "."],
         ):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
         self.call("import", str(archive), BASE)

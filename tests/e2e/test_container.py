@@ -1,5 +1,6 @@
 """The shipped container file is built and started as in a pod, answers, and drains."""
 
+import os
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -40,6 +41,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Generator[Images]:
     made = Images(tmp_path_factory.mktemp("images"))
     made.build()
     yield made
+    if folder := os.environ.get("NUNATAK_SAVE_IMAGE"):
+        made.save(Path(folder))
     made.remove()
 
 
