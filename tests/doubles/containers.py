@@ -107,9 +107,6 @@ class Images:
     def remove(self) -> None:
         """Remove the images."""
         self.call("rmi", "--force", IMAGE, *(() if has_docker() else (BASE,)))
-        if not has_docker():
-            # podman mounts the folder on itself, and leaves this mount behind.
-            subprocess.run(["umount", self.folder / "store" / "overlay"], check=True)  # noqa: S603, S607
 
     def _engine(self) -> list[str]:
         if has_docker():
