@@ -24,6 +24,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 OWN = [it for name in ("nunatak.yaml", "hpa.yaml") for it in documents(name)]
 DEPLOYMENT = OWN[0]
+STORES = documents("../helm/trial.yaml")
 (SCALED,) = documents("keda.yaml")
 (PICKER,) = documents("llm-d.yaml")
 
@@ -78,7 +79,7 @@ class Source(Strict):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("document", OWN, ids=lambda it: it["kind"])
+@pytest.mark.parametrize("document", [*OWN, *STORES], ids=lambda it: it["kind"])
 def test_kubernetes_accepts_each_object(document: dict[str, Any], release: str) -> None:
     kubernetes_validate.validate(document, release, strict=True)
 
