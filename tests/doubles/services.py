@@ -25,11 +25,7 @@ from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.predict.types import (
-    Handling,
-    PredictionRequest,
-    Predictions,
-)
+from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission

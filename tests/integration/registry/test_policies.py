@@ -46,9 +46,7 @@ def test_a_policy_that_is_put_again_becomes_the_newest_version(stocked: Registry
     )
 
 
-def test_a_rollback_publishes_the_version_before_or_the_named_one_again(
-    stocked: Registry,
-) -> None:
+def test_a_rollback_publishes_the_version_before_or_the_named_one_again(stocked: Registry) -> None:
     third = FIRST.model_copy(update={"deadline_ms": 900})
     for policy in (FIRST, SECOND, third):
         stocked.policies.put(policy)

@@ -140,10 +140,7 @@ async def test_keys_go_on_beside_tokens_and_the_history_names_both(
     backbone: Backbone, tmp_path: Path, issuer: Issuer
 ) -> None:
     keys = tmp_path / "keys.json"
-    headers = [
-        add_key(keys, "acme"),
-        bearer(issuer.token(scope=ALL, nunatak_tasks="*")),
-    ]
+    headers = [add_key(keys, "acme"), bearer(issuer.token(scope=ALL, nunatak_tasks="*"))]
     with Registry.open(tmp_path / "registry") as registry:
         for seed in range(2):
             publish_tiny_task(registry, backbone, seed=seed)
@@ -229,10 +226,7 @@ def refusal_of(app: Application, token: str) -> int | None:
         "method": "POST",
         "path": "/v1/predict",
         "query_string": b"",
-        "headers": [
-            (b"authorization", f"Bearer {token}".encode()),
-            (b"content-length", b"2"),
-        ],
+        "headers": [(b"authorization", f"Bearer {token}".encode()), (b"content-length", b"2")],
     }
     answer = app.load_shedder.refusal_of(scope)
     return None if answer is None else answer.status_code

@@ -88,12 +88,7 @@ OF_ADAPTERHUB: dict[str, tuple[str, dict[str, object], str]] = {
     "no-offset": (HEAD, {"config.bias": False}, "offset"),
     "head-class": (HEAD, {"config": None, "model_class": "BertForMaskedLM"}, "BertForMaskedLM"),
 }
-LABELS = (
-    {},
-    {"0": "a", "1": "b"},
-    {"0": "a", "1": "a", "2": "b"},
-    {"1": "a", "2": "b", "3": "c"},
-)
+LABELS = ({}, {"0": "a", "1": "b"}, {"0": "a", "1": "a", "2": "b"}, {"1": "a", "2": "b", "3": "c"})
 
 
 def edited(file: str, changes: Mapping[str, object]) -> Damage:

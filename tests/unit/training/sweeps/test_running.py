@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from doubles.sweeps import (
-    RecordingSweepReport,
-    ScriptedRunner,
-    record_of,
-    toy_folder,
-    toy_runs,
-)
+from doubles.sweeps import RecordingSweepReport, ScriptedRunner, record_of, toy_folder, toy_runs
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder
 from nunatak_training.sweeps.running import (
