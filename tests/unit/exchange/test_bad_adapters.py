@@ -88,7 +88,12 @@ OF_ADAPTERHUB: dict[str, tuple[str, dict[str, object], str]] = {
     "no-offset": (HEAD, {"config.bias": False}, "offset"),
     "head-class": (HEAD, {"config": None, "model_class": "BertForMaskedLM"}, "BertForMaskedLM"),
 }
-LABELS = ({}, {"0": "a", "1": "b"}, {"0": "a", "1": "a", "2": "b"}, {"1": "a", "2": "b", "3": "c"})
+LABELS: tuple[dict[str, str], ...] = (
+    {},
+    {"0": "a", "1": "b"},
+    {"0": "a", "1": "a", "2": "b"},
+    {"1": "a", "2": "b", "3": "c"},
+)
 
 
 def edited(file: str, changes: Mapping[str, object]) -> Damage:
@@ -188,9 +193,9 @@ def adapterhub_cases() -> Iterator[Case]:
 
 
 CASES = {
-    f"{writer}-{name}": (writer, *case)
+    f"{writer}-{name}": (writer, damage, code, words)
     for writer, cases in (("peft", peft_cases), ("adapterhub", adapterhub_cases))
-    for name, *case in cases()
+    for name, damage, code, words in cases()
 }
 
 
