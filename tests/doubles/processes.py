@@ -166,7 +166,8 @@ def run(script: str, environment: Mapping[str, str], output: Connection, log: Pa
         open(it, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
         for it in (1, 2)
     )
-    sys.argv = ["nunatak"]
+    # A supervisor starts its templates by the command of its own process.
+    sys.argv, sys.orig_argv = ["nunatak"], [sys.executable, "-c", script]
     exec(script, {"__name__": "__main__"})  # noqa: S102 - a script of the tests
 
 
