@@ -2,8 +2,7 @@
 
 import re
 import shlex
-import subprocess
-import sys
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
@@ -103,11 +102,15 @@ def test_every_option_of_the_documents_commands_exists(command: str) -> None:
     words = shlex.split(command)[1:]
     path = words[:2] if words[0] in GROUPS else words[:1]
 
-    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-
-    assert shown.exit_code == 0
     for option in (word for word in words if word.startswith("--")):
-        assert option in shown.output
+        assert option in help_of(*path)
+
+
+@cache
+def help_of(*path: str) -> str:
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert shown.exit_code == 0
+    return shown.output
 
 
 @pytest.mark.parametrize("code", sorted(EXCHANGE))
@@ -184,35 +187,6 @@ def test_every_code_of_the_troubleshooting_page_exists() -> None:
 
     assert len(named) > 20
     assert named <= problems.REASONS.keys()
-
-
-def test_light_packages_import_no_torch() -> None:
-    program = (
-        "import sys, nunatak, nunatak_client, nunatak_registry, nunatak_cli.main; "
-        "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
-    )
-    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert finished.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["--help", "train --help", "task --help", "task list", "task promote a 1", "task history a"],
-)
-def test_help_and_commands_about_the_registry_import_no_torch(command: str) -> None:
-    program = (
-        "import sys; from typer.testing import CliRunner; from nunatak_cli.main import app; "
-        "CliRunner().invoke(app, sys.argv[1:]); print('torch' in sys.modules)"
-    )
-    arguments = [*command.split(), *([] if "--help" in command else ["--registry", "/nowhere"])]
-    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
-    )
-
-    assert finished.stdout.strip() == "False"
 
 
 def test_releases_that_documents_were_tested_with_are_the_pinned_ones() -> None:

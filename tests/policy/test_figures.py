@@ -113,9 +113,7 @@ def is_ours(system: str) -> bool:
     return system.startswith("nunatak") and system != "nunatak_full"
 
 
-def test_the_committed_pages_are_those_that_the_committed_figures_make(
-    tmp_path: Path,
-) -> None:
+def test_the_committed_pages_are_those_that_the_committed_figures_make(tmp_path: Path) -> None:
     write(NEWEST, tmp_path)
 
     stale = [

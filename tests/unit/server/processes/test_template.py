@@ -1,8 +1,6 @@
 """The template of a local fleet: the settings of its replicas, and what keeps it from a fork."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -65,14 +63,3 @@ def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert ReplicaPlace.find() == place
     assert ReplicaPlace.find() is None
-
-
-def test_the_supervisor_loads_no_library_of_the_model() -> None:
-    module = "nunatak_server.processes.supervisor"
-    code = f"import sys, {module}; print({{'torch', 'fastapi'}} & {{*sys.modules}})"
-
-    found = subprocess.run(  # noqa: S603 - our own interpreter and code
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-
-    assert found.stdout.strip() == "set()"

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from doubles.sweeps import (
-    ScriptedRunner,
-    record_of,
-    toy_folder,
-    toy_runs,
-)
+from doubles.sweeps import ScriptedRunner, record_of, toy_folder, toy_runs
 from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder, RunRecord
