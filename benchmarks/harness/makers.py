@@ -24,6 +24,7 @@ from nunatak_model import (
     build_branch,
     initial_parameters,
     quantize_backbone,
+    stored_parameters,
 )
 from nunatak_registry import Registry
 from nunatak_registry.publication import number_draft
@@ -103,7 +104,7 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
         plan.name,
         method=spec.method,
         head=head_record(spec.head, LABELS),
-        parameters=parameters,
+        parameters=stored_parameters(spec, parameters, backbone),
         backbone=backbone,
         max_length=min(MAX_LENGTH, backbone.config.max_tokens),
         probe_inputs=plan.probe,
