@@ -6,6 +6,8 @@ with a ranking task, and `/rerank` orders documents. The fields and shapes are v
 
 `/classify` also answers vLLM semantic-router's older request `{"inputs": text}`. This request names
 no task, so it asks the one task of the key.
+
+Below the base URL of a policy, `/classify` answers with the policy's action as the label.
 """
 
 import time
@@ -14,7 +16,13 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
-from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
+from nunatak_contract.enums import (
+    AggregationStrategy,
+    FunctionToApply,
+    HeadKind,
+    OnLong,
+    VerdictAction,
+)
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
 from nunatak_server.compat.failures import router_of
@@ -23,7 +31,7 @@ from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_o
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
-from nunatak_server.http.replies import reply
+from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
@@ -60,6 +68,13 @@ class UnnamedRequest(Message):
     """A text for the one task of the key, as vLLM semantic-router's `http_classify` sends it."""
 
     inputs: Text
+
+
+class GuardRequest(Message):
+    """A text to judge, as NeMo Guardrails' `hf_classifier` sends it."""
+
+    model: str = Field(description="the name of the policy, as in the address")
+    input: Text
 
 
 class ScoreTexts(PoolingRequest):
@@ -149,6 +164,20 @@ class ClassifyResponse(PoolingResponse):
     data: list[ClassifyItem]
 
 
+class GuardItem(Message):
+    """What to do with the text: `allow`, `flag`, `mask` or `block`, with the probability 1."""
+
+    label: VerdictAction
+    probs: list[float]
+
+
+class GuardResponse(Message):
+    """The verdict about the text."""
+
+    model: str
+    data: list[GuardItem]
+
+
 class ScoreResponse(PoolingResponse):
     """The score of each pair."""
 
@@ -204,6 +233,19 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
     return reply(_listed(request, "classify", result, data), headers=headers)
+
+
+@router.ask("/v1/verdicts/{policy}/classify", answer=GuardResponse)
+async def classify_by_policy(
+    request: Request, handling: Routed, policy: str, body: GuardRequest
+) -> Response:
+    """Judge a text; the label is the action of the policy."""
+    judgement = await runtime_of(request).judge.judge(policy, (body.input,), handling)
+    if body.model != policy:
+        raise invalid_request(f"model must be {policy!r}, the policy of the address")
+    data = [{"label": judgement.action, "probs": [1.0]}]
+    fields = {"model": judgement.published.reference, "data": data}
+    return reply(fields, headers=timing_headers(judgement.timings))
 
 
 @router.ask("/score", "/v1/score", answer=ScoreResponse)

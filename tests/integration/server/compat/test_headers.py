@@ -68,7 +68,9 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
         **dict.fromkeys(("/v1/embeddings", "/srun/v1/embeddings"), embedding),
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
-        "/v1/moderations": {"input": text, "model": "guard"},
+        **dict.fromkeys(
+            ("/v1/moderations", "/v1/verdicts/{policy}/classify"), {"input": text, "model": "guard"}
+        ),
         LITELLM: litellm(text),
         PORTKEY: portkey(text),
         "/srun/v1/rerank": ranking,
