@@ -33,9 +33,11 @@ from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
 
 END: Final = 256
 """Characters of runs at each end of a long text that are judged with the texts next to it."""
-RUN: Final = re.compile(r"[^\w\s]{0,3}\w+(?:\W{1,3}\w+)*[^\w\s]{0,3}")
+RUN: Final = re.compile(r"\w+(?:\W{1,3}\w+){0,255}")
 """Words with little between them. Long white space and rows of symbols are left out of joined
 texts, because a task may read nothing there. A text read backwards has the same runs."""
+MAX_PIECES: Final = 4_000
+"""Most runs of texts that follow each other. The event loop joins this many in ten milliseconds."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
 
@@ -74,11 +76,10 @@ def joined_texts(texts: Sequence[str], *, max_chars: int) -> Joined:
     No joined text is longer than `max_chars`. If there are more characters, each joined text begins
     with at least one end's characters of the joined text before.
     """
-    texts = [it for it in texts if RUN.search(it)]
-    if len(texts) < 2:
-        return {}
     size = min(END, max_chars // ENDS_IN_A_TEXT)
-    pieces = [piece for text in texts for piece in _pieces(text, size)]
+    pieces = _pieces(texts, size)
+    if not pieces:
+        return {}
     found = dict[str, Sequence[Piece]]()
     for glues in (False, True)[: 1 + any(_is_in_a_word(*it) for it in pairwise(pieces))]:
         for part in _parts(pieces, max_chars=max_chars, overlap=size):
@@ -92,7 +93,21 @@ def joined_texts(texts: Sequence[str], *, max_chars: int) -> Joined:
     return found
 
 
-def _pieces(text: str, size: int) -> Iterable[Piece]:
+def _pieces(texts: Iterable[str], size: int) -> Sequence[Piece]:
+    """Return the pieces of texts; none if less than two texts have words."""
+    known, pieces, num_texts = dict[str, Sequence[Piece]](), list[Piece](), 0
+    for text in texts:
+        if text not in known:
+            known[text] = _ends(text, size)
+        pieces += known[text]
+        num_texts += bool(known[text])
+        if len(pieces) > MAX_PIECES:
+            problem = "a guarded call has too many words with long white space or symbols between"
+            raise NunatakError("invalid_request", problem=problem)
+    return pieces if num_texts > 1 else ()
+
+
+def _ends(text: str, size: int) -> Sequence[Piece]:
     found = list(_runs(text, 2 * size))
     if sum(it.size for it in found) == 2 * size:
         back = (replace(it, text=text, begin=len(text) - it.end) for it in _runs(text[::-1], size))
@@ -101,9 +116,11 @@ def _pieces(text: str, size: int) -> Iterable[Piece]:
 
 
 def _runs(text: str, size: int) -> Iterator[Piece]:
-    """Yield the runs of a text up to a number of characters."""
+    """Yield the runs of a text up to a number of characters, with a character around each."""
+    end = 0
     for run in RUN.finditer(text):
-        piece = Piece(text=text, begin=run.start(), size=min(size, run.end() - run.start()))
+        begin, end = max(end, run.start() - 1), min(len(text), run.end() + 1)
+        piece = Piece(text=text, begin=begin, size=min(size, end - begin))
         yield piece
         size -= piece.size
         if not size:
