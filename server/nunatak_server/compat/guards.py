@@ -36,8 +36,6 @@ END: Final = 256
 RUN: Final = re.compile(r"\w+(?:\W{1,3}\w+){0,255}")
 """Words with little between them. Long white space and rows of symbols are left out of joined
 texts, because a task may read nothing there. A text read backwards has the same runs."""
-MAX_PIECES: Final = 4_000
-"""Most runs of texts that follow each other. The event loop joins this many in ten milliseconds."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
 
@@ -95,13 +93,12 @@ def joined_texts(texts: Sequence[str], *, max_chars: int) -> Joined:
 
 def _pieces(texts: Iterable[str], size: int) -> Sequence[Piece]:
     """Return the pieces of texts; none if less than two texts have words."""
-    known, pieces, num_texts = dict[str, Sequence[Piece]](), list[Piece](), 0
+    pieces, num_texts = list[Piece](), 0
     for text in texts:
-        if text not in known:
-            known[text] = _ends(text, size)
-        pieces += known[text]
-        num_texts += bool(known[text])
-        if len(pieces) > MAX_PIECES:
+        ends = _ends(text, size)
+        pieces += ends
+        num_texts += bool(ends)
+        if len(pieces) > MAX_VALUES:
             problem = "a guarded call has too many words with long white space or symbols between"
             raise NunatakError("invalid_request", problem=problem)
     return pieces if num_texts > 1 else ()
@@ -122,8 +119,7 @@ def _runs(text: str, size: int) -> Iterator[Piece]:
         begin, end = max(end, run.start() - 1), min(len(text), run.end() + 1)
         piece = Piece(text=text, begin=begin, size=min(size, end - begin))
         yield piece
-        size -= piece.size
-        if not size:
+        if not (size := size - piece.size):
             return
 
 
@@ -149,7 +145,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 MAX_VALUES: Final = 4_000
-"""Most values of a call. The event loop reads this many in about ten milliseconds."""
+"""Most values of a call, and most pieces of texts that follow each other. The event loop reads this
+many in about ten milliseconds."""
 USER: Final = "user"
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(

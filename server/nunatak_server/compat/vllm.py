@@ -16,13 +16,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
-from nunatak_contract.enums import (
-    AggregationStrategy,
-    FunctionToApply,
-    HeadKind,
-    OnLong,
-    VerdictAction,
-)
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
 from nunatak_server.compat.failures import router_of
@@ -73,7 +67,7 @@ class UnnamedRequest(Message):
 class GuardRequest(Message):
     """A text to judge, as NeMo Guardrails' `hf_classifier` sends it."""
 
-    model: str = Field(description="the name of the policy, as in the address")
+    model: str = Field(description="no effect, because the address names the policy")
     input: Text
 
 
@@ -164,18 +158,11 @@ class ClassifyResponse(PoolingResponse):
     data: list[ClassifyItem]
 
 
-class GuardItem(Message):
-    """What to do with the text: `allow`, `flag`, `mask` or `block`, with the probability 1."""
-
-    label: VerdictAction
-    probs: list[float]
-
-
 class GuardResponse(Message):
-    """The verdict about the text."""
+    """The action of the policy as a label with the probability 1."""
 
     model: str
-    data: list[GuardItem]
+    data: list[dict[str, Any]]
 
 
 class ScoreResponse(PoolingResponse):
@@ -241,8 +228,6 @@ async def classify_by_policy(
 ) -> Response:
     """Judge a text; the label is the action of the policy."""
     judgement = await runtime_of(request).judge.judge(policy, (body.input,), handling)
-    if body.model != policy:
-        raise invalid_request(f"model must be {policy!r}, the policy of the address")
     data = [{"label": judgement.action, "probs": [1.0]}]
     fields = {"model": judgement.published.reference, "data": data}
     return reply(fields, headers=timing_headers(judgement.timings))
