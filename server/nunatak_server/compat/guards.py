@@ -164,7 +164,7 @@ CONVERSATION: Final = _names("content contents input messages prompt text")
 """Names of fields that hold what the user says, unless a role says otherwise."""
 TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
-DATA_FIELDS: Final = _names("documents json response tool_results variables")
+DATA_FIELDS: Final = _names("chat_template_kwargs documents json response tool_results variables")
 """Names of fields whose content a model reads whole, with names and numbers: data of tools."""
 DATA: Final = "*"
 """The name that stands for each field in data."""
@@ -278,8 +278,8 @@ class CallContent:
         return text
 
     def _name(self, name: str, parent: str) -> str:
-        """Return a name, changed like a text if it may be one: a prompt may hold whole objects."""
-        is_plain = parent != DATA and FIELD_NAME.fullmatch(name)
+        """Return a name, changed like a text if it may be one: a model reads data and schemas."""
+        is_plain = parent not in {DATA, "properties"} and FIELD_NAME.fullmatch(name)
         return name if is_plain else self._text(name, "")
 
     def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
