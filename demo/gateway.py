@@ -17,19 +17,22 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 
+import nunatak_cli.training
 from nunatak_client import Client, MemoryReport
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from nunatak_contract.progress import shown_progress
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training.report import ProgressBar
+from nunatak_training.report import ProgressReport
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_versions import LoadedTask, load_task
 
-HERE = Path(__file__).parent
-REGISTRY = HERE.parent / ".nunatak" / "demo"
+REGISTRY = Path(__file__).parents[1] / ".nunatak" / "demo"
+DATA = Path(nunatak_cli.training.__file__).with_name("ready")
+"""Those of `nunatak init --with`."""
 EPOCHS = 6
 ROUNDS = 15
 WIDTH_WITHOUT_TERMINAL = 120
@@ -140,12 +143,14 @@ def train_task(
     """Train and publish one task; the same data and recipe return the existing version."""
     settings = TrainSettings(
         task=question.task,
-        data=HERE / "data" / question.task,
+        data=DATA / question.task,
         settings=RunSettings(
             method=question.method, changes={"epochs": epochs, **question.changes}
         ),
     )
-    return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
+    with shown_progress() as progress:
+        report = ProgressReport(question.task, progress)
+        return train(settings, registry=registry, backbone=backbone, report=report)
 
 
 def training_table(outcomes: list[TrainOutcome]) -> Table:

@@ -48,6 +48,7 @@ from nunatak_server.residency.memory import (
     host_memory_budget,
     size_in_memory,
     task_memory_budget,
+    trunk_cache_budget,
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
@@ -96,7 +97,12 @@ class Runtime:
         self.registry = registry
         lease_s = settings.registry_lease_s
         lease = None if lease_s is None else RegistryLease(seconds=lease_s)
-        self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
+        trunk_bytes = trunk_cache_budget(
+            settings.trunk_cache_bytes,
+            sum(it.num_bytes for it in backbones),
+            processes=settings.processes,
+        )
+        self.trunk_cache = TrunkCache(max_bytes=trunk_bytes)
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
@@ -127,7 +133,7 @@ class Runtime:
         )
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
-        trunk = self.trunk_cache if settings.trunk_cache_bytes else None
+        trunk = self.trunk_cache if trunk_bytes else None
         self._computes = {
             it.digest: BatchCompute(it, trunk=trunk, in_use=backbones.in_use(it))
             for it in backbones
@@ -256,6 +262,9 @@ class Runtime:
         self._engine.start()
         await self._warm_up()
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
+        if give_back := find_memory_return():
+            # The weights before they were packed or quantized, and the stored bytes of the pins.
+            await asyncio.to_thread(give_back)
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:

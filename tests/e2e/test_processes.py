@@ -65,7 +65,7 @@ def test_no_request_fails_while_all_processes_are_replaced(fleet: SharedPort) ->
     before, old = fleet.names(at_least=NUM), fleet.replicas()
 
     with asking(fleet.port) as callers:
-        fleet.server.process.send_signal(signal.SIGHUP)
+        fleet.server.send(signal.SIGHUP)
         wait_until(lambda: not any(it.is_running() for it in old))
     after = fleet.names(at_least=NUM)
 
@@ -102,7 +102,7 @@ def test_sigterm_ends_all_processes_after_the_requests_in_flight(fleet: SharedPo
         fleet.server.process.terminate()
         wait_until(lambda: callers.num_cut > 0)
 
-    assert fleet.server.process.wait(timeout=LIMIT_S) == 0
+    assert fleet.server.wait(timeout=LIMIT_S) == 0
     assert set(callers.statuses) == {200}
     assert not any(it.is_running() for it in everyone)
 

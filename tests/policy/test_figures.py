@@ -11,7 +11,9 @@ from benchmarks.harness.recording import FIGURES, ROOT, latest
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.lines import LINES
 from benchmarks.render_figures import write
+from nunatak_cli.training.init import ReadyTask
 
+READY = ROOT / "clients" / "cli" / "nunatak_cli" / "training" / "ready"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NEWEST = latest()
 GB_OF_MIB = 2**20 / 1e9
@@ -76,6 +78,15 @@ NAMES = {
 """What the README calls a rival."""
 
 
+@pytest.mark.parametrize("task", ReadyTask)
+def test_the_card_of_a_ready_task_has_its_recorded_scores(task: ReadyTask) -> None:
+    card = (READY / task / "README.md").read_text(encoding="utf-8")
+    accuracy, majority = (NEWEST[f"ready.{task}.{it}"].value for it in ("accuracy", "majority"))
+
+    assert f"| accuracy | {accuracy:.2f} |" in card
+    assert f"| share of the most frequent label | {majority:.2f} |" in card
+
+
 def test_every_row_of_the_readme_is_checked() -> None:
     named = [row[0] for row in ROW.findall(README)]
 
@@ -102,9 +113,7 @@ def is_ours(system: str) -> bool:
     return system.startswith("nunatak") and system != "nunatak_full"
 
 
-def test_the_committed_pages_are_those_that_the_committed_figures_make(
-    tmp_path: Path,
-) -> None:
+def test_the_committed_pages_are_those_that_the_committed_figures_make(tmp_path: Path) -> None:
     write(NEWEST, tmp_path)
 
     stale = [

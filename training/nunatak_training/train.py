@@ -1,10 +1,11 @@
 """One training run from data to published version: for the command, Python and lists of tasks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -13,7 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import Backbone
+from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import (
     Data,
@@ -23,6 +24,7 @@ from nunatak_training.data import (
     data_warnings,
     load_task_data,
 )
+from nunatak_training.data.examples import Teacher
 from nunatak_training.data.splits import majority
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
@@ -163,13 +165,17 @@ def train(
     started = time.perf_counter()
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
+    report = report or Report()
+    teacher = settings.teacher and settings.teacher.teacher(registry, backbone)
+    if teacher is not None:
+        teacher = replace(teacher, ask=partial(_reported, teacher, report))
     data = load_task_data(
         settings.data,
         kind=settings.kind,
         dev=settings.dev,
         seed=recipe.seed,
         spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
-        teacher=settings.teacher and settings.teacher.teacher(registry, backbone),
+        teacher=teacher,
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -248,6 +254,15 @@ def run(  # noqa: PLR0913 - a run has many parts
         majority=majority(it.label for it in data.dev.examples),
         seconds=time.perf_counter() - started,
     )
+
+
+def _reported(
+    teacher: Teacher, report: Report, inputs: Sequence[TextInput]
+) -> Iterator[Mapping[str, float] | NunatakError]:
+    report.taught(0, len(inputs))
+    for done, answer in enumerate(teacher.ask(inputs), start=1):
+        yield answer
+        report.taught(done, len(inputs))
 
 
 def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:

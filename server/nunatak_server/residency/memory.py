@@ -41,6 +41,7 @@ def find_memory_return() -> Callable[[], None] | None:
     return give_back
 
 
+TRUNK_SHARE, LEAST_TRUNK_BYTES = 0.25, 2**24
 # The rest is for activations, the trunk cache, and loads. A load holds a version up to three times:
 # as stored bytes, as tensors, and in the layout for serving.
 DEFAULT_SHARE = 0.5
@@ -57,6 +58,13 @@ def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
     return stored_bytes * dtype.itemsize // STORED_ITEMSIZE[manifest.dtype]
+
+
+def trunk_cache_budget(chosen_bytes: int | None, backbone_bytes: int, *, processes: int) -> int:
+    """Return the operator's budget, or the process's part of a share of the backbones."""
+    if chosen_bytes is not None:
+        return chosen_bytes
+    return max(LEAST_TRUNK_BYTES, int(TRUNK_SHARE * backbone_bytes)) // processes
 
 
 def task_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:

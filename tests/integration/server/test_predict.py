@@ -117,14 +117,10 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
 
 async def test_answers_tell_version_times_and_request_id(client: httpx.AsyncClient) -> None:
     answer = await client.post(
-        "/v1/tasks/topk/predict",
-        json={"inputs": ["a", "b"]},
-        headers={"x-request-id": "my-id.7"},
+        "/v1/tasks/topk/predict", json={"inputs": ["a", "b"]}, headers={"x-request-id": "my-id.7"}
     )
     made_up = await client.post(
-        "/v1/tasks/topk/predict",
-        json={"inputs": "a"},
-        headers={"x-request-id": "not sane\tat all"},
+        "/v1/tasks/topk/predict", json={"inputs": "a"}, headers={"x-request-id": "not sane\tat all"}
     )
 
     assert answer.headers["x-task-version"] == "topk/1"

@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.asking.predict import counting
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_rows import RowFormat, check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
 
@@ -81,6 +81,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     registry: options.RegistryOption = None,
     backbone: options.BackboneOption = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
@@ -96,8 +97,11 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         pair=pair_column,
         delimiter=delimiter,
     )
-    with open_predictor(server, registry=registry, backbone=backbone) as predictor:
-        scored = score_version(reference, data, predictor, spelt)
+    with (
+        open_predictor(server, registry=registry, backbone=backbone) as predictor,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
+        scored = score_version(reference, data, predictor, spelt, progress)
     tell_rejected(spelt)
     if wrong is not None:
         rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
@@ -106,7 +110,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
 
 
-def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
+def score_version(
+    reference: str, data: Path, predictor: Predictor, spelt: RowFormat, progress: Progress
+) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.kinds import TaskKind
@@ -117,7 +123,7 @@ def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFo
     forms = {(it.head, it.problem_type): it for it in TaskKind}
     kind = forms[head.kind, head.problem_type]
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
-    said, num_truncated = _ask(read, predictor, manifest)
+    said, num_truncated = _ask(read, predictor, manifest, progress)
     examples = ExampleSet(examples=tuple(it.example for it in read))
     return Scored(
         manifest=manifest,
@@ -129,7 +135,10 @@ def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFo
 
 
 def _ask(
-    read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
+    read: "Sequence[ReadExample]",
+    predictor: Predictor,
+    manifest: "TaskManifest",
+    progress: Progress,
 ) -> "tuple[list[ExampleAnswer], int]":
     """Ask about all examples; return the answer for each, and the number of cut inputs."""
     asked = list(_inputs(read, manifest))
@@ -138,16 +147,16 @@ def _ask(
     )
     said = list["ExampleAnswer"]()
     num_truncated = 0
-    with counting("asked") as advance:
-        for (_, members), (answer,) in zip(asked, answers, strict=True):
-            if (error := answer.error) is not None:
-                reason = f"[{error.code}] {error.detail or error.title}"
-                raise NunatakError(
-                    "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
-                )
-            num_truncated += answer.is_truncated
-            said.extend(_said(answer, members, manifest))
-            advance()
+    progress.begin(Work(f"asking {manifest.reference}", unit="input", total=len(asked)))
+    for (_, members), (answer,) in zip(asked, answers, strict=True):
+        if (error := answer.error) is not None:
+            reason = f"[{error.code}] {error.detail or error.title}"
+            raise NunatakError(
+                "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
+            )
+        num_truncated += answer.is_truncated
+        said.extend(_said(answer, members, manifest))
+        progress.advance()
     return said, num_truncated
 
 

@@ -9,6 +9,7 @@ from nunatak_server.residency.memory import (
     host_memory_budget,
     size_in_memory,
     task_memory_budget,
+    trunk_cache_budget,
 )
 from nunatak_versions import load_task
 
@@ -34,6 +35,14 @@ def test_the_size_follows_the_number_formats() -> None:
 
     assert size_in_memory(stored, dtype=torch.bfloat16) == whole // 2
     assert size_in_memory(half, dtype=torch.float32) == whole * 2
+
+
+def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
+    assert trunk_cache_budget(7, 10**9, processes=4) == 7
+    assert trunk_cache_budget(0, 10**9, processes=1) == 0
+    assert trunk_cache_budget(None, 10**9, processes=1) == 250_000_000
+    assert trunk_cache_budget(None, 10**9, processes=4) * 4 == 250_000_000
+    assert trunk_cache_budget(None, 1, processes=1) == 2**24
 
 
 def test_a_chosen_budget_is_taken_and_else_a_share_of_what_is_free() -> None:
