@@ -81,6 +81,7 @@ OF_NO_TASK = {
 POLICY_BODIES: dict[str, dict[str, Any]] = {
     "/v1/verdicts/{policy}": QUERY,
     "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm("where is it?"),
+    "/v1/verdicts/{policy}/classify": {"model": "tone", "input": "where is it?"},
     PORTKEY: portkey("where is it?"),
 }
 """The body for each route that names a policy. Policies of the tests have their tasks' names."""

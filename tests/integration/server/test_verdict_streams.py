@@ -119,6 +119,8 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
         (LINES, lines_of("a " * 20_000, size=1000), "text_too_long"),
         (LINES, b" " * 1_100_000, "body_too_large"),
         (EVENTS, b'data: [DONE]\n\ndata: {"text": "a"}\n', "invalid_request"),
+        (EVENTS, b'\xef\xbb\xbfdata: {"text": "a"}\n\ndata: {"text": "b"}\n', "invalid_request"),
+        (EVENTS, b'data: {"text": "a"}\n\nDATA: {"text": "b"}\n', "invalid_request"),
         ("text/plain", b"a \xff b", "invalid_text"),
         ("text/plain", b"a \xf0\x9f", "invalid_text"),
     ],
