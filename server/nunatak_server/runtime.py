@@ -44,6 +44,7 @@ from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.residency.loading import Loader, LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
     HostTier,
+    MemoryReturn,
     find_memory_return,
     host_memory_budget,
     size_in_memory,
@@ -165,6 +166,7 @@ class Runtime:
             quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
+        self._memory_return = MemoryReturn(find_memory_return())
         throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
@@ -177,7 +179,7 @@ class Runtime:
         self.residency = Residency(
             loader=Loader(
                 load=VersionLoader(backbones, self.host_tier, throttle=throttle),
-                give_back=find_memory_return(),
+                return_soon=self._memory_return.soon,
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
@@ -205,6 +207,7 @@ class Runtime:
             observers=(
                 self.metrics.observe_prediction,
                 note_prediction,
+                self._memory_return.soon,
                 *([tracing.observe_prediction] if tracing else []),
             ),
             backbones=backbones,
@@ -262,9 +265,8 @@ class Runtime:
         self._engine.start()
         await self._warm_up()
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
-        if give_back := find_memory_return():
-            # The weights before they were packed or quantized, and the stored bytes of the pins.
-            await asyncio.to_thread(give_back)
+        # The weights before they were packed or quantized, and the stored bytes of the pins.
+        await self._memory_return.now()
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:
@@ -321,6 +323,7 @@ class Runtime:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self.rollouts.aclose()
         await self.residency.aclose()
+        self._memory_return.close()
         await self._engine.aclose()
         if self._upstream is not None:
             await self._upstream.aclose()

@@ -28,7 +28,7 @@ from nunatak_registry import Traffic
 from nunatak_server import errors
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import device_failure
-from nunatak_server.residency.memory import INTERVAL_S, HostTier
+from nunatak_server.residency.memory import HostTier
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 from nunatak_versions import LoadedTask, load_task
 
@@ -158,8 +158,8 @@ class Loader:
     num_threads: int
     on_fatal: Callable[[errors.EngineFailedError], None]
     """Called on the event loop thread by each load that finds the device lost."""
-    give_back: Callable[[], None] | None = None
-    """Returns freed memory to the operating system; runs on a load thread."""
+    return_soon: Callable[[], None] = lambda: None
+    """Lets freed memory go back to the operating system a while later."""
     patience_s: float = PATIENCE_S
     """Time for which a load without space keeps back the loads behind it."""
 
@@ -200,14 +200,13 @@ class Loads:
         self._queue: deque[_Job] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._failures: dict[VersionKey, _Failure] = {}
-        self._return: asyncio.TimerHandle | None = None
         self.num_waiting = 0
         """Requests that wait for a load. Other threads may read only this attribute."""
 
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         if keys:
             self._observer.observe_evictions([key.task for key in keys])
-            self._return_soon()
+            self._loader.return_soon()
 
     def use_room_of(self, keys: Sequence[VersionKey]) -> None:
         self.count_evicted(keys)
@@ -253,8 +252,6 @@ class Loads:
     async def aclose(self) -> None:
         while self._queue:
             self._conclude(self._queue.popleft(), NunatakError("draining"))
-        if self._return is not None:
-            self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._pool.shutdown()
 
@@ -330,7 +327,7 @@ class Loads:
             self._observer.observe_load(job.manifest.task, seconds=load_s, succeeded=True)
             self.count_evicted(self._resident_set.add(task, load_s=load_s))
             # The load has freed the stored bytes and the converted tensors.
-            self._return_soon()
+            self._loader.return_soon()
             job.is_held = True
             self._conclude(job, None)
 
@@ -368,15 +365,6 @@ class Loads:
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
         self.count_evicted(self._resident_set.release(key_of(job.manifest)))
-
-    def _return_soon(self) -> None:
-        if self._loader.give_back is not None and self._return is None:
-            loop = asyncio.get_running_loop()
-            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
-
-    def _give_back(self, give_back: Callable[[], None]) -> None:
-        self._return = None
-        self._pool.submit(give_back)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._running.discard(running)

@@ -1,10 +1,15 @@
+import asyncio
+
+import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
+from nunatak_server.residency import memory
 from nunatak_server.residency.memory import (
+    MemoryReturn,
     free_memory,
     host_memory_budget,
     size_in_memory,
@@ -35,6 +40,27 @@ def test_the_size_follows_the_number_formats() -> None:
 
     assert size_in_memory(stored, dtype=torch.bfloat16) == whole // 2
     assert size_in_memory(half, dtype=torch.float32) == whole * 2
+
+
+async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "INTERVAL_S", 0.01)
+    returned, calls = asyncio.Event(), list[None]()
+    loop = asyncio.get_running_loop()
+
+    def give_back() -> None:
+        calls.append(None)
+        loop.call_soon_threadsafe(returned.set)
+
+    later = MemoryReturn(give_back)
+    for _ in range(3):
+        later.soon()
+    await returned.wait()
+    assert len(calls) == 1
+
+    later.soon()
+    later.close()
+    await asyncio.sleep(0.05)
+    assert len(calls) == 1
 
 
 def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
