@@ -26,9 +26,13 @@ Systems = Mapping[str, tuple[float, str]]
 
 def systems(pattern: str, scale: float = 1.0) -> Systems:
     """The newest values of the figures of a pattern, by the system in the place of `{}`."""
-    exact = re.compile(re.escape(pattern).replace(r"\{\}", r"(\w+)"))
-    found = {match[1]: NEWEST[name] for name in NEWEST if (match := exact.fullmatch(name))}
+    whole = re.compile(re.escape(pattern).replace(r"\{\}", r"(\w+)"))
+    found = {match[1]: NEWEST[name] for name in NEWEST if (match := whole.fullmatch(name))}
     return {name: (it.value * scale, it.hardware) for name, it in found.items()}
+
+
+def exact(found: Systems) -> Systems:
+    return {name: value for name, value in found.items() if not name.endswith("_int8")}
 
 
 def copies() -> Systems:
@@ -59,8 +63,9 @@ ROWS: Mapping[str, tuple[Better, Systems]] = {
     "8 tasks with 3 own layers": (min, copies()),
     "8 questions about one text": (min, systems("forward.fanout.t8.k3.len32.ms.{}.int8")),
     "the same in float32": (min, systems("forward.fanout.t8.k3.len32.ms.{}.fp32")),
-    "5 questions about each": (max, systems("race.five.minilm.{}.c16_per_s")),
-    "the same with one client": (max, systems("race.five.minilm.{}.sequential_per_s")),
+    "5 questions about each": (max, systems("race.five.minilm.{}_int8.c16_per_s")),
+    "the same with one client": (max, systems("race.five.minilm.{}_int8.sequential_per_s")),
+    "5 questions in float32": (max, exact(systems("race.five.minilm.{}.c16_per_s"))),
     "5 questions, a model": (min, systems("race.five.modernbert.{}.pss_mib", GB_OF_MIB)),
     "quality": (max, quality()),
     "8 of 16 tasks": (max, systems("report.throughput.fanout8.{}_per_s")),
