@@ -41,10 +41,15 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency.loading import Loader, LoadThrottle, VersionLoader, pin_at_start
+from nunatak_server.residency.loading import (
+    Loader,
+    LoadThrottle,
+    MemoryReturn,
+    VersionLoader,
+    pin_at_start,
+)
 from nunatak_server.residency.memory import (
     HostTier,
-    MemoryReturn,
     find_memory_return,
     host_memory_budget,
     size_in_memory,

@@ -137,8 +137,35 @@ async def pin_at_start(
 
 FAILURE_MEMORY_S = 1.0
 """After a failed load, requests for the version get the same error for this time."""
+INTERVAL_S = 10.0
+"""Time from work to the return, so that returns take less than a percent of a core."""
 PATIENCE_S = 2.0
 """Default patience: longer than most leases, and short compared with a deadline."""
+
+
+class MemoryReturn:
+    """Returns freed memory a while after work; only the event loop thread may use it."""
+
+    def __init__(self, give_back: Callable[[], None] | None) -> None:
+        self._give_back = give_back
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def now(self) -> None:
+        if self._give_back is not None:
+            await asyncio.to_thread(self._give_back)
+
+    def soon(self, _work: object = None) -> None:
+        if self._give_back is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(INTERVAL_S, self._start, loop, self._give_back)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> None:
+        self._timer = None
+        loop.run_in_executor(None, give_back)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class ResidencyObserver(Protocol):

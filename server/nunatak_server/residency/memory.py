@@ -9,7 +9,6 @@ The host tier holds stored bytes that were checked against their digest, so a lo
 If the device is the CPU, the version itself is the better use of the memory.
 """
 
-import asyncio
 import ctypes
 import sys
 import threading
@@ -25,9 +24,6 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.memory import HostTierMemory
 from nunatak_versions import PARAMETERS_ROLE
 
-INTERVAL_S = 10.0
-"""Time from work to the return, so that returns take less than a percent of a core."""
-
 
 def find_memory_return() -> Callable[[], None] | None:
     """Return the function that releases freed memory, in milliseconds; None without glibc."""
@@ -41,31 +37,6 @@ def find_memory_return() -> Callable[[], None] | None:
         trim(0)
 
     return give_back
-
-
-class MemoryReturn:
-    """Returns freed memory a while after work; only the event loop thread may use it."""
-
-    def __init__(self, give_back: Callable[[], None] | None) -> None:
-        self._give_back = give_back
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def now(self) -> None:
-        if self._give_back is not None:
-            await asyncio.to_thread(self._give_back)
-
-    def soon(self, _work: object = None) -> None:
-        if self._give_back is not None and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(INTERVAL_S, self._start, loop, self._give_back)
-
-    def _start(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> None:
-        self._timer = None
-        loop.run_in_executor(None, give_back)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 TRUNK_SHARE, LEAST_TRUNK_BYTES = 0.25, 2**24

@@ -7,9 +7,9 @@ from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.residency import memory
+from nunatak_server.residency import loading
+from nunatak_server.residency.loading import MemoryReturn
 from nunatak_server.residency.memory import (
-    MemoryReturn,
     free_memory,
     host_memory_budget,
     size_in_memory,
@@ -43,7 +43,7 @@ def test_the_size_follows_the_number_formats() -> None:
 
 
 async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(loading, "INTERVAL_S", 0.01)
     returned, calls = asyncio.Event(), list[None]()
     loop = asyncio.get_running_loop()
 
