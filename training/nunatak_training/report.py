@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from nunatak_contract.methods import Method
 from nunatak_contract.progress import Progress, Work
 
 
@@ -22,6 +23,9 @@ class EpochResult:
 
 class Report:
     """Receives the progress of a run, from the thread that trains; this one ignores it."""
+
+    def tried(self, method: Method) -> None:
+        """The next run of a search trains by this method."""
 
     def taught(self, done: int, num_inputs: int) -> None:
         """A teacher has answered a number of inputs."""
@@ -48,10 +52,13 @@ class ProgressReport(Report):
     """Tells the progress of a run of this name."""
 
     def __init__(self, label: str, progress: Progress) -> None:
-        self._label = label
+        self._label = self._task = label
         self._progress = progress
         self._num_counted = 0
         self._num_steps = self._num_epochs = 0
+
+    def tried(self, method: Method) -> None:
+        self._label = f"{self._task}, {method.text}"
 
     def taught(self, done: int, num_inputs: int) -> None:
         self._count("teacher", done, num_inputs)

@@ -220,9 +220,12 @@ def run(  # noqa: PLR0913 - a run has many parts
     """
     started = time.perf_counter()
     check_publishable(data, recipe, backbone, note=note)
+    report = report or Report()
     with ExitStack() as held:
 
         def fitted(recipe: Recipe) -> TrainedTask:
+            if search is not None:
+                report.tried(recipe.method)
             # The checkpoint stays until the version is published.
             checkpoint = held.enter_context(
                 run_checkpoint({task: data}, recipe, backbone, checkpoints)
@@ -231,7 +234,7 @@ def run(  # noqa: PLR0913 - a run has many parts
                 data,
                 recipe,
                 backbone,
-                report=report or Report(),
+                report=report,
                 trunks=trunks,
                 checkpoint=checkpoint,
             )

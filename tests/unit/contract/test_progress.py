@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.methods import TopK
 from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_training.report import EpochResult, ProgressReport
 
@@ -57,6 +58,7 @@ def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
     clock = Clock()
     with shown_progress(clock=clock) as progress:
         report = ProgressReport("toy", progress)
+        report.tried(TopK(num_layers=3))
         report.prepared(0, 2)
         report.prepared(2, 2)
         report.started(num_steps=8, num_epochs=2)
@@ -70,7 +72,7 @@ def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
 
     assert capfd.readouterr() == (
         "",
-        f"toy: epoch 1 of 2: {SCORES} (6 of 8 steps, 2.0 s/step, 0:00:04 left)\n",
+        f"toy, topk, 3 layers: epoch 1 of 2: {SCORES} (6 of 8 steps, 2.0 s/step, 0:00:04 left)\n",
     )
 
 
