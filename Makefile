@@ -21,7 +21,7 @@ ELSA ?= .bench/elsa/registry
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client openapi docs release bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client openapi docs release audit image bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -79,8 +79,16 @@ openapi: $(VENV)/.dev  ## write docs/openapi.json from the server
 docs: $(VENV)/.dev  ## build the documents as a site in build/docs/site; refuse dead links
 	$(BIN)/python -m release.site
 
-release: $(VENV)/.dev  ## build the files of a release into dist, install and try them; needs g++, npm, curl
-	$(BIN)/python -m release.build
+release: $(VENV)/.dev  ## audit the pins, build the files of a release into dist, install and try them; needs g++, npm, curl
+	$(BIN)/python -m release.build $(OPTIONS)
+
+audit: $(VENV)/.dev  ## refuse pinned versions with a known vulnerability; asks the OSV database
+	$(BIN)/python -m release.audit
+
+image: $(VENV)/.dev  ## build the image, start it, ask it, end it, and save it in dist; needs docker, or podman and debootstrap
+	rm -f dist/*-image-*
+	NUNATAK_SAVE_IMAGE=$(CURDIR)/dist $(BIN)/python -m pytest -m slow tests/e2e/test_container.py
+	@ls dist/*-image-*
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python -m release.blocking_client

@@ -58,6 +58,11 @@ SECTIONS = (
     ("cluster.", "Replicas", "What ran: [server.md](server.md#replicas)."),
     ("scale.", "A fleet of 1,000 replicas, simulated", "Assumptions: [scale.md](../scale.md)."),
     ("report.", "Whole servers compared with others", "Systems: [report.md](savings/report.md)."),
+    (
+        "ready.",
+        "Ready tasks",
+        "Of `nunatak init --with`: [training.md](../training.md#ready-tasks).",
+    ),
     ("training.", "Speed of training", "How to train: [training](../training.md)."),
     ("paper.", "The papers", "Tables, and which findings hold here: [papers.md](papers.md)."),
     ("real.", "Real data", "How the scores were made: [real-data.md](real-data.md)."),

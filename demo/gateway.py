@@ -6,6 +6,7 @@ demo sends each fresh prompt to all four tasks in one call, and shows the saved 
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,19 +18,22 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 
+import nunatak_cli.training
 from nunatak_client import Client, MemoryReport
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from nunatak_contract.progress import shown_progress
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training.report import ProgressBar
+from nunatak_training.report import ProgressReport
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_versions import LoadedTask, load_task
 
-HERE = Path(__file__).parent
-REGISTRY = HERE.parent / ".nunatak" / "demo"
+REGISTRY = Path(__file__).parents[1] / ".nunatak" / "demo"
+DATA = Path(nunatak_cli.training.__file__).with_name("ready")
+"""Those of `nunatak init --with`."""
 EPOCHS = 6
 ROUNDS = 15
 WIDTH_WITHOUT_TERMINAL = 120
@@ -123,13 +127,14 @@ def main() -> None:
         memory_table(memory, measure_growth(folder, "shared"), measure_growth(folder, "dedicated"))
     )
     console.print(fan_out_line(backbone, tasks))
+    program = shown(Path(sys.executable).with_name("nunatak"))
     console.print(
         "\n[bold]Go on:[/bold]\n"
-        f"  nunatak task list --registry {shown(folder)}\n"
-        f"  nunatak serve --registry {shown(folder)}\n"
-        '  nunatak predict "Third email, still no parcel!" --task tone --task intent '
+        f"  {program} task list --registry {shown(folder)}\n"
+        f"  {program} serve --registry {shown(folder)}\n"
+        f'  {program} predict "Third email, still no parcel!" --task tone --task intent '
         f"--registry {shown(folder)}\n"
-        "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
+        f"  {program} train --task mood --data yours.jsonl --method topk --layers 2 "
         f"--registry {shown(folder)}\n"
     )
 
@@ -140,12 +145,14 @@ def train_task(
     """Train and publish one task; the same data and recipe return the existing version."""
     settings = TrainSettings(
         task=question.task,
-        data=HERE / "data" / question.task,
+        data=DATA / question.task,
         settings=RunSettings(
             method=question.method, changes={"epochs": epochs, **question.changes}
         ),
     )
-    return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
+    with shown_progress() as progress:
+        report = ProgressReport(question.task, progress)
+        return train(settings, registry=registry, backbone=backbone, report=report)
 
 
 def training_table(outcomes: list[TrainOutcome]) -> Table:

@@ -1,8 +1,10 @@
 """Builds the files of a release: `python -m release.build`, into `dist`.
 
-These are the sdist and the wheel of `nunatak`, the wheel of `nunatak-ops` for this platform, the
-npm package, the pinned versions, a bill of materials (CycloneDX) and the checksums. The last step
-installs the files into a clean environment and uses them (`release.trial`).
+First the pinned versions are audited (`release.audit`). Without a network, `--without-audit` builds
+files that must not be published. The files are the sdist and the wheel of `nunatak`, the wheel of
+`nunatak-ops` for this platform, the npm package, the pinned versions, a bill of materials
+(CycloneDX) and the checksums. The last step installs the files into a clean environment and uses
+them (`release.trial`).
 """
 
 import hashlib
@@ -10,11 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
-from release import trial
+from release import audit, trial
 
 ROOT = Path(__file__).parents[1]
 PINS = "constraints.txt"
@@ -35,8 +36,7 @@ def make(dist: Path) -> None:
         scratch = Path(name)
         run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", dist)
         # Everything else is made from the sdist, so the sdist is whole.
-        with tarfile.open(found(dist, "nunatak-*.tar.gz")) as archive:
-            archive.extractall(scratch, filter="data")
+        run("tar", "--extract", "--file", found(dist, "nunatak-*.tar.gz"), folder=scratch)
         (source,) = scratch.iterdir()
         wheel = ("hatchling", "build", "--target", "wheel", "--directory", dist)
         run(sys.executable, "-m", *wheel, folder=source)
@@ -82,8 +82,15 @@ def _files(dist: Path) -> list[Path]:
     return sorted(it for it in dist.iterdir() if it.name != trial.SUMS)
 
 
-def main() -> None:
+def main(*options: str) -> None:
     """Build a release and try it."""
+    match options:
+        case ():
+            audit.audit()
+        case ("--without-audit",):
+            print("NOT AUDITED: do not publish these files")
+        case _:
+            sys.exit(f"expected --without-audit or nothing, got {' '.join(options)}")
     dist = ROOT / "dist"
     make(dist)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -5,9 +5,10 @@ and checks the task like any other. Baselines get the same tasks in the layouts 
 peft.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,13 +17,23 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_exchange.peft_folders import export_peft
 from nunatak_exchange.transformers_export import export_transformers, merged_weights
-from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    HeadSpec,
+    build_branch,
+    initial_parameters,
+    quantize_backbone,
+    stored_parameters,
+)
 from nunatak_registry import Registry
 from nunatak_registry.publication import number_draft
 from nunatak_versions import (
+    PARAMETERS_ROLE,
     LoadedTask,
     Provenance,
     VersionDraft,
+    draft_quantized,
     draft_task,
     head_record,
     load_task,
@@ -93,7 +104,7 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
         plan.name,
         method=spec.method,
         head=head_record(spec.head, LABELS),
-        parameters=parameters,
+        parameters=stored_parameters(spec, parameters, backbone),
         backbone=backbone,
         max_length=min(MAX_LENGTH, backbone.config.max_tokens),
         probe_inputs=plan.probe,
@@ -103,11 +114,30 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
 
 def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
     """Publish the tasks that the registry does not have yet; return their number."""
+    return _publish_missing(folder, wanted, partial(draft, backbone=backbone))
+
+
+def publish_integers(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
+    """The same, on the quantized form of the backbone, as `nunatak task convert` does it."""
+    integers = quantize_backbone(backbone)
+
+    def converted(plan: TaskPlan) -> VersionDraft:
+        made = draft(plan, backbone)
+        return draft_quantized(
+            number_draft(made.manifest, 1), made.blobs[PARAMETERS_ROLE], integers
+        )
+
+    return _publish_missing(folder, wanted, converted)
+
+
+def _publish_missing(
+    folder: Path, wanted: Iterable[TaskPlan], make: Callable[[TaskPlan], VersionDraft]
+) -> int:
     with Registry.open(folder) as registry:
         known = {summary.name for summary in registry.tasks()}
         missing = [plan for plan in wanted if plan.name not in known]
         for plan in missing:
-            made = draft(plan, backbone)
+            made = make(plan)
             registry.publish(made.manifest, made.blobs)
     return len(missing)
 
@@ -130,4 +160,4 @@ def export_adapter(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
 
 def _loaded(plan: TaskPlan, backbone: Backbone) -> LoadedTask:
     made = draft(plan, backbone)
-    return load_task(number_draft(made.manifest, 1), made.blobs["parameters"], backbone)
+    return load_task(number_draft(made.manifest, 1), made.blobs[PARAMETERS_ROLE], backbone)

@@ -19,11 +19,12 @@ from benchmarks.papers.scoring import score
 from nunatak_client import Client
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_contract.progress import shown_progress
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.kinds import Metric
-from nunatak_training.report import ProgressBar
+from nunatak_training.report import ProgressReport
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
@@ -134,7 +135,9 @@ def train_one(task: RealTask, registry: Registry, backbone: Backbone, data: Path
     settings = TrainSettings(
         task=task.name, data=data, settings=RunSettings(method=task.method, changes=changes)
     )
-    return train(settings, registry=registry, backbone=backbone, report=ProgressBar(task.name))
+    with shown_progress() as progress:
+        report = ProgressReport(task.name, progress)
+        return train(settings, registry=registry, backbone=backbone, report=report)
 
 
 def serve_all(registry: Path, data: Path) -> dict[str, float]:

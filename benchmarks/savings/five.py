@@ -11,6 +11,8 @@ the two is better, in each measure.
 
 Our server also answers five tasks of one way alone: three top layers, low-rank updates from the
 middle, and heads. The race itself asks a mix of them.
+
+Our server and onnxruntime race in 8-bit integers, too. Their ratios are over onnxruntime.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ from statistics import median
 import torch
 
 from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
-from benchmarks.harness.makers import LABELS, TaskPlan
+from benchmarks.harness.makers import LABELS, TaskPlan, publish_integers
 from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
@@ -46,7 +48,9 @@ MIX = (TOP, MIDDLE, HEAD, TOP, HEAD)
 """The ways of the five tasks of the race."""
 FULL_MODELS = (System.PACKED_MODELS, System.NUNATAK_FULL)
 """The systems that hold five full models with packed linear layers."""
-RACERS = (System.NUNATAK, *FULL_MODELS, System.FULL_MODELS, System.ONNXRUNTIME)
+ONNXRUNTIMES = (System.ONNXRUNTIME, System.ONNXRUNTIME_INT8)
+"""Sequential systems of another runtime, in float32 and in 8-bit integers."""
+RACERS = (*(System.NUNATAK, System.NUNATAK_INT8, *FULL_MODELS, System.FULL_MODELS, *ONNXRUNTIMES),)
 TEXTS = Scenario(name="five", words=32, sigma=0.25)
 TEXT = "Where is my parcel, and who can tell me more?"
 EXPORTER = SERVING / "onnx_export.py"
@@ -108,6 +112,12 @@ GOALS = (
     ("memory", "pss_mib", "of the memory (PSS)", "<= 0.35", min),
 )
 """Figure, measure, unit, goal, and which value of the rivals is the better one."""
+INT8_GOALS = (
+    ("sequential", "sequential_per_s", "of the requests/s", (">= 2.5", ">= 1.3")),
+    ("c16", "c16_per_s", f"of the requests/s of {CLIENTS} clients", (">= 4", ">= 2.5")),
+    ("memory", "pss_mib", "of the memory (PSS)", ("<= 0.75", None)),
+)
+"""Figure, measure, unit, and the goals over onnxruntime in float32 and in 8-bit integers."""
 
 
 def main() -> None:
@@ -121,7 +131,7 @@ def main() -> None:
     torch.set_num_threads(1)
     desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
     is_exact = options.dtype == "float32"
-    racers = [it for it in RACERS if is_exact or it is not System.ONNXRUNTIME]
+    racers = [it for it in RACERS if is_exact or not (it in ONNXRUNTIMES or it.is_rounded)]
     for name in options.shapes:
         shape = SHAPES[name]
         deployments = deploy(desk, shape, racers, dtype=options.dtype)
@@ -165,6 +175,10 @@ def deploy(
     ours = replace(shared, tasks=tuple(it.name for it in mixed), dtype=dtype)
     merged = [replace(it, is_merged=True) for it in mixed]
     found = dict.fromkeys(racers, ours)
+    if System.NUNATAK_INT8 in found:
+        registry = ours.folder / "int8"
+        publish_integers(registry, mixed, backbone)
+        found[System.NUNATAK_INT8] = replace(ours, registry=registry)
     if System.ONNXRUNTIME in found:
         folders = [str(it) for it in ours.folders(System.ONNXRUNTIME)]
         python = str(interpreter_of(System.ONNXRUNTIME))
@@ -276,6 +290,16 @@ def record(
             goal=goal,
             reason=reason,
         )
+    for rival in ONNXRUNTIMES if System.NUNATAK_INT8 in rounds[0] else ():
+        for part, measured, unit, goals in INT8_GOALS:
+            measure, _ = MEASURES[measured]
+            pairs = zip(of(System.NUNATAK_INT8, measure), of(rival, measure), strict=True)
+            sheet.record(
+                f"{PREFIX}.int8.{part}.{name}.vs.{rival}",
+                [ours / theirs for ours, theirs in pairs],
+                unit=f"{unit} of five models in {rival}",
+                goal=goals[ONNXRUNTIMES.index(rival)],
+            )
     for system in rounds[0]:
         for measure_name, (measure, unit) in MEASURES.items():
             sheet.record(

@@ -32,8 +32,8 @@ WARM_AFTER_S = 5.0
 """A burst of more seconds needs no earlier burst to warm up."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Shares of the highest rate to try, until one of these rates keeps the objective."""
-AGREEMENT, AGREEMENT_BFLOAT16 = 2e-3, 5e-2
-"""Largest difference of two systems' probabilities: in float32, and with one in bfloat16."""
+AGREEMENT, AGREEMENT_ROUNDED = 2e-3, 5e-2
+"""Largest difference of two systems' probabilities: in float32, and with one of fewer bits."""
 
 
 class DisagreementError(Exception):
@@ -95,14 +95,13 @@ def run_round(
 
 def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
     """Raise `DisagreementError` unless all systems give the same probabilities."""
-    # The bfloat16 system comes last, so that no system is compared with rounded answers.
-    exact_first = sorted(said.items(), key=lambda item: item[0] is System.NUNATAK_BFLOAT16)
+    # Rounded systems come last, so that no system is compared with their answers.
+    exact_first = sorted(said.items(), key=lambda item: item[0].is_rounded)
     (first, expected), *others = exact_first
     for system, given in others:
         pairs = zip(chain(*expected), chain(*given), strict=True)
         difference = max(abs(a - b) for a, b in pairs)
-        is_rounded = system is System.NUNATAK_BFLOAT16
-        allowed = AGREEMENT_BFLOAT16 if is_rounded else AGREEMENT
+        allowed = AGREEMENT_ROUNDED if system.is_rounded else AGREEMENT
         # `not <=` makes NaN a disagreement, too.
         if not difference <= allowed:
             raise DisagreementError(

@@ -35,11 +35,13 @@ class System(StrEnum):
 
     NUNATAK = "nunatak"
     NUNATAK_BFLOAT16 = "nunatak_bfloat16"
+    NUNATAK_INT8 = "nunatak_int8"
     NUNATAK_FULL = "nunatak_full"
     FULL_MODELS = "full_models"
     FULL_MODELS_PRIVATE = "full_models_private"
     PACKED_MODELS = "packed_models"
     ONNXRUNTIME = "onnxruntime"
+    ONNXRUNTIME_INT8 = "onnxruntime_int8"
     PROCESSES_PRIVATE = "processes_private"
     PROCESSES_MAPPED = "processes_mapped"
     PEFT_SWITCH = "peft_switch"
@@ -50,7 +52,12 @@ class System(StrEnum):
     @property
     def is_ours(self) -> bool:
         """Whether the system is our server, and no baseline."""
-        return self in {System.NUNATAK, System.NUNATAK_BFLOAT16, System.NUNATAK_FULL}
+        return self.startswith("nunatak")
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the system always computes in fewer bits than float32."""
+        return self.endswith(("_bfloat16", "_int8"))
 
     @property
     def holds_adapters(self) -> bool:
@@ -63,8 +70,10 @@ class System(StrEnum):
         return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
 
 
+_ONNXRUNTIME = ("onnxruntime_models", "onnxruntime==1.31.1", "onnx==1.23.2")
 FOREIGN_PACKAGES: Mapping[System, tuple[str, ...]] = {
-    System.ONNXRUNTIME: ("onnxruntime_models", "onnxruntime==1.31.1", "onnx==1.23.2"),
+    System.ONNXRUNTIME: _ONNXRUNTIME,
+    System.ONNXRUNTIME_INT8: _ONNXRUNTIME,
     System.LITSERVE: ("litserve", "litserve==0.2.19"),
     System.RAY_SERVE: ("ray", "ray[serve]==2.60.0"),
 }
@@ -212,7 +221,7 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
         return [
             *(sys.executable, "-m", "nunatak_cli", "serve"),
             *("--registry", str(deployment.registry)),
-            *("--backbone", str(deployment.backbone)),
+            *("--backbone", str(deployment.backbone) + "+int8" * (system is System.NUNATAK_INT8)),
             *("--port", "0", "--dtype", dtype),
             *deployment.options,
         ]
@@ -220,7 +229,8 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
         System.FULL_MODELS: ("full_models.py", "mapped"),
         System.FULL_MODELS_PRIVATE: ("full_models.py", "private"),
         System.PACKED_MODELS: ("packed_models.py", ""),
-        System.ONNXRUNTIME: ("onnxruntime_models.py", ""),
+        System.ONNXRUNTIME: ("onnxruntime_models.py", "model.onnx"),
+        System.ONNXRUNTIME_INT8: ("onnxruntime_models.py", "rounded.onnx"),
         System.PROCESSES_PRIVATE: ("full_models.py", "private"),
         System.PROCESSES_MAPPED: ("peft_adapters.py", "switch"),
         System.PEFT_SWITCH: ("peft_adapters.py", "switch"),

@@ -5,6 +5,7 @@ model. The other parts run a server with five tasks of one top layer and windows
 """
 
 import asyncio
+import os
 import random
 import tempfile
 import time
@@ -42,11 +43,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["equal", "served"], metavar="equal|served")
     parser.add_argument("--divisions", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--backbone", default=DEFAULT_BACKBONE)
     options, sheet = open_sheet(parser)
     if "equal" in options.parts:
         asyncio.run(equality(sheet, options.divisions))
     if "served" in options.parts:
-        backbone = load_backbone(DEFAULT_BACKBONE)
+        os.environ["NUNATAK_BACKBONE"] = options.backbone
+        backbone = load_backbone(options.backbone)
         with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
             for seed, task in enumerate(TASKS):
                 publish(registry, backbone, task, seed)
@@ -56,7 +59,8 @@ def main() -> None:
             timely = make_policy(*rules, name="timely", on_failure=OnFailure.ALLOW)
             registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
             with server(folder, task_memory_bytes=2**30) as address:
-                asyncio.run(served(address, sheet, options.streams))
+                name = f"stream{'.int8' * backbone.is_quantized}"
+                asyncio.run(served(address, sheet, options.streams, name))
 
 
 async def equality(sheet: Sheet, divisions: int) -> None:
@@ -84,7 +88,7 @@ async def equality(sheet: Sheet, divisions: int) -> None:
     sheet.record("stream.leaked", [leaked], unit=f"characters, {unit}", goal="<= 0")
 
 
-async def served(address: str, sheet: Sheet, num_streams: int) -> None:
+async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
     """Record the compute, the delay and the first words of streams."""
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         await whole(client, text_of(50))
@@ -102,16 +106,16 @@ async def served(address: str, sheet: Sheet, num_streams: int) -> None:
             once = await cpu_s(client, whole(client, text))
             control.append(await cpu_s(client, scan_again(client, text)) / once)
     unit = "over one whole pass"
-    sheet.record("stream.compute", compute, unit=f"CPU time {unit}, 2,000 words", goal="<= 1.3")
-    sheet.record("stream.compute.tokens", rows, unit=f"tokens of rows {unit}", goal="<= 1.3")
+    sheet.record(f"{start}.compute", compute, unit=f"CPU time {unit}, 2,000 words", goal="<= 1.3")
+    sheet.record(f"{start}.compute.tokens", rows, unit=f"tokens of rows {unit}", goal="<= 1.3")
     sheet.record(
-        "stream.compute.control",
+        f"{start}.compute.control",
         control,
         unit=f"CPU time {unit}, every chunk of 250 words scans",
     )
     for spread_s, name, unit in (
-        (SPREAD_S, "stream.delay", f"ms, {num_streams} streams that begin within {SPREAD_S:g} s"),
-        (0.0, "stream.delay.together", f"ms, {num_streams} streams that begin at once"),
+        (SPREAD_S, f"{start}.delay", f"ms, {num_streams} streams that begin within {SPREAD_S:g} s"),
+        (0.0, f"{start}.delay.together", f"ms, {num_streams} streams that begin at once"),
     ):
         p95s, p50s = list[float](), list[float]()
         for _ in range(sheet.rounds):
@@ -128,7 +132,7 @@ async def served(address: str, sheet: Sheet, num_streams: int) -> None:
             p50s.append(percentile(delays, 50))
         sheet.record(f"{name}.p95_ms", p95s, unit=unit, goal="<= 50" if spread_s else None)
         sheet.record(f"{name}.p50_ms", p50s, unit=unit)
-    for policy, name in (("guard", "stream.first.windows_ms"), ("timely", "stream.first_ms")):
+    for policy, name in (("guard", "first.windows_ms"), ("timely", "first_ms")):
         firsts = list[float]()
         for _ in range(sheet.rounds):
             caller = Caller(address, policy=policy)
@@ -137,7 +141,9 @@ async def served(address: str, sheet: Sheet, num_streams: int) -> None:
         is_timely = policy == "timely"
         goal = f"<= {1.2 * HOLD_MS:g}" if is_timely else None
         hold = f", max_delay_ms is {HOLD_MS}" if is_timely else ", windows of the tasks alone"
-        sheet.record(name, firsts, unit=f"ms at {RATE:g} words a second{hold}", goal=goal)
+        sheet.record(
+            f"{start}.{name}", firsts, unit=f"ms at {RATE:g} words a second{hold}", goal=goal
+        )
 
 
 @dataclass(slots=True)

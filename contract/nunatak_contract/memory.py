@@ -80,7 +80,7 @@ class ActivationsMemory(Result):
 
 
 class MemoryReport(Result):
-    """Bytes in use, and the bytes of one full model per resident task version."""
+    """Bytes in use, and the bytes of one full model per resident task."""
 
     backbone: BackboneMemory
     other_backbones: tuple[BackboneMemory, ...] = ()

@@ -186,14 +186,7 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         except StopIteration:
             return
         except (csv.Error, UnicodeDecodeError) as error:
-            problem = str(error) if isinstance(error, csv.Error) else _not_utf8(error)
-            if lines.number > first:
-                # The lines between may be rows of their own, which must not be lost.
-                raise unreadable(
-                    f"{file.name}:{first}",
-                    f"a quote stays open until line {lines.number} ({problem}); close or double it",
-                ) from error
-            problem = f"broken row: {problem}"
+            problem = _broken(error, file.name, first, lines.number)
         else:
             if not any(map(str.strip, fields)):
                 continue
@@ -207,6 +200,23 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
             header=header_at,
             end=lines.position,
         )
+
+
+def _broken(error: csv.Error | UnicodeDecodeError, file: str, first: int, last: int) -> str:
+    """Return the problem of a row of one line; of several lines, rows could be lost or made up.
+
+    Raises:
+        NunatakError: `unreadable_file`.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        problem = _not_utf8(error)
+        if last > first or error.object.count(b'"') % 2:
+            raise unreadable(f"{file}:{last}", problem) from error
+        return problem
+    if last > first:
+        told = f"a quote stays open until line {last} ({error}); close or double it"
+        raise unreadable(f"{file}:{first}", told) from error
+    return f"broken row: {error}"
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:
@@ -230,4 +240,4 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+    return f"not UTF-8 ({error.reason}); save the file as UTF-8, in Excel as CSV UTF-8"

@@ -32,7 +32,9 @@ from nunatak_exchange.checks import check_exact
 from nunatak_exchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
 from nunatak_exchange.peft_methods import ADAPTER, kind_of, native_method, to_peft
 from nunatak_exchange.transformers_export import (
+    KEEP_IT,
     check_head,
+    check_no_bottleneck,
     export_refusal,
     meaning_fields,
     merged_weights,
@@ -301,8 +303,9 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
     """
     check_exact(backbone)
-    method = _method(task)
+    check_no_bottleneck(task, "no folder of peft", f"write it {KEEP_IT}")
     check_head(task, backbone, "write it with --format sentence-transformers")
+    method = _method(task)
     task_type = _task_type(task, backbone)
     held = layout.ClassLayout(backbone.config, task.branch.spec.head.kind)
     names = held.head_names
@@ -345,7 +348,7 @@ def _method(task: LoadedTask) -> Lora | Ia3:
     raise export_refusal(
         task,
         f"its method is {method.kind}, peft folders hold LoRA and IA3",
-        "export it in transformers' format",
+        "write it with --format transformers",
     )
 
 
@@ -356,7 +359,7 @@ def _task_type(task: LoadedTask, backbone: Backbone) -> str:
             task,
             "peft's class for question answering gives its model no token types, and the task "
             "reads them",
-            "export it in transformers' format",
+            "write it with --format transformers",
         )
     wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
     return next(name for name, it in TASK_KINDS.items() if it is wanted)

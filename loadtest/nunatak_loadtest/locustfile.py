@@ -42,7 +42,13 @@ from locust.stats import RequestStats, StatsEntry
 from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
-from nunatak_loadtest.processes import MemorySample, ledger_of, listening_pid, process_bytes
+from nunatak_loadtest.processes import (
+    MemorySample,
+    cache_hit_share,
+    ledger_of,
+    listening_pid,
+    process_bytes,
+)
 from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
 from nunatak_loadtest.scenarios import SCENARIOS, Asks, Scenario, scenario_named
 from nunatak_loadtest.traffic import Requests, gaps, read_texts, tasks_of
@@ -367,7 +373,7 @@ def build_report(
             for it in details.entries.values()
             if it.method == "server" and it.num_requests
         },
-        cache_hit_share=_cache_hit_share(samples),
+        cache_hit_share=cache_hit_share(samples),
         memory=tuple(samples),
         doubts=tuple(doubts_of(overall, late_ms)),
     )
@@ -384,12 +390,3 @@ def _statistics(entry: StatsEntry) -> Timed:
         p99_ms=p99,
         max_ms=entry.max_response_time,
     )
-
-
-def _cache_hit_share(samples: Sequence[MemorySample]) -> float | None:
-    caches = [it.ledger.trunk_cache for it in samples if it.ledger is not None]
-    if len(caches) < 2:
-        return None
-    hits = caches[-1].hits - caches[0].hits
-    asked = hits + caches[-1].misses - caches[0].misses
-    return hits / asked if asked else 0.0

@@ -11,7 +11,9 @@ would regain an amount between USS and PSS.
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -101,6 +103,17 @@ class MemorySample(BaseModel):
     rss_bytes: int | None = None
     pss_bytes: int | None = None
     uss_bytes: int | None = None
+
+
+def cache_hit_share(samples: Sequence[MemorySample]) -> float | None:
+    """Return the share of trunk states that were there; None if not one process was sampled."""
+    counts = [(it.hits, it.misses) for it in (s.ledger.trunk_cache for s in samples if s.ledger)]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(counts)]
+    # The counts of a process never fall: another one of the server has answered.
+    if not steps or min(map(min, steps)) < 0:
+        return None
+    hits, misses = map(sum, zip(*steps, strict=True))
+    return hits / (hits + misses) if hits + misses else 0.0
 
 
 def ledger_of(client: Client) -> MemoryReport | None:

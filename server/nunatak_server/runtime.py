@@ -41,13 +41,20 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency.loading import Loader, LoadThrottle, VersionLoader, pin_at_start
+from nunatak_server.residency.loading import (
+    Loader,
+    LoadThrottle,
+    MemoryReturn,
+    VersionLoader,
+    pin_at_start,
+)
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
     host_memory_budget,
     size_in_memory,
     task_memory_budget,
+    trunk_cache_budget,
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
@@ -96,7 +103,12 @@ class Runtime:
         self.registry = registry
         lease_s = settings.registry_lease_s
         lease = None if lease_s is None else RegistryLease(seconds=lease_s)
-        self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
+        trunk_bytes = trunk_cache_budget(
+            settings.trunk_cache_bytes,
+            sum(it.num_bytes for it in backbones),
+            processes=settings.processes,
+        )
+        self.trunk_cache = TrunkCache(max_bytes=trunk_bytes)
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
@@ -127,7 +139,7 @@ class Runtime:
         )
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
-        trunk = self.trunk_cache if settings.trunk_cache_bytes else None
+        trunk = self.trunk_cache if trunk_bytes else None
         self._computes = {
             it.digest: BatchCompute(it, trunk=trunk, in_use=backbones.in_use(it))
             for it in backbones
@@ -159,6 +171,7 @@ class Runtime:
             quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
+        self._memory_return = MemoryReturn(find_memory_return())
         throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
@@ -171,7 +184,7 @@ class Runtime:
         self.residency = Residency(
             loader=Loader(
                 load=VersionLoader(backbones, self.host_tier, throttle=throttle),
-                give_back=find_memory_return(),
+                return_soon=self._memory_return.soon,
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
@@ -199,6 +212,7 @@ class Runtime:
             observers=(
                 self.metrics.observe_prediction,
                 note_prediction,
+                self._memory_return.soon,
                 *([tracing.observe_prediction] if tracing else []),
             ),
             backbones=backbones,
@@ -256,6 +270,8 @@ class Runtime:
         self._engine.start()
         await self._warm_up()
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
+        # The weights before they were packed or quantized, and the stored bytes of the pins.
+        await self._memory_return.now()
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:
@@ -312,6 +328,7 @@ class Runtime:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self.rollouts.aclose()
         await self.residency.aclose()
+        self._memory_return.close()
         await self._engine.aclose()
         if self._upstream is not None:
             await self._upstream.aclose()

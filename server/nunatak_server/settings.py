@@ -192,10 +192,10 @@ class ServerSettings(BaseSettings):
         description="share of the fixed time in the time of a batch. A lower value raises "
         "throughput, a higher value shortens batches and waits",
     )
-    trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
-        default=256 * 1024**2,
-        description="bytes on the device for trunk states of earlier texts; 0 = no cache. On CUDA "
-        "0 if not set",
+    trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] | None = Field(
+        default=None,
+        description="bytes on the device for trunk states of earlier texts; 0 = no cache. If not "
+        "set, a quarter of the backbones' bytes, at least 16 MiB, and 0 on CUDA",
     )
     task_memory_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
         default=None,

@@ -18,12 +18,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone, BackboneConfig, load_backbone
-from nunatak_model.architectures import (
-    architecture_of,
-    config_from,
-    encoder_shapes,
-    source_rows,
-)
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes, source_rows
 from nunatak_model.sentence_folder import POOLINGS
 from nunatak_model.tokenizer_settings import QWEN_WORDS
 from nunatak_model.weights import LayerWeights

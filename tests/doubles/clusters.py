@@ -9,6 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import pytest
+
 from doubles.proxies import free_port
 
 STORE_BYTES: Final = 100 * 1024**2
@@ -48,6 +50,7 @@ def ray_nodes(
     Without `has_haproxy`, Ray Serve listens with its proxy in Python. `redis` is the `host:port` of
     a Redis that keeps the state of the head.
     """
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'nunatak[ray]')")
     from ray.cluster_utils import Cluster  # noqa: PLC0415 - tests without Ray skip
 
     before = dict(os.environ)

@@ -12,12 +12,7 @@ from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, To
 
 TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
     "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), ("calm", "urgent"), None),
-    "stars": (
-        HeadKind.SEQUENCE_CLASSIFICATION,
-        HeadOnly(),
-        ("stars",),
-        ProblemType.REGRESSION,
-    ),
+    "stars": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("stars",), ProblemType.REGRESSION),
     "names": (
         HeadKind.TOKEN_CLASSIFICATION,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),

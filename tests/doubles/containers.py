@@ -1,107 +1,129 @@
-"""The container image: built by buildah on a base of Debian's packages, and started by buildah."""
+"""The container image: built and started by docker, or by podman on a base of Debian's packages."""
 
 import contextlib
+import functools
 import json
+import os
+import platform
 import shutil
 import subprocess
-import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "container"
-TOOLS = ("buildah", "debootstrap")
+TOOLS = ("podman", "runc", "debootstrap")
 BASE, IMAGE = "localhost/nunatak-base", "localhost/nunatak"
 BASE_PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
+LEFT_OUT = [f"--exclude=./{it}/*" for it in ("var/cache/apt", "var/lib/apt/lists")] + [
+    f"--exclude=./usr/share/{it}/*" for it in ("doc", "locale", "man")
+]
+"""What the slim images of Debian leave out too."""
+# A sandbox may forbid to raise the limits to those that the engines give by default.
+LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
+
+
+@functools.cache
+def has_docker() -> bool:
+    """Whether a daemon of docker answers, which then also fetches the base image."""
+    command = [shutil.which("docker") or "false", "info"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - our own
 
 
 def missing_tools() -> list[str]:
     """Return the programs that a build needs and that are not installed."""
-    return [it for it in TOOLS if shutil.which(it) is None]
+    return [] if has_docker() else [it for it in TOOLS if shutil.which(it) is None]
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """A store of images and containers in a folder of its own."""
+    """Images and containers of docker; or of podman, in a folder of their own."""
 
     folder: Path
 
-    def call(self, *arguments: str, **options: Any) -> str:  # noqa: ANN401 - of subprocess
-        """Run buildah, and return its output; an error is raised with the last lines."""
+    def call(self, *arguments: str) -> str:
+        """Run the engine, and return its output; an error is raised with the last lines."""
         result = subprocess.run(  # noqa: S603 - our own arguments
-            self.command(*arguments), check=False, capture_output=True, text=True, **options
+            [*self._engine(), *arguments], check=False, capture_output=True, text=True
         )
         assert result.returncode == 0, "\n".join((result.stdout + result.stderr).splitlines()[-30:])
         return result.stdout.strip()
 
-    def command(self, *arguments: str) -> list[str]:
-        """Return a command of buildah for this store."""
-        store = ("--root", str(self.folder / "store"), "--runroot", str(self.folder / "run"))
-        return ["buildah", *store, *arguments]
-
-    def make_base(self) -> None:
-        """Make the base image out of Debian's packages."""
-        system = self.folder / "system"
-        options = ("--variant=minbase", f"--include={BASE_PACKAGES}")
-        subprocess.run(  # noqa: S603 - our own arguments
-            ["debootstrap", *options, "bookworm", str(system)],  # noqa: S607 - found on the path
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        container = self.call("from", "scratch")
-        self.call("add", "--quiet", container, str(system), "/")
-        self.call("commit", "--rm", "--quiet", container, BASE)
-        shutil.rmtree(system)
-
     def build(self) -> None:
-        """Build the shipped file. pip in the build uses the settings of pip on this machine."""
+        """Build the shipped file. The index of pip, and for podman its settings, are those here."""
+        index = os.environ.get("PIP_EXTRA_INDEX_URL")
+        common = (
+            *("build", "--network", "host", "--tag", IMAGE, "--file", str(DEPLOY / "Dockerfile")),
+            *(("--build-arg", f"TORCH_INDEX={index}") if index else ()),
+        )
+        if has_docker():
+            self.call(*common, str(ROOT))
+            return
+        self._make_base()
         self.call(
-            *("build", "--isolation", "chroot", "--network", "host", "--pull-never"),
+            *(*common, "--build-arg", f"BASE={BASE}", "--pull-never", "--layers=false"),
             # Other formats than Docker's have no health check.
-            *("--format", "docker", "--build-arg", f"BASE={BASE}", "--tag", IMAGE),
-            *("--file", str(DEPLOY / "Dockerfile")),
+            *("--isolation", "chroot", "--format", "docker"),
             *("--ignorefile", str(DEPLOY / "Dockerfile.dockerignore")),
             *(f"--volume={source}:{target}:ro" for source, target in self._settings_of_pip()),
             str(ROOT),
         )
 
-    def configuration(self) -> dict[str, Any]:
-        """Return what the image says about its start."""
-        described = json.loads(self.call("inspect", "--type", "image", IMAGE))
-        return described["Docker"]["config"]
+    def described(self) -> dict[str, Any]:
+        """Return what the engine says about the image, with `Healthcheck` as podman places it."""
+        found = json.loads(self.call("image", "inspect", IMAGE))[0]
+        return {"Healthcheck": found["Config"].get("Healthcheck"), **found}
 
     @contextlib.contextmanager
-    def started(
-        self, *arguments: str, volumes: Mapping[Path, str], **settings: object
-    ) -> Generator["subprocess.Popen[str]"]:
-        """Start the image with its entry point, as its own user; its log is `stdout`."""
-        described = self.configuration()
-        container = self.call("from", "--pull-never", IMAGE)
-        command = self.command(
-            *("run", "--isolation", "chroot", "--network", "host"),
+    def started(self, *, volumes: Mapping[Path, str], **settings: object) -> Generator[str]:
+        """Start the image as a pod does, with a root that is read-only; yields the container."""
+        name = self.call(
+            *("run", "--detach", "--network", "host", "--read-only", "--tmpfs", "/tmp", *LIMITS),  # noqa: S108 - in the container
+            *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
             *(f"--env=NUNATAK_{name.upper()}={value}" for name, value in settings.items()),
             *(f"--volume={source}:{target}" for source, target in volumes.items()),
-            *(container, "--", *described["Entrypoint"], *(arguments or described["Cmd"])),
+            IMAGE,
         )
-        with subprocess.Popen(  # noqa: S603 - our own arguments
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            # A server blocks on a pipe that nobody reads.
-            reading = threading.Thread(target=lambda: list(process.stdout or ()), daemon=True)
-            reading.start()
-            try:
-                yield process
-            finally:
-                process.terminate()
-                process.wait(timeout=60)
-                self.call("rm", container)
+        try:
+            yield name
+        except BaseException:
+            print(self.call("logs", name))  # noqa: T201 - shown with the failure
+            raise
+        finally:
+            self.call("rm", "--force", name)
+
+    def save(self, folder: Path) -> None:
+        """Write the image into a folder, as an archive with the name of the release."""
+        name = f"nunatak:{version('nunatak')}"
+        archive = folder / f"{name.replace(':', '-')}-image-{platform.machine()}.tar"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.call("tag", IMAGE, name)
+        self.call("save", "--output", str(archive), name)
+        subprocess.run(["gzip", "--force", archive], check=True)  # noqa: S603, S607 - found on the path
 
     def remove(self) -> None:
-        """Remove all images and containers."""
-        self.call("rm", "--all")
-        self.call("rmi", "--all", "--force")
+        """Remove the images."""
+        self.call("rmi", "--force", IMAGE, *(() if has_docker() else (BASE,)))
+
+    def _engine(self) -> list[str]:
+        if has_docker():
+            return ["docker"]
+        store = ("--root", str(self.folder / "store"), "--runroot", str(self.folder / "run"))
+        return ["podman", *store, "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
+
+    def _make_base(self) -> None:
+        system, archive = self.folder / "system", self.folder / "system.tar"
+        for command in (
+            ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", system],
+            ["tar", "--directory", system, *LEFT_OUT, "-cf", archive, "."],
+        ):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
+        self.call("import", str(archive), BASE)
+        shutil.rmtree(system)
+        archive.unlink()
 
     def _settings_of_pip(self) -> list[tuple[str, str]]:
         """Return the files and folders that pip needs in the build, and their places there."""

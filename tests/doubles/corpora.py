@@ -132,12 +132,7 @@ def score(
 
 
 def run_killed(
-    place: Path,
-    corpus: Path,
-    out: Path,
-    *,
-    rhythm: Sequence[int],
-    tasks: Iterable[str] = ("tone",),
+    place: Path, corpus: Path, out: Path, *, rhythm: Sequence[int], tasks: Iterable[str] = ("tone",)
 ) -> int:
     """Score a corpus in runs that are killed, and return the number of kills.
 

@@ -71,9 +71,7 @@ class LayeredCompute:
     stops_between_layers = True
 
     def __init__(
-        self,
-        *events: Callable[[], None],
-        on_batch: Callable[[int], None] = lambda _num_rows: None,
+        self, *events: Callable[[], None], on_batch: Callable[[int], None] = lambda _num_rows: None
     ) -> None:
         self.events = list(events)
         self.on_batch = on_batch

@@ -125,8 +125,8 @@ class Fleet:
 
     def restart(self, index: int) -> None:
         """Ask a replica to end, wait for its end, and start it again."""
-        process = self.running[index].process
-        process.send_signal(signal.SIGTERM)
+        process = self.running[index]
+        process.send(signal.SIGTERM)
         process.wait(timeout=LIMIT_S)
         self.start(index)
 

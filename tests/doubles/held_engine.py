@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from doubles.engines import Withdrawing
+from doubles.services import Bench, make_service
 from doubles.serving import FakeStore
-from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Branch
 from nunatak_server.predict.types import StreamedResult, TaskPrediction
@@ -40,10 +40,10 @@ class HeldEngine(Withdrawing):
 
 async def make_held_bench(
     backbone: Backbone, branch: Branch, *hot: str, admission: Admission | None = None
-) -> tuple[TrafficBench, FakeStore, HeldEngine]:
+) -> tuple[Bench[HeldEngine], FakeStore, HeldEngine]:
     """Return a service whose hot tasks are in memory, its store and its engine."""
     store, engine = FakeStore(branch), HeldEngine()
-    bench = make_traffic_bench(backbone, store, engine, admission=admission)
+    bench = make_service(backbone, store, engine, admission=admission)
     for task in hot:
         reference = store.add(task)
         await bench.facts.traffic([reference], "a test")

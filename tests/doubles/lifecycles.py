@@ -130,14 +130,14 @@ def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, i
                     for index in range(num_calls)
                 ]
                 await wait_for_admitted(client, num_calls)
-                server.process.send_signal(signal.SIGTERM)
+                server.send(signal.SIGTERM)
                 await wait_until_refused(server)
                 site.hold(is_held=False)
                 await asyncio.gather(*calls)
             return tally
 
         tally = asyncio.run(scenario())
-        return tally, server.process.wait(timeout=LIMIT_S)
+        return tally, server.wait(timeout=LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
                 ) as streamed:
                     received = streamed.aiter_lines()
                     lines, is_cut = [await anext(received)], False
-                    server.process.send_signal(signal.SIGTERM)
+                    server.send(signal.SIGTERM)
                     try:
                         lines += [line async for line in received]
                     except httpx.RemoteProtocolError:
@@ -182,7 +182,7 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
 
         answer, lines, is_cut = asyncio.run(scenario())
         # The device is blocked until the end.
-        status = server.process.wait(timeout=LIMIT_S)
+        status = server.wait(timeout=LIMIT_S)
         site.hold(is_held=False)
     return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)
 

@@ -8,11 +8,7 @@ from typing import TypeVar, cast
 import httpx
 from pydantic import JsonValue
 
-from nunatak_client import (
-    AsyncClient,
-    Client,
-    RetryPolicy,
-)
+from nunatak_client import AsyncClient, Client, RetryPolicy
 
 URL = "http://tests.invalid"
 

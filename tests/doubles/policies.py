@@ -157,10 +157,7 @@ def tagged_window(
         continues_word=(False,) * len(places),
     )
     encoding = Encoding(
-        token_ids=tokens,
-        type_ids=(0,) * len(places),
-        alignment=alignment,
-        part=Part(index=index),
+        token_ids=tokens, type_ids=(0,) * len(places), alignment=alignment, part=Part(index=index)
     )
     assert all(len(row) == len(head.labels) for row in rows)
     return encoding, list(chain.from_iterable(rows))

@@ -1,17 +1,25 @@
-"""A real server process on a free port."""
+"""A real server process on a free port.
+
+The processes are forked from one that has imported the libraries, which take most of a start.
+"""
 
 import contextlib
 import os
 import queue
 import re
-import subprocess
+import signal
 import sys
 import threading
-from collections.abc import Generator
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from io import TextIOWrapper
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+COMMAND = "from nunatak_cli.main import app; app(['serve'])"
 SCRIPT = """
 from nunatak_server.processes.serving import serve
 from nunatak_server.settings import ServerSettings
@@ -80,14 +88,38 @@ app(["serve", *sys.argv[1:]])
 """
 """The command itself, with code that writes by every means of Python."""
 START_LIMIT_S = 90
+IMPORTED = ["nunatak_cli.main", "nunatak_server.processes.serving"]
+
+
+@cache
+def forks() -> ForkServerContext:
+    """The process that forks servers."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProcess:
     """A running server."""
 
-    process: "subprocess.Popen[str]"
+    process: ForkServerProcess
     address: str
+    output: TextIOWrapper
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.process.pid or 0, number)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end of the process; return its status, or the negative of a signal."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, "the process has not ended"
+        return self.process.exitcode
+
+
+class StartError(Exception):
+    """A process that ended, with its status, before it announced an address."""
 
 
 @contextlib.contextmanager
@@ -104,29 +136,42 @@ def server_process(
     The server's log goes to `log`, if given.
     """
     values = {"registry": registry, "backbone": backbone, "port": 0, "compute_threads": 1}
-    environment = {f"NUNATAK_{name.upper()}": str(v) for name, v in (values | settings).items()}
-    with (
-        nullcontext() if log is None else log.open("w") as errors,
-        subprocess.Popen(  # noqa: S603 - our own interpreter and script
-            [sys.executable, "-c", script],
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
+    own = {f"NUNATAK_{name.upper()}": str(value) for name, value in (values | settings).items()}
+    source, sink = Pipe(duplex=False)
+    process = forks().Process(target=run, args=(script, {**os.environ, **own}, sink, log))
+    process.start()
+    sink.close()
+    with os.fdopen(os.dup(source.fileno()), encoding="utf-8") as output, source:
         try:
-            yield ServerProcess(process=process, address=_first_line(process))
+            found = re.search(r"http://[^\s\"]+", _first_line(output))
+            if found is None:
+                process.join(START_LIMIT_S)
+                raise StartError(process.exitcode)
+            yield ServerProcess(process=process, address=found[0], output=output)
         finally:
             process.kill()
+            process.join()
 
 
-def _first_line(process: "subprocess.Popen[str]") -> str:
-    output = process.stdout
-    assert output is not None
+def run(script: str, environment: Mapping[str, str], output: Connection, log: Path | None) -> None:
+    """Run a script as an interpreter would in a new process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(output.fileno(), 1)
+    if log is not None:
+        with log.open("w", encoding="utf-8") as file:
+            os.dup2(file.fileno(), 2)
+    output.close()
+    sys.stdout, sys.stderr = (
+        open(it, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
+        for it in (1, 2)
+    )
+    # A supervisor starts its templates by the command of its own process.
+    sys.argv, sys.orig_argv = ["nunatak"], [sys.executable, "-c", script]
+    exec(script, {"__name__": "__main__"})  # noqa: S102 - a script of the tests
+
+
+def _first_line(output: TextIOWrapper) -> str:
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
-    line = lines.get(timeout=START_LIMIT_S).strip()
-    found = re.search(r"http://[^\s\"]+", line)
-    assert found is not None, "the server ended before it was ready"
-    return found[0]
+    return lines.get(timeout=START_LIMIT_S)

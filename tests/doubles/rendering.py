@@ -5,11 +5,7 @@ from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState
 from nunatak_server.telemetry.metrics import Metrics
 
 DEVICE = DeviceTierMemory(
-    budget_bytes=1000,
-    bytes=200,
-    pinned_bytes=50,
-    loading_bytes=25,
-    versions=2,
+    budget_bytes=1000, bytes=200, pinned_bytes=50, loading_bytes=25, versions=2
 )
 HOST = HostTierMemory(budget_bytes=4000, bytes=700, blobs=3, hits=5, misses=6)
 STATE = ServerState(

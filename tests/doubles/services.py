@@ -1,22 +1,31 @@
-"""A prediction service on an engine that answers at once."""
+"""A prediction service on an engine without a model, and requests and versions for it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
-from doubles.serving import FakeStore, make_facts, make_residency, make_settings
+from doubles.serving import (
+    FakeStore,
+    ManualClock,
+    RecordingObserver,
+    make_facts,
+    make_residency,
+    make_settings,
+)
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
+from nunatak_registry import SharedTraffic, Traffic
+from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
+from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.predict.types import (
-    Handling,
-    PredictionRequest,
-    Predictions,
-)
+from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
@@ -28,6 +37,7 @@ from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
 
 LOGITS = [0.0, 1.0]
+OWN = TaskReference(task="tone")
 SETTINGS = make_settings(
     max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=100
 )
@@ -59,56 +69,56 @@ class FakeEngine(Withdrawing):
                 row.future.set_result(answer)
 
 
+EngineT = TypeVar("EngineT", bound=RowSink)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Bench(Generic[EngineT]):
+    """A service that is ready, and its parts."""
+
     service: PredictionService
-    engine: FakeEngine
+    engine: EngineT
     store: FakeStore
+    facts: KnownFacts
     residency: Residency
+    rollouts: Rollouts
     admission: Admission
     readiness: Readiness
     metrics: Metrics
 
     async def ask(self, *tasks: str, deadline_s: float = 60) -> Predictions:
-        request = PredictionRequest(
-            references=tasks,
-            inputs=("a", "b"),
-            handling=Handling(default_deadline_s=deadline_s),
-        )
-        return await self.service.predict(request)
+        return await self.service.predict(ask_for(*tasks, deadline_s=deadline_s))
 
 
-def make_bench(
+def make_service(
     backbone: Backbone,
-    branch: Branch,
+    store: FakeStore,
+    engine: EngineT,
     *,
-    sick: frozenset[str] = frozenset(),
-    room_for: int = 100,
-    time_model: BatchTimeModel | None = None,
+    admission: Admission | None = None,
     settings: ServerSettings = SETTINGS,
-    max_tokens: int = 1000,
-) -> Bench:
-    store, engine, readiness, metrics = (
-        FakeStore(branch),
-        FakeEngine(sick=sick),
-        Readiness(),
-        Metrics(),
+    draw: Callable[[], float] = lambda: 0.0,
+    clock: ManualClock | None = None,
+    observer: RecordingObserver | None = None,
+    room_for: int = 100,
+) -> Bench[EngineT]:
+    """Return a service with these random draws, and room for some versions."""
+    facts, turns = make_facts(store), Turns()
+    residency = make_residency(store, observer=observer, room_for=room_for)
+    readiness, metrics = Readiness(), Metrics()
+    admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
+    rollouts = Rollouts(
+        residency=residency, tolerance=0.1, turns=turns, draw=draw, clock=clock or ManualClock()
     )
-    residency = make_residency(store, room_for=room_for)
-    admission = Admission(
-        max_requests=10,
-        max_tokens=max_tokens,
-        max_bytes=1000,
-        time_model=lambda: time_model or BatchTimeModel(),
-    )
-    turns = Turns()
+    for collector in rollouts.metrics.collectors():
+        metrics.include(collector)
     stages = Stages(
         admission=admission,
-        facts=make_facts(store),
+        facts=facts,
         residency=residency,
         tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,
-        rollouts=Rollouts(residency=residency, tolerance=0.1, turns=turns),
+        rollouts=rollouts,
         turns=turns,
     )
     service = PredictionService(
@@ -123,8 +133,64 @@ def make_bench(
         service=service,
         engine=engine,
         store=store,
+        facts=facts,
         residency=residency,
+        rollouts=rollouts,
         admission=admission,
         readiness=readiness,
         metrics=metrics,
     )
+
+
+def make_bench(
+    backbone: Backbone,
+    branch: Branch,
+    *,
+    sick: frozenset[str] = frozenset(),
+    time_model: BatchTimeModel | None = None,
+    settings: ServerSettings = SETTINGS,
+    room_for: int = 100,
+    max_tokens: int = 1000,
+) -> Bench[FakeEngine]:
+    """Return a service on an engine that answers at once."""
+    admission = Admission(
+        max_requests=10,
+        max_tokens=max_tokens,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
+    )
+    return make_service(
+        backbone,
+        FakeStore(branch),
+        FakeEngine(sick=sick),
+        admission=admission,
+        settings=settings,
+        room_for=room_for,
+    )
+
+
+def ask_for(
+    *tasks: str, routing_key: str | None = None, deadline_s: float = 60
+) -> PredictionRequest:
+    """Return a request about two texts."""
+    return PredictionRequest(
+        references=tasks,
+        inputs=("a", "b"),
+        handling=Handling(default_deadline_s=deadline_s, routing_key=routing_key),
+    )
+
+
+def add_versions(
+    store: FakeStore, *, canary: float | None = None, shadow: float | None = None
+) -> tuple[TaskManifest, TaskManifest]:
+    """Let `tone` mean version 1, with version 2 as its candidate; return both."""
+    store.add("tone", version=2)
+    candidate = store.manifests[OWN]
+    store.add("tone", version=1)
+    own = store.manifests[OWN]
+    store.traffic[OWN] = Traffic(
+        manifest=own,
+        canary=None if canary is None else SharedTraffic(manifest=candidate, share=canary),
+        shadow=None if shadow is None else SharedTraffic(manifest=candidate, share=shadow),
+    )
+    return own, candidate

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 
 from doubles.lifecycles import LIMIT_S, POLL_S
-from doubles.processes import ServerProcess, server_process
+from doubles.processes import COMMAND, ServerProcess, server_process
 from nunatak_contract.wire import REPLICA_HEADER
 
-SCRIPT = "from nunatak_cli.main import app; app(['serve'])"
 PATH = "/v1/tasks/tone/predict"
 BODY = json.dumps({"inputs": "hi"})
 HEADERS = {"content-type": "application/json"}
@@ -72,7 +71,7 @@ def shared_port(
     *,
     processes: int,
     log: Path | None = None,
-    script: str = SCRIPT,
+    script: str = COMMAND,
     **settings: object,
 ) -> Generator[SharedPort]:
     """Start a fleet; it is killed at the end if it has not ended by itself."""

@@ -114,9 +114,7 @@ class Simulation:
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Record the rows of a finished batch, and its time."""
         self.time_model = self.time_model.after(
-            work=plan.work,
-            asked_tokens=plan.asked_tokens,
-            seconds=self.machine.seconds_of(plan),
+            work=plan.work, asked_tokens=plan.asked_tokens, seconds=self.machine.seconds_of(plan)
         )
         self.answered_at.update({row.group: self.now for row in plan.batch})
 

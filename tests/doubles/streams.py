@@ -13,9 +13,9 @@ from doubles.drafts import CREATED_AT
 from doubles.engines import Withdrawing
 from doubles.leases import until
 from doubles.policies import classifier, make_policy, make_rule, tagger, when
+from doubles.services import SETTINGS, make_service
 from doubles.serving import FakeStore, ManualClock, make_facts
 from doubles.tasks import random_parameters, spec_of
-from doubles.traffic import TrafficBench, make_traffic_bench
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
 from nunatak_contract.heads import HeadRecord
@@ -134,12 +134,12 @@ class StreamBench:
         branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
         self.store, self.engine, self.clock = FakeStore(branch), HashingEngine(), ManualClock()
         self.admission = Admission(max_requests=10, max_tokens=100_000, max_bytes=100_000)
-        self.bench: TrafficBench = make_traffic_bench(
+        self.bench = make_service(
             backbone,
             self.store,
             self.engine,
             admission=self.admission,
-            max_text_chars=10_000,
+            settings=SETTINGS.model_copy(update={"max_text_chars": 10_000}),
         )
         self.policy = policy
         for task in TASKS:

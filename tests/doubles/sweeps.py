@@ -9,7 +9,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from nunatak_training.sweeps.planning import Grid, Run, plan_runs, read_grid
 from nunatak_training.sweeps.results import EpochRecord, Failed, Finished, RunRecord
-from nunatak_training.sweeps.running import RunContext, SweepProgress
+from nunatak_training.sweeps.running import RunContext
 
 QUICK: dict[str, JsonValue] = {"epochs": 2, "max_length": 32}
 
@@ -78,22 +78,3 @@ class ScriptedRunner:
                 raise KeyboardInterrupt
             self.done.append(run.description.digest)
             yield record_of(run, 0.5)
-
-
-class RecordingSweepReport(SweepProgress):
-    """Records the calls of a sweep."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-        self.counts: list[tuple[int, int]] = []
-        self.records: list[RunRecord] = []
-        self.times_ended = 0
-
-    def started(self, *, num_runs: int, num_done: int) -> None:
-        self.counts.append((num_runs, num_done))
-
-    def finished(self, record: RunRecord) -> None:
-        self.records.append(record)
-
-    def ended(self) -> None:
-        self.times_ended += 1

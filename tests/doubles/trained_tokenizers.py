@@ -6,12 +6,7 @@ from functools import cache
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers, processors
-from transformers import (
-    BertTokenizer,
-    CamembertTokenizer,
-    RobertaTokenizer,
-    XLMRobertaTokenizer,
-)
+from transformers import BertTokenizer, CamembertTokenizer, RobertaTokenizer, XLMRobertaTokenizer
 
 from nunatak_model import TextTokenizer
 

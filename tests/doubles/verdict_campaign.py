@@ -17,9 +17,9 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
+from doubles.services import make_service
 from doubles.serving import FakeStore, RecordingObserver, make_facts
 from doubles.tasks import random_parameters, spec_of
-from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
@@ -102,7 +102,7 @@ class Campaign:
         )
         admission = Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000)
         self.observer = RecordingObserver()
-        self.bench: TrafficBench = make_traffic_bench(
+        self.bench = make_service(
             backbone,
             self.store,
             self.engine,

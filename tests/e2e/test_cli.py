@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import toy_examples, write_jsonl
-from nunatak_client import Client, ConflictError
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_loadtest.report import LoadReport
 
@@ -125,35 +124,6 @@ def scores(result: Mapping[str, JsonValue]) -> dict[str, float]:
     return {
         str(item["label"]): float(str(item["score"])) for item in outputs if isinstance(item, dict)
     }
-
-
-def test_client_reads_every_route_of_a_real_server(server: str) -> None:
-    with Client(server) as client:
-        assert client.is_ready()
-        assert client.info().name == "nunatak"
-        assert {task.name for task in client.tasks()} == {"early", "late"}
-        assert client.task("early/2").manifest["version"] == 2
-        assert client.preload("early/2").resident
-        resident = {(task.task, task.version) for task in client.memory().tasks}
-        assert ("early", 2) in resident
-        assert client.evict("early/2").versions == (2,)
-
-        prediction = client.predict("late", ["a b", "y z z"], top_k=1, deadline_s=20)
-        assert [len(output) for output in prediction.outputs] == [1, 1]
-        assert prediction.timings.compute_ms is not None
-        assert prediction.timings.batch_size is not None
-        assert prediction.request_id
-
-
-def test_client_moves_aliases_with_compare_and_swap(server: str) -> None:
-    with Client(server) as client:
-        assert client.promote("late", "canary", 1, expected_version=0).previous_version is None
-        with pytest.raises(ConflictError):
-            client.promote("late", "canary", 1, expected_version=0)
-
-        client.promote("early", "canary", 1)
-        assert client.promote("early", "canary", 2).previous_version == 1
-        assert client.rollback("early", "canary").version == 1
 
 
 def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:

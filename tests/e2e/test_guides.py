@@ -9,15 +9,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from doubles.tasks import publish_tiny_task
+from doubles.policies import make_policy, make_rule, when
+from doubles.tasks import LABELS, publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
+OF_TRAINING = ("transformers", "peft", "sentence_transformers", "sentencepiece", "accelerate")
 DOCS = Path(__file__).parents[2] / "docs"
 ADDRESS = "http://127.0.0.1:8080"
 KINDS = {
@@ -35,16 +38,39 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("site")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("site")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    """The address of a server before whose libraries of training stand broken packages."""
+    for name in OF_TRAINING:
+        (folder / "broken" / name).mkdir(parents=True)
+        (folder / "broken" / name / "__init__.py").write_text(
+            f"open({str(folder / 'imported')!r}, 'a').write({name!r})\nraise SystemExit({name!r})"
+        )
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
     with Registry.open(folder / "registry") as registry:
         for task, kind in KINDS.items():
             publish_tiny_task(registry, backbone, task=task, kind=kind)
             registry.promote(task, "prod", 1)
+        registry.policies.put(make_policy(make_rule(when("attack", LABELS[0]))))
     options = ("--backbone", str(folder / "backbone"))
-    with ServerProcess(folder / "registry", options=options, log=folder / "log") as server:
-        yield server.url
+    server = ServerProcess(folder / "registry", options=options, log=folder / "log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder / "broken"))
+        server.start()
+    yield server.url
+    server.stop()
+
+
+def test_a_server_runs_without_the_libraries_of_training(folder: Path, url: str) -> None:
+    asked = {"inputs": "where is my parcel?"}
+    httpx.post(f"{url}/v1/tasks/tone/predict", json=asked).raise_for_status()
+    httpx.get(f"{url}/metrics").raise_for_status()
+
+    assert not (folder / "imported").exists()
 
 
 def run(words: list[str]) -> str:

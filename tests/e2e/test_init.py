@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nunatak_cli.training.init import PLACES
+from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
+from nunatak_cli.training.runs import read_task_file, runs_of
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_server.settings import ServerSettings
+from nunatak_training.data import load_task_data
 
 ADDRESS = "http://127.0.0.1:8080"
 PROGRAM = Path(sys.executable).with_name("nunatak")
@@ -30,7 +32,7 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(name="project", scope="module")
 def make_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("projects")
-    made = run("nunatak init support", folder)
+    made = run("nunatak init support --with personal_data", folder)
     assert made.returncode == 0, made.stderr
     return folder / "support"
 
@@ -39,8 +41,24 @@ def test_a_project_has_every_file_that_its_readme_names(project: Path) -> None:
     files = {it.relative_to(project).as_posix() for it in project.rglob("*") if it.is_file()}
     readme = (project / "README.md").read_text(encoding="utf-8")
 
-    assert files == set(PLACES.values())
-    assert all(f"`{Path(it).name}`" in readme or it in readme for it in files - {"README.md"})
+    own = {f"data/personal_data/{it}" for it in READY_PLACES.values()}
+    assert files == set(PLACES.values()) | own
+    assert all(f"`{Path(it).name}`" in readme or it in readme for it in {*PLACES.values()})
+
+
+def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: Path) -> None:
+    words = " ".join(f"--with {it}" for it in ReadyTask)
+    assert run(f"nunatak init all {words} --with {ReadyTask.TONE}", tmp_path).returncode == 0
+
+    file = read_task_file(tmp_path / "all" / "tasks.yaml")
+    runs = {it.task: it for it in runs_of(file, tmp_path)}
+    assert runs.keys() == {"urgent", *ReadyTask}
+    for task in ReadyTask:
+        data = load_task_data(runs[task].data)
+        assert data.test is not None
+        assert not {it.text for it in data.test.examples} & {it.text for it in data.train.examples}
+        assert {it.label for it in data.test.examples} == {*data.labels}
+        assert runs[task].settings.changes.get("default_label", data.labels[0]) in data.labels
 
 
 def test_the_compose_file_starts_this_release_with_settings_that_exist(project: Path) -> None:

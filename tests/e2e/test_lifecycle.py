@@ -1,10 +1,7 @@
 """The end of real server processes: by SIGTERM, by SIGKILL, or with a lost device."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -18,7 +15,7 @@ from doubles.lifecycles import (
     outlast_the_grace,
     terminate_with_calls_in_flight,
 )
-from doubles.processes import NOISY_SCRIPT, server_process
+from doubles.processes import COMMAND, NOISY_SCRIPT, StartError, server_process
 from nunatak_server.errors import START_AGAIN
 
 NUM_IN_FLIGHT = 200
@@ -26,9 +23,16 @@ NUM_KILLS = 2
 PREDICT = "/v1/tasks/tone/predict"
 
 
+@pytest.fixture(name="made", scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("site"))
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path)
+def site(made: Site) -> Site:
+    for fault in made.faults.iterdir():
+        fault.unlink()
+    return made
 
 
 def test_a_signal_loses_no_request_in_flight(site: Site) -> None:
@@ -69,8 +73,9 @@ def test_every_line_of_a_process_with_json_logs_is_json(site: Site, tmp_path: Pa
         log_format="json",
     ) as server:
         httpx.post(server.address + PREDICT, json={"inputs": "x"}).raise_for_status()
-        server.process.send_signal(signal.SIGTERM)
-        output, _ = server.process.communicate(timeout=LIMIT_S)
+        server.send(signal.SIGTERM)
+        output = server.output.read()
+        server.wait(timeout=LIMIT_S)
 
     assert output == ""
     events = [json.loads(line) for line in log.read_text().splitlines()]
@@ -90,19 +95,22 @@ def test_every_line_of_a_process_with_json_logs_is_json(site: Site, tmp_path: Pa
 
 
 def test_a_server_that_cannot_start_says_so_in_json(site: Site, tmp_path: Path) -> None:
-    environment = {"NUNATAK_LOG_FORMAT": "json", "NUNATAK_REGISTRY": str(tmp_path / "tpyo")}
+    log = tmp_path / "log"
 
-    ended = subprocess.run(  # noqa: S603 - our own interpreter; no shell
-        [sys.executable, "-m", "nunatak_cli", "serve", "--backbone", str(site.backbone)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    with (
+        pytest.raises(StartError) as ended,
+        server_process(
+            registry=tmp_path / "tpyo",
+            backbone=site.backbone,
+            script=COMMAND,
+            log=log,
+            log_format="json",
+        ),
+    ):
+        pass
 
-    assert (ended.returncode, ended.stdout) == (1, "")
-    last = json.loads(ended.stderr.splitlines()[-1])
+    assert ended.value.args == (1,)
+    last = json.loads(log.read_text().splitlines()[-1])
     assert (last["level"], last["code"]) == ("error", "registry_missing")
     assert "--create" in last["event"]
 
@@ -122,12 +130,12 @@ def test_requests_are_answered_while_readiness_asks_for_no_more(site: Site) -> N
         httpx.Client(base_url=server.address, timeout=LIMIT_S) as client,
     ):
         assert client.get("/readyz").status_code == 200
-        server.process.send_signal(signal.SIGTERM)
+        server.send(signal.SIGTERM)
         ready = client.get("/readyz")
         answer = client.post(PREDICT, json={"inputs": "x"})
         # The second signal ends the delay.
-        server.process.send_signal(signal.SIGTERM)
-        status = server.process.wait(timeout=LIMIT_S)
+        server.send(signal.SIGTERM)
+        status = server.wait(timeout=LIMIT_S)
 
     assert (ready.status_code, ready.json()["code"]) == (503, "draining")
     assert answer.status_code == 200
@@ -140,7 +148,7 @@ def test_a_lost_device_ends_the_process_with_its_own_status(site: Site) -> None:
             assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
             site.lose()
             refused = client.post(PREDICT, json={"inputs": "y"})
-        status = server.process.wait(timeout=LIMIT_S)
+        status = server.wait(timeout=LIMIT_S)
 
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     assert status == START_AGAIN

@@ -63,8 +63,8 @@ class Fleet:
 
     def restart(self, port: int) -> None:
         """Ask a process to end, wait for its end, and start another one at its port."""
-        process = self.running[port].process
-        process.send_signal(signal.SIGTERM)
+        process = self.running[port]
+        process.send(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == -signal.SIGTERM
         self.start(port)
 

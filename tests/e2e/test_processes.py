@@ -31,12 +31,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(site: Site, log: Path) -> Generator[SharedPort]:
     """A fleet that all tests use in turn, so each leaves it whole."""
-    with shared_port(site.registry, site.backbone, processes=NUM, log=log) as found:
+    own = site.registry, site.backbone
+    with shared_port(*own, processes=NUM, log=log, log_format="json") as found:
         yield found
 
 
-def test_all_processes_answer_at_one_port_and_each_is_a_replica(
-    fleet: SharedPort, site: Site
+def test_all_processes_answer_at_one_port_and_each_is_a_replica_with_a_log(
+    fleet: SharedPort, site: Site, log: Path
 ) -> None:
     names = fleet.names(at_least=NUM)
 
@@ -45,6 +46,7 @@ def test_all_processes_answer_at_one_port_and_each_is_a_replica(
     assert len(fleet.replicas()) == NUM
     assert names <= listed.keys()
     assert len({listed[name] for name in names}) == NUM
+    wait_until(lambda: log.read_text().count('"event": "configuration"') >= NUM)
 
 
 def test_metrics_come_from_the_own_port_of_a_process_alone(fleet: SharedPort, site: Site) -> None:
@@ -65,7 +67,7 @@ def test_no_request_fails_while_all_processes_are_replaced(fleet: SharedPort) ->
     before, old = fleet.names(at_least=NUM), fleet.replicas()
 
     with asking(fleet.port) as callers:
-        fleet.server.process.send_signal(signal.SIGHUP)
+        fleet.server.send(signal.SIGHUP)
         wait_until(lambda: not any(it.is_running() for it in old))
     after = fleet.names(at_least=NUM)
 
@@ -102,7 +104,7 @@ def test_sigterm_ends_all_processes_after_the_requests_in_flight(fleet: SharedPo
         fleet.server.process.terminate()
         wait_until(lambda: callers.num_cut > 0)
 
-    assert fleet.server.process.wait(timeout=LIMIT_S) == 0
+    assert fleet.server.wait(timeout=LIMIT_S) == 0
     assert set(callers.statuses) == {200}
     assert not any(it.is_running() for it in everyone)
 

@@ -25,9 +25,11 @@ def commands(block: str) -> list[str]:
     return [line for line in lines if line.startswith("nunatak ")]
 
 
-def run(words: list[str], environment: dict[str, str]) -> str:
+def run(words: list[str], folder: Path) -> str:
+    # The default registry lies in the user's data directory.
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder), "COLUMNS": "120"}
     finished = subprocess.run(  # noqa: S603 - the README's own commands; no shell
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, f"{shlex.join(words)}\n{finished.stdout}{finished.stderr}"
     return finished.stdout
@@ -36,21 +38,19 @@ def run(words: list[str], environment: dict[str, str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_story_of_the_readme_works_as_written(tmp_path: Path) -> None:
-    # The default registry lies in the user's data directory.
     registry = tmp_path / "nunatak" / "registry"
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "COLUMNS": "120"}
     program = Path(sys.executable).with_name("nunatak")
     before, asking, moving = [found for block in blocks("sh") if (found := commands(block))]
     (snippet,) = blocks("python")
     assert before.pop() == "nunatak serve --port 8080"
 
     for command in before:
-        run([str(program), *shlex.split(command)[1:]], environment)
+        run([str(program), *shlex.split(command)[1:]], tmp_path)
     with ServerProcess(registry, log=tmp_path / "server.log") as server:
         for command in [*asking, *moving]:
             words = shlex.split(command.replace(ADDRESS, server.url))[1:]
-            run([str(program), *words], environment)
-        printed = run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)], environment)
+            run([str(program), *words], tmp_path)
+        printed = run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)], tmp_path)
 
     assert "of the memory saved" in printed
     assert "attack" in printed

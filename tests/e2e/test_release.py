@@ -1,16 +1,20 @@
 """The files of a release, made and used outside of the checkout."""
 
+import http.server
 import json
 import re
 import shutil
+import threading
 import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.version import Version
 
-from release import build, trial
+from release import audit, build, trial
 
 ROOT = build.ROOT
 TOOLS = ("npm", "g++", "curl", "sha256sum")
@@ -36,6 +40,60 @@ def test_all_packages_of_a_release_have_one_version() -> None:
     assert len(named) > 6
     assert {Version(it) for it in versions} == {Version(project["version"])}
     assert package["version"] == lock["packages"][""]["version"]
+
+
+ADVISORY = {"id": "GHSA-1", "affected": [{"package": {"name": "jinja2", "ecosystem": "PyPI"}}]}
+
+
+@contextmanager
+def advisories(status: int, answer: object) -> Generator[str]:
+    """Run a database of advisories that gives one answer; yields its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+            return
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "is_refused"),
+    [
+        (200, {}, False),
+        (200, {"vulns": [ADVISORY]}, True),
+        (200, {"vulns": [{**ADVISORY, "schema_version": "2.0.0"}]}, True),
+        (500, {}, True),
+    ],
+    ids=["clean", "finding", "unread", "broken"],
+)
+def test_an_audit_passes_only_if_the_database_answers_without_a_finding(
+    status: int, answer: object, *, is_refused: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("pip_audit", reason="no `pip-audit` in this environment")
+    pins = tmp_path / "pins.txt"
+    pins.write_text("jinja2==3.1.2\n")
+    with advisories(status, answer) as service:
+        if not is_refused:
+            audit.audit(pins, service)
+            return
+        with pytest.raises(SystemExit, match=re.escape(service)):
+            audit.audit(pins, service)
+
+
+def test_an_audit_that_reaches_no_database_fails_and_names_the_database() -> None:
+    with pytest.raises(SystemExit, match=re.escape("127.0.0.1:9/v1/query")):
+        audit.audit(service="http://127.0.0.1:9/v1/query")
 
 
 @pytest.fixture(scope="module")

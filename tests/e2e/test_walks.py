@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import nunatak
-from nunatak_loadtest.processes import ServerProcess
+from doubles.serving import running_server
+from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 
 TONE = Path(__file__).parents[2] / "demo" / "data" / "tone"
@@ -82,8 +83,11 @@ def walk_in_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
         show_progress=False,
     ) as trained:
         answer = trained.predict(ASKED)
-    with ServerProcess(folder / "registry", log=folder / "log") as server:
-        yield Walk(answer=answer, url=server.url)
+    with (
+        Registry.open(folder / "registry") as registry,
+        running_server(load_backbone(DEFAULT_BACKBONE), registry) as url,
+    ):
+        yield Walk(answer=answer, url=url)
 
 
 def test_a_developer_gets_one_answer_in_python_and_from_the_client(walk: Walk) -> None:

@@ -60,10 +60,7 @@ def test_answers_over_http_are_right_while_versions_come_and_go(
         for index in range(NUM_TASKS):
             method = METHODS[index % len(METHODS)]
             publish_tiny_task(registry, host, task=f"task-{index}", method=method, seed=index)
-        with (
-            running_server(host, registry) as address,
-            httpx.Client(base_url=address) as client,
-        ):
+        with running_server(host, registry) as address, httpx.Client(base_url=address) as client:
             expected = [scores(client, index) for index in range(NUM_REQUESTS)]
         with (
             running_server(served, registry, settings) as address,

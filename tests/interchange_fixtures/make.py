@@ -22,10 +22,7 @@ TOKENS = [[2, 20, 3], [2, *range(10, 30), 3], [2, 7, 7, 60, 3]]
 LABELS = {index: f"label {index}" for index in range(9)}
 
 CASES: dict[str, dict[str, Any]] = {
-    "bert-houlsby": {
-        "adapter": DoubleSeqBnConfig(),
-        "head": ("classification", {"num_labels": 3}),
-    },
+    "bert-houlsby": {"adapter": DoubleSeqBnConfig(), "head": ("classification", {"num_labels": 3})},
     "bert-pfeiffer": {
         "adapter": SeqBnConfig(reduction_factor=8),
         "head": ("classification", {"num_labels": 2, "layers": 1}),
@@ -54,10 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
         "adapter": DoubleSeqBnConfig(original_ln_before=True, scaling="channel"),
         "head": ("classification", {"num_labels": 3, "layers": 1}),
     },
-    "bert-class-head": {
-        "adapter": SeqBnConfig(),
-        "class": AutoModelForSequenceClassification,
-    },
+    "bert-class-head": {"adapter": SeqBnConfig(), "class": AutoModelForSequenceClassification},
     "roberta-houlsby": {
         "adapter": DoubleSeqBnConfig(non_linearity="relu"),
         "head": ("classification", {"num_labels": 3}),

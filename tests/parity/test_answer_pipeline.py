@@ -123,15 +123,8 @@ def test_sure_answers_of_whole_words_match_the_pipeline(
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)
-def test_whole_words_match_the_pipeline_if_it_looks_at_all_pairs(
-    family: TokenizerFamily,
-) -> None:
+def test_whole_words_match_the_pipeline_if_it_looks_at_all_pairs(family: TokenizerFamily) -> None:
     for one in asked(
-        family,
-        [PLAIN] * 5,
-        scale=RANDOM,
-        top_k=5,
-        align_to_words=True,
-        num_candidates=1_000_000,
+        family, [PLAIN] * 5, scale=RANDOM, top_k=5, align_to_words=True, num_candidates=1_000_000
     ):
         assert_equal(one)

@@ -17,13 +17,7 @@ from torch import Tensor
 
 from doubles.adapter_folders import ADAPTERHUB, adapterhub_folder, edit_json
 from doubles.backbones import Family, tiny_backbone
-from doubles.checkpoints import (
-    branch_of,
-    encodings,
-    loaded_task,
-    published_logits,
-    save_checkpoint,
-)
+from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
 from doubles.checkpoints import logits as answer_of
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.published import AUTO_CLASSES, TwinFactory

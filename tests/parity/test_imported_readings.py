@@ -58,11 +58,7 @@ def test_scores_match_the_pipeline(
     bert: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
 ) -> None:
     save_checkpoint(
-        bert,
-        tmp_path,
-        method=TopK(num_layers=1),
-        num_labels=num_labels,
-        problem_type=problem_type,
+        bert, tmp_path, method=TopK(num_layers=1), num_labels=num_labels, problem_type=problem_type
     )
 
     check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))

@@ -17,13 +17,7 @@ from doubles.checkpoints import encodings, logits, published_logits
 from doubles.published import TwinFactory
 from nunatak_contract.enums import AdapterInput, Norms
 from nunatak_contract.methods import Bottleneck, HeadOnly
-from nunatak_model import (
-    Encoding,
-    UnsupportedBackboneError,
-    build_branch,
-    load_backbone,
-    run_trunk,
-)
+from nunatak_model import Encoding, UnsupportedBackboneError, build_branch, load_backbone, run_trunk
 
 TOLERANCE = 1e-4
 CONFIGS: dict[str, Any] = {"nomic_bert": NomicBertConfig, "gte": GteConfig}

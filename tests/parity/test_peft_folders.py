@@ -64,10 +64,7 @@ HEADS = {
 }
 
 IA3: dict[str, tuple[Any, Any]] = {
-    "paper": (
-        r".*(self\.(key|value)|layer\.\d+\.output\.dense)",
-        r".*layer\.\d+\.output\.dense",
-    ),
+    "paper": (r".*(self\.(key|value)|layer\.\d+\.output\.dense)", r".*layer\.\d+\.output\.dense"),
     "default": (None, None),
     "outputs": (["query", "key", "value", "dense"], []),
     "pooler": (["value", "dense"], ["dense"]),

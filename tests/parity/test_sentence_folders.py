@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.backbones import Family
-from doubles.sentence_folders import (
-    RELEASES,
-    edit,
-    save_sentence_folder,
-    their_vectors,
-    write,
-)
+from doubles.sentence_folders import RELEASES, edit, save_sentence_folder, their_vectors, write
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_model import (
     Backbone,
@@ -104,9 +98,7 @@ def test_a_decoder_embeds_by_the_token_that_ends_the_text(tmp_path: Path, releas
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
-    "modes",
-    [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["mean", "max"]],
-    ids="-".join,
+    "modes", [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["mean", "max"]], ids="-".join
 )
 def test_another_pooling_is_refused_by_name(tmp_path: Path, release: int, modes: list[str]) -> None:
     folder = save_sentence_folder(tmp_path / "it", release=release, modes=modes)

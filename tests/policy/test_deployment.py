@@ -65,6 +65,9 @@ def test_the_image_is_made_of_folders_that_exist() -> None:
     assert set(copied) == set(kept)
     packages = re.findall(r'^  "(\w+)[/\w]*/nunatak_\w+",$', _pyproject(), flags=re.MULTILINE)
     assert set(packages) <= set(copied)
+    hooks = re.findall(r'^path = "(\w+)/\w+\.py"$', _pyproject(), flags=re.MULTILINE)
+    assert len(hooks) == 1
+    assert set(hooks) <= set(copied)
 
 
 def test_the_image_takes_extras_that_exist() -> None:

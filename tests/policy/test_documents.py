@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from typer.testing import CliRunner
@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 from doubles.access import access_by_route
 from nunatak_cli.main import app
 from nunatak_contract import problems
+from release.recording import KEPT_SPACE, PICTURE, commands
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"backbone", "policy", "question", "task", "memory", "sweep", "cache", "key", "loadtest"}
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
@@ -100,11 +102,15 @@ def test_every_option_of_the_documents_commands_exists(command: str) -> None:
     words = shlex.split(command)[1:]
     path = words[:2] if words[0] in GROUPS else words[:1]
 
-    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-
-    assert shown.exit_code == 0
     for option in (word for word in words if word.startswith("--")):
-        assert option in shown.output
+        assert option in help_of(*path)
+
+
+@cache
+def help_of(*path: str) -> str:
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert shown.exit_code == 0
+    return shown.output
 
 
 @pytest.mark.parametrize("code", sorted(EXCHANGE))
@@ -127,6 +133,20 @@ def test_lines_of_the_documents_are_at_most_120_characters_long() -> None:
             for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
                 is_wrapped = line.startswith("|") or len(line) <= 120
                 assert is_wrapped, f"{page.relative_to(ROOT)}:{number} has {len(line)}"
+
+
+def test_the_readme_plays_its_own_commands() -> None:
+    picture = PICTURE.read_text(encoding="utf-8")
+    times = [float(it) for it in re.findall(r"opacity:0}([\d.]+)%", picture)]
+
+    texts = [it.text or "" for it in ET.fromstring(picture).iter(f"{SVG}text")]  # noqa: S314 - our own
+    assert f"]({PICTURE.relative_to(ROOT)})" in README
+    lines = [it.replace(KEPT_SPACE, " ") for it in texts]
+    assert [it[2:] for it in lines if it.startswith("$ ")] == commands(README)
+    assert len(texts) == len(times)
+    assert times == sorted(times)
+    assert times[-1] < 95
+    assert len(picture) < 150_000
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
@@ -167,35 +187,6 @@ def test_every_code_of_the_troubleshooting_page_exists() -> None:
 
     assert len(named) > 20
     assert named <= problems.REASONS.keys()
-
-
-def test_light_packages_import_no_torch() -> None:
-    program = (
-        "import sys, nunatak, nunatak_client, nunatak_registry, nunatak_cli.main; "
-        "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
-    )
-    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert finished.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["--help", "train --help", "task --help", "task list", "task promote a 1", "task history a"],
-)
-def test_help_and_commands_about_the_registry_import_no_torch(command: str) -> None:
-    program = (
-        "import sys; from typer.testing import CliRunner; from nunatak_cli.main import app; "
-        "CliRunner().invoke(app, sys.argv[1:]); print('torch' in sys.modules)"
-    )
-    arguments = [*command.split(), *([] if "--help" in command else ["--registry", "/nowhere"])]
-    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
-    )
-
-    assert finished.stdout.strip() == "False"
 
 
 def test_releases_that_documents_were_tested_with_are_the_pinned_ones() -> None:

@@ -11,7 +11,9 @@ from benchmarks.harness.recording import FIGURES, ROOT, latest
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.lines import LINES
 from benchmarks.render_figures import write
+from nunatak_cli.training.init import ReadyTask
 
+READY = ROOT / "clients" / "cli" / "nunatak_cli" / "training" / "ready"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NEWEST = latest()
 GB_OF_MIB = 2**20 / 1e9
@@ -24,9 +26,13 @@ Systems = Mapping[str, tuple[float, str]]
 
 def systems(pattern: str, scale: float = 1.0) -> Systems:
     """The newest values of the figures of a pattern, by the system in the place of `{}`."""
-    exact = re.compile(re.escape(pattern).replace(r"\{\}", r"(\w+)"))
-    found = {match[1]: NEWEST[name] for name in NEWEST if (match := exact.fullmatch(name))}
+    whole = re.compile(re.escape(pattern).replace(r"\{\}", r"(\w+)"))
+    found = {match[1]: NEWEST[name] for name in NEWEST if (match := whole.fullmatch(name))}
     return {name: (it.value * scale, it.hardware) for name, it in found.items()}
+
+
+def exact(found: Systems) -> Systems:
+    return {name: value for name, value in found.items() if not name.endswith("_int8")}
 
 
 def copies() -> Systems:
@@ -57,8 +63,9 @@ ROWS: Mapping[str, tuple[Better, Systems]] = {
     "8 tasks with 3 own layers": (min, copies()),
     "8 questions about one text": (min, systems("forward.fanout.t8.k3.len32.ms.{}.int8")),
     "the same in float32": (min, systems("forward.fanout.t8.k3.len32.ms.{}.fp32")),
-    "5 questions about each": (max, systems("race.five.minilm.{}.c16_per_s")),
-    "the same with one client": (max, systems("race.five.minilm.{}.sequential_per_s")),
+    "5 questions about each": (max, systems("race.five.minilm.{}_int8.c16_per_s")),
+    "the same with one client": (max, systems("race.five.minilm.{}_int8.sequential_per_s")),
+    "5 questions in float32": (max, exact(systems("race.five.minilm.{}.c16_per_s"))),
     "5 questions, a model": (min, systems("race.five.modernbert.{}.pss_mib", GB_OF_MIB)),
     "quality": (max, quality()),
     "8 of 16 tasks": (max, systems("report.throughput.fanout8.{}_per_s")),
@@ -74,6 +81,15 @@ NAMES = {
     "full_models": "models in transformers",
 }
 """What the README calls a rival."""
+
+
+@pytest.mark.parametrize("task", ReadyTask)
+def test_the_card_of_a_ready_task_has_its_recorded_scores(task: ReadyTask) -> None:
+    card = (READY / task / "README.md").read_text(encoding="utf-8")
+    accuracy, majority = (NEWEST[f"ready.{task}.{it}"].value for it in ("accuracy", "majority"))
+
+    assert f"| accuracy | {accuracy:.2f} |" in card
+    assert f"| share of the most frequent label | {majority:.2f} |" in card
 
 
 def test_every_row_of_the_readme_is_checked() -> None:
@@ -102,9 +118,7 @@ def is_ours(system: str) -> bool:
     return system.startswith("nunatak") and system != "nunatak_full"
 
 
-def test_the_committed_pages_are_those_that_the_committed_figures_make(
-    tmp_path: Path,
-) -> None:
+def test_the_committed_pages_are_those_that_the_committed_figures_make(tmp_path: Path) -> None:
     write(NEWEST, tmp_path)
 
     stale = [

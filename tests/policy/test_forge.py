@@ -3,7 +3,10 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,9 @@ from nunatak_registry.index.schema import SCHEMA_VERSION
 ROOT = Path(__file__).parents[2]
 FORGE = ROOT / ".github"
 WORKFLOWS = sorted((FORGE / "workflows").glob("*.yml"))
+ZIZMOR = Path(sys.executable).with_name("zizmor")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+OLDEST = "3.11.0"
 COMPATIBILITY = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
 
@@ -43,8 +48,17 @@ def test_a_workflow_may_change_nothing_unless_a_job_says_so(workflow: Path) -> N
     assert all(it["with"]["persist-credentials"] is False for it in checkouts)
 
 
-NODE_INPUTS = {"node-version", "cache", "cache-dependency-path"}
-"""The inputs that the workflows may give to `setup-node@v4`, which ignores an unknown one."""
+@pytest.mark.skipif(not ZIZMOR.is_file(), reason="no `zizmor` in this environment")
+def test_no_workflow_has_a_known_weakness() -> None:
+    checked = subprocess.run(  # noqa: S603 - our own files
+        [ZIZMOR, "--offline", "--no-config", FORGE], capture_output=True, text=True, check=False
+    )
+
+    assert checked.returncode == 0, checked.stdout
+
+
+NODE_INPUTS = {"node-version", "cache", "cache-dependency-path", "package-manager-cache"}
+"""The inputs that the workflows may give to `setup-node`, which ignores an unknown one."""
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda it: it.name)
@@ -56,7 +70,7 @@ def test_a_workflow_installs_the_cpu_build_of_torch(workflow: Path) -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda it: it.name)
 def test_a_workflow_gives_node_only_inputs_that_the_action_reads(workflow: Path) -> None:
-    nodes = [it for it in steps(workflow) if it.get("uses", "") == "actions/setup-node@v4"]
+    nodes = [it for it in steps(workflow) if it.get("uses", "").startswith("actions/setup-node@")]
     asked = "npm" in workflow.read_text("utf-8") or "make release" in workflow.read_text("utf-8")
 
     assert bool(nodes) == asked
@@ -91,7 +105,21 @@ def test_tests_run_on_every_python_from_the_oldest_that_is_supported() -> None:
     supported = SpecifierSet(project["requires-python"])
     assert [it for it in pythons if it not in supported] == []
     assert "3.10" not in supported
-    assert pythons[0] == "3.11"
+    assert pythons[0] == OLDEST
+
+
+def test_every_pin_that_is_installed_takes_the_oldest_python() -> None:
+    refusing, num_read = list[str](), 0
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        with suppress(PackageNotFoundError):
+            read = metadata(line.partition("==")[0]).json
+            allowed = str(read.get("requires_python", ""))
+            num_read += 1
+            if OLDEST not in SpecifierSet(allowed):
+                refusing.append(f"{line}: {allowed}")
+
+    assert refusing == []
+    assert num_read > 200
 
 
 def test_dependabot_watches_folders_that_exist() -> None:

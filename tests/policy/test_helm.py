@@ -9,6 +9,8 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from nunatak_server.settings import ServerSettings
+
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,18 @@ ALL = {
     "registry.s3.endpoint": "https://minio.example:9000",
     "registry.s3.region": "eu-north-1",
     "env.NUNATAK_PINS": "tone@prod",
+    "oidc.issuer": "https://login.example:8443/realms/shop",
+    "oidc.audience": "nunatak",
+    "oidc.jwksUrl": "https://login.example:8443/keys",
+    "oidc.algorithms": "RS256",
+    "oidc.scopesClaim": "realm_access.roles",
+    "oidc.tenantClaim": "azp",
+    "oidc.tasksClaim": "tasks",
+    "quotas.requestsPerMinute": "600",
+    "quotas.requestsPerDay": "100000",
+    "quotas.tokensPerMinute": "60000",
+    "quotas.tokensPerDay": "50000000",
+    "audit.claim": "acts",
     "nodeSelector.disk": "fast",
 }
 
@@ -102,6 +116,37 @@ def test_the_registry_is_a_database_with_its_blobs_in_s3() -> None:
     assert set_by["NUNATAK_TASK_MEMORY_BYTES"] == "2147483648"
 
 
+def test_every_variable_is_a_setting_that_a_server_takes() -> None:
+    deployment = rendered(**ALL)["Deployment"]
+    given = {
+        name.removeprefix("NUNATAK_").lower(): value
+        for name, value in environment(deployment).items()
+        if name.startswith("NUNATAK_")
+    }
+    spec = deployment["spec"]["template"]["spec"]
+    (place,) = (it for it in spec["containers"][0]["volumeMounts"] if it["name"] == "audit")
+    (volume,) = (it for it in spec["volumes"] if it["name"] == "audit")
+
+    assert given.keys() <= ServerSettings.model_fields.keys()
+    settings = ServerSettings.model_validate(given)
+    assert settings.oidc_issuer == ALL["oidc.issuer"]
+    assert settings.oidc_jwks_url == ALL["oidc.jwksUrl"]
+    assert settings.oidc_scopes_claim == "realm_access.roles"
+    assert settings.max_requests_per_minute == 600
+    assert settings.max_tokens_per_day == 50_000_000
+    # A file for each pod, in a volume that outlives the pod.
+    assert given["audit_log"] == f"{place['mountPath']}/$(NUNATAK_REPLICA_ID).jsonl"
+    assert volume["persistentVolumeClaim"] == {"claimName": "acts"}
+
+
+def test_a_pod_may_reach_the_issuer() -> None:
+    values = {"networkPolicy.enabled": "true", "oidc.issuer": "https://login.example:8443/x"}
+
+    (egress,) = rendered(**values)["NetworkPolicy"]["spec"]["egress"]
+
+    assert [it["port"] for it in egress["ports"]] == [53, 53, 5432, 443, 8443]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "port"),
     [
@@ -140,6 +185,13 @@ def test_a_pod_has_the_time_to_end() -> None:
         ("drainDelayS", "1"),
         ("service.type", "Ingress"),
         ("memory", "4"),
+        ("oidc.issuer", "http://login.example"),
+        ("oidc.audience", "nunatak"),
+        ("oidc.isuer", "https://login.example"),
+        ("quotas.requestsPerMinute", "0"),
+        ("quotas.requestPerMinute", "600"),
+        ("audit.claim", "Acts"),
+        ("audit.file", "acts"),
     ],
 )
 def test_the_schema_refuses_values_that_no_server_can_use(value: str, text: str) -> None:

@@ -9,23 +9,23 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (426, 4),
-    "nunatak_exchange": (3975, 17),
-    "nunatak_cli": (7009, 40),
-    "nunatak": (473, 3),
-    "nunatak_client": (1812, 7),
+    "nunatak_exchange": (3978, 17),
+    "nunatak_cli": (7074, 40),
+    "nunatak": (474, 3),
+    "nunatak_client": (1832, 7),
     "nunatak_cluster": (570, 6),
-    "nunatak_contract": (3921, 19),
-    "nunatak_rows": (771, 7),
-    "nunatak_loadtest": (1113, 7),
-    "nunatak_model": (9261, 51),
+    "nunatak_contract": (4139, 20),
+    "nunatak_rows": (781, 7),
+    "nunatak_loadtest": (1123, 7),
+    "nunatak_model": (9276, 51),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4306, 25),
-    "nunatak_server": (19989, 105),
-    "nunatak_training": (8958, 44),
+    "nunatak_registry": (4302, 25),
+    "nunatak_server": (20103, 105),
+    "nunatak_training": (8955, 44),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_596, 336
+MAX_LINES, MAX_FILES = 63_045, 337
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

@@ -10,7 +10,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
-keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="needs KEDA's schemas")
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -24,12 +23,14 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 OWN = [it for name in ("nunatak.yaml", "hpa.yaml") for it in documents(name)]
 DEPLOYMENT = OWN[0]
+STORES = documents("../helm/trial.yaml")
 (SCALED,) = documents("keda.yaml")
 (PICKER,) = documents("llm-d.yaml")
 
 
 def check_scaled(document: dict[str, Any]) -> None:
     """Raise unless KEDA's definition knows every field; a field that it ignores gets lost here."""
+    keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="needs KEDA's schemas")
     kept = keda.ScaledObject.model_validate(document)
     assert kept.model_dump(by_alias=True, exclude_unset=True, mode="json") == document
 
@@ -78,7 +79,7 @@ class Source(Strict):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("document", OWN, ids=lambda it: it["kind"])
+@pytest.mark.parametrize("document", [*OWN, *STORES], ids=lambda it: it["kind"])
 def test_kubernetes_accepts_each_object(document: dict[str, Any], release: str) -> None:
     kubernetes_validate.validate(document, release, strict=True)
 

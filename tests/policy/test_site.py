@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from doubles.browsers import NEEDS_CHROMIUM, open_page, running_browser
-from release import openapi, site
+from release import openapi, site, versions
 
 NEEDS_ZENSICAL = pytest.mark.skipif(
     shutil.which("zensical", path=str(Path(sys.executable).parent)) is None,
@@ -72,8 +72,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(built: Path) -> Generator[Page]:
-    handler = functools.partial(QuietHandler, directory=str(built))
+def page(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Page]:
+    """Open a page of a server that has two versions of the site."""
+    published = tmp_path_factory.mktemp("published")
+    for ref in ("refs/heads/main", "refs/tags/v1.0.0"):
+        versions.publish(built, published, ref)
+    handler = functools.partial(QuietHandler, directory=str(published))
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
         running_browser() as browser,
@@ -177,6 +181,36 @@ def test_search_finds_the_words_that_users_type(page: Page) -> None:
         end = time.monotonic() + SEARCH_S
         while not _leads_to(wanted, found):
             assert time.monotonic() < end, (word, _hrefs(found))
+
+
+@NEEDS_ZENSICAL
+@NEEDS_CHROMIUM
+@pytest.mark.slow
+def test_the_site_begins_at_the_newest_release_and_offers_its_other_versions(page: Page) -> None:
+    page.goto("/")
+
+    expect(page).to_have_url(re.compile("/1.0/$"))
+    offered = page.locator(".md-version__link")
+    expect(offered).to_have_text(["1.0", "dev"])
+    assert [it.rstrip("/").rpartition("/")[2] for it in _hrefs(offered)] == ["1.0", "dev"]
+
+
+def test_the_newest_release_leads_the_versions_and_a_fix_replaces_its_release(
+    tmp_path: Path,
+) -> None:
+    site, published = tmp_path / "site", tmp_path / "published"
+    site.mkdir()
+    for ref in ("heads/main", "tags/v1.9.0", "tags/v2.0.0rc1", "tags/v1.10.0", "tags/v1.9.1"):
+        (site / "index.html").write_text(ref)
+        versions.publish(site, published, f"refs/{ref}")
+
+    listed = json.loads((published / "versions.json").read_text())
+    assert [it["version"] for it in listed] == ["1.10", "1.9", "2.0.0rc1", "dev"]
+    assert [it["aliases"] for it in listed] == [["latest"], [], [], []]
+    assert "url=1.10/" in (published / "index.html").read_text()
+    assert (published / "1.9" / "index.html").read_text() == "tags/v1.9.1"
+    with pytest.raises(ValueError, match="refs/heads/other"):
+        versions.publish(site, published, "refs/heads/other")
 
 
 def _leads_to(wanted: str, found: Locator) -> bool:

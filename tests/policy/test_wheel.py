@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from nunatak_cli.training.init import PLACES
+from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -116,6 +116,10 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
     page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
     assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
     assert {f"nunatak_cli/training/project/{name}" for name in PLACES} <= set(names)
+    ready = {
+        f"nunatak_cli/training/ready/{task}/{name}" for task in ReadyTask for name in READY_PLACES
+    }
+    assert ready <= set(names)
 
 
 def test_constraints_pin_every_dependency_by_name() -> None:

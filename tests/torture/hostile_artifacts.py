@@ -131,10 +131,7 @@ def _tensors(backbone: Backbone) -> Iterator[Attack]:
             "parameter_mismatch",
             {("x" + k if k == first else k): v for k, v in tensors.items()},
         ),
-        "transposed": (
-            "parameter_mismatch",
-            {**tensors, head: tensors[head].T.contiguous()},
-        ),
+        "transposed": ("parameter_mismatch", {**tensors, head: tensors[head].T.contiguous()}),
         "half-width": ("unservable_task", {k: v.half() for k, v in tensors.items()}),
         "mixed-width": ("unservable_task", {**tensors, first: tensors[first].half()}),
         "permuted-labels": ("probe_failed", {**tensors, head: tensors[head].roll(1, dims=0)}),

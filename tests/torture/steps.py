@@ -84,11 +84,7 @@ class Bench:
         return store, death
 
     def cases(
-        self,
-        errors: Sequence[int],
-        *,
-        names: Iterable[str] = OPERATIONS,
-        persistent: bool = False,
+        self, errors: Sequence[int], *, names: Iterable[str] = OPERATIONS, persistent: bool = False
     ) -> Iterator[Case]:
         """Yield every step of the operations. The library counts the steps first."""
         for name in names:

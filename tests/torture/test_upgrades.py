@@ -14,7 +14,7 @@ from torture.upgrades import OldRegistries, kill_upgrades
 def test_killed_upgrades_lose_nothing(
     request: pytest.FixtureRequest, dialect: str, tmp_path: Path, backbone: Backbone
 ) -> None:
-    old, numbers = OldRegistries(tmp_path, backbone, num_versions=60), count()
+    old, numbers = OldRegistries(tmp_path, backbone, num_versions=40), count()
 
     def new_location() -> str:
         place = f"sqlite:///{tmp_path / f'index{next(numbers)}'}?"
@@ -23,7 +23,7 @@ def test_killed_upgrades_lose_nothing(
             place = f"{server.create_database()}&"
         return old.put(f"{place}blobs={old.blobs}", dialect)
 
-    tally = kill_upgrades(old, new_location, tmp_path / "copies", num_kills=6, seed=45)
+    tally = kill_upgrades(old, new_location, tmp_path / "copies", num_kills=3, seed=45)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected >= 6
+    assert tally.injected >= 3

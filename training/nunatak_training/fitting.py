@@ -37,6 +37,7 @@ from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
 from nunatak_training.recipes import (
+    NO_DEFAULT_LABEL,
     TEACHER_TEMPERATURE,
     Precision,
     Recipe,
@@ -353,10 +354,10 @@ def _check_default_label(recipe: Recipe, data: TaskData) -> None:
         raise InvalidRecipeError(
             f"a {data.kind} task has no default label, got {recipe.default_label!r}; leave it out"
         )
-    if recipe.default_label is not None and recipe.default_label not in data.labels:
+    if recipe.default_label not in {None, NO_DEFAULT_LABEL, *data.labels}:
         raise InvalidRecipeError(
-            f"default_label must be one of {', '.join(map(repr, data.labels))}, "
-            f"got {recipe.default_label!r}"
+            f"default_label must be {NO_DEFAULT_LABEL} or one of "
+            f"{', '.join(map(repr, data.labels))}, got {recipe.default_label!r}"
         )
 
 

@@ -118,7 +118,7 @@ def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
     if data.kind is not TaskKind.SINGLE_LABEL:
         return None
     if recipe.default_label is not None or len(data.labels) != 2:
-        return recipe.default_label
+        return recipe.default_label if recipe.default_label in data.labels else None
     counts = Counter(data.train.labels(str))
     return max(data.labels, key=lambda label: counts[label])
 

@@ -26,6 +26,7 @@ from nunatak_training.settings import Setting, Settings, nested, problems_in, se
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """Steps in which every method learns a few hundred examples, roughly."""
+NO_DEFAULT_LABEL = "none"
 TEACHER_TEMPERATURE = 2.0
 PATIENCE = 3
 """Number of scored epochs without a better dev score after which training ends."""
@@ -247,7 +248,8 @@ class Recipe(Settings):
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     default_label: str | None = Field(
         default=None,
-        description="the label that means that nothing was found; null: of two, the more frequent",
+        description="the label that means that nothing was found; null: of two, the more frequent; "
+        "none: no label, unless a label has this name",
         exclude_if=_is_none,
     )
     calibrate: bool = Field(

@@ -1,12 +1,9 @@
-"""Reports of a running training run: the base, which ignores everything, and a bar."""
+"""Reports of a running training run: the base, which ignores everything, and the progress."""
 
-import sys
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import asdict, dataclass
 
-from tqdm import tqdm
-
-from nunatak_contract.plain_text import visible
+from nunatak_contract.methods import Method
+from nunatak_contract.progress import Progress, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +24,12 @@ class EpochResult:
 class Report:
     """Receives the progress of a run, from the thread that trains; this one ignores it."""
 
+    def tried(self, method: Method) -> None:
+        """The next run of a search trains by this method."""
+
+    def taught(self, done: int, num_inputs: int) -> None:
+        """A teacher has answered a number of inputs."""
+
     def prepared(self, done: int, num_inputs: int) -> None:
         """A number of inputs have passed the trunk. Not called for cached inputs."""
 
@@ -45,52 +48,49 @@ class Report:
     def ended(self) -> None: ...
 
 
-class ProgressBar(Report):
-    """A bar on standard error; where that is no terminal, one line for each scored epoch."""
+class ProgressReport(Report):
+    """Tells the progress of a run of this name."""
 
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._num_epochs = 0
-        self._bar: tqdm[NoReturn] | None = None
+    def __init__(self, label: str, progress: Progress) -> None:
+        self._label = self._task = label
+        self._progress = progress
+        self._num_counted = 0
+        self._num_steps = self._num_epochs = 0
+
+    def tried(self, method: Method) -> None:
+        self._label = f"{self._task}, {method.text}"
+
+    def taught(self, done: int, num_inputs: int) -> None:
+        self._count("teacher", done, num_inputs)
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        if done == 0:
-            self._bar = _bar(f"{self._label} (trunk)", num_inputs, unit="text", leave=False)
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
-        if done == num_inputs:
-            self.ended()
+        self._count("trunk", done, num_inputs)
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
-        self._num_epochs = num_epochs
-        self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
+        self._num_steps, self._num_epochs = num_steps, num_epochs
+        self._progress.begin(Work(self._label, total=num_steps))
 
     def resumed(self, *, num_steps: int) -> None:
-        if self._bar is not None:
-            self._bar.update(num_steps)
+        self._progress.begin(Work(self._label, total=self._num_steps, done=num_steps))
 
     def stepped(self, *, loss: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-            self._bar.update()
+        self._progress.advance(note=f"loss {loss:.3f}")
 
     def evaluated(self, result: EpochResult) -> None:
         line = (
             f"epoch {result.epoch} of {self._num_epochs}: dev score {result.dev_score:.4f}, "
             f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}"
         )
-        if self._bar is not None and not self._bar.disable:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            sys.stderr.write(f"{visible(self._label)}: {line}\n")
-            sys.stderr.flush()
+        self._progress.tell(line, **asdict(result))
 
     def ended(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._progress.end()
 
-
-def _bar(label: str, total: int, *, unit: str, leave: bool = True) -> "tqdm[NoReturn]":
-    is_silent = not sys.stderr.isatty()
-    return tqdm(total=total, desc=visible(label), unit=unit, leave=leave, disable=is_silent)
+    def _count(self, what: str, done: int, num_inputs: int) -> None:
+        if done == 0:
+            self._num_counted = 0
+            self._progress.begin(Work(f"{self._label} ({what})", unit="text", total=num_inputs))
+        self._progress.advance(done - self._num_counted)
+        self._num_counted = done
+        if done == num_inputs:
+            self._progress.end()

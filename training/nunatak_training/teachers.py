@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,8 @@ from nunatak_versions import PARAMETERS_ROLE, load_task
 
 OF_A_TEXT: Final = frozenset({400, 413, 422, 500, 502, 504})
 """Statuses that may be the fault of one text; after any other, no text has an answer."""
+AT_ONCE: Final = 256
+"""Texts that a task answers before the progress shows them."""
 CALLS: Final = 4
 """Calls of an upstream at a time."""
 DEADLINE_S: Final = 30.0
@@ -102,7 +105,8 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
 
     def answers(inputs: Sequence[TextInput]) -> Iterator[Shares]:
         encodings = backbone.tokenizer.encode(inputs, max_length=manifest.max_length)
-        for row in predict(logits, encodings):
+        parts = (encodings[at : at + AT_ONCE] for at in range(0, len(encodings), AT_ONCE))
+        for row in chain.from_iterable(predict(logits, part) for part in parts):
             values = row.double()
             if kind is TaskKind.REGRESSION:
                 yield {repr(values.item()): 1.0}

@@ -1,10 +1,11 @@
 """One training run from data to published version: for the command, Python and lists of tasks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -13,7 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import Backbone
+from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import (
     Data,
@@ -23,6 +24,7 @@ from nunatak_training.data import (
     data_warnings,
     load_task_data,
 )
+from nunatak_training.data.examples import Teacher
 from nunatak_training.data.splits import majority
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
@@ -69,7 +71,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
     if best is None:
         tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
         found = (
-            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower --target, or name "
+            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
             "--layers or --method full"
         )
         raise NunatakError("target_missed", full_score=full, found=found)
@@ -163,13 +165,17 @@ def train(
     started = time.perf_counter()
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
+    report = report or Report()
+    teacher = settings.teacher and settings.teacher.teacher(registry, backbone)
+    if teacher is not None:
+        teacher = replace(teacher, ask=partial(_reported, teacher, report))
     data = load_task_data(
         settings.data,
         kind=settings.kind,
         dev=settings.dev,
         seed=recipe.seed,
         spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
-        teacher=settings.teacher and settings.teacher.teacher(registry, backbone),
+        teacher=teacher,
     )
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -214,9 +220,12 @@ def run(  # noqa: PLR0913 - a run has many parts
     """
     started = time.perf_counter()
     check_publishable(data, recipe, backbone, note=note)
+    report = report or Report()
     with ExitStack() as held:
 
         def fitted(recipe: Recipe) -> TrainedTask:
+            if search is not None:
+                report.tried(recipe.method)
             # The checkpoint stays until the version is published.
             checkpoint = held.enter_context(
                 run_checkpoint({task: data}, recipe, backbone, checkpoints)
@@ -225,7 +234,7 @@ def run(  # noqa: PLR0913 - a run has many parts
                 data,
                 recipe,
                 backbone,
-                report=report or Report(),
+                report=report,
                 trunks=trunks,
                 checkpoint=checkpoint,
             )
@@ -248,6 +257,15 @@ def run(  # noqa: PLR0913 - a run has many parts
         majority=majority(it.label for it in data.dev.examples),
         seconds=time.perf_counter() - started,
     )
+
+
+def _reported(
+    teacher: Teacher, report: Report, inputs: Sequence[TextInput]
+) -> Iterator[Mapping[str, float] | NunatakError]:
+    report.taught(0, len(inputs))
+    for done, answer in enumerate(teacher.ask(inputs), start=1):
+        yield answer
+        report.taught(done, len(inputs))
 
 
 def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:

@@ -1,6 +1,6 @@
 """One onnxruntime session per task, in a process without torch; a lock runs one at a time.
 
-`onnx_export.py` wrote `model.onnx` into the folder of each task before.
+`onnx_export.py` wrote the models into the folder of each task before; the mode names the file.
 """
 # pyright: basic, reportMissingImports=false
 # onnxruntime is not installed where the project is checked.
@@ -28,7 +28,7 @@ def main() -> None:
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     sessions = {
         folder.name: onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), settings, providers=["CPUExecutionProvider"]
+            str(folder / read.mode), settings, providers=["CPUExecutionProvider"]
         )
         for folder in read.tasks
     }

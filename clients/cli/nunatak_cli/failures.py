@@ -116,10 +116,14 @@ def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
     try:
         yield
     except ValidationError as error:
+        told = error.errors(include_url=False)
         found = [
             (".".join(map(str, it["loc"])) or "file", it["msg"].removeprefix("Value error, "))
-            for it in error.errors(include_url=False)[:MAX_PROBLEMS]
-        ]
+            for it in told
+            # A list is also too short because its items are wrong.
+            if it["type"] != "too_short"
+            or all(other["loc"][: len(it["loc"])] != it["loc"] for other in told if other != it)
+        ][:MAX_PROBLEMS]
         (place, problem), *others = found
         more = "".join(f"; {where}: {what}" for where, what in others)
         raise made(place, problem + more) from error

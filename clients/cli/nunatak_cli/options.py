@@ -48,7 +48,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", help="Print nothing about steps that succeed.")
+    bool, typer.Option("--quiet", help="Show no progress, and nothing of steps that succeed.")
 ]
 BackboneOption = Annotated[
     str | None,

@@ -17,6 +17,7 @@ from nunatak_client.payloads import ShownOptions
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.progress import shown_progress
 from nunatak_contract.questions import card_of
 from nunatak_rows import RowFormat
 
@@ -129,7 +130,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.report import ProgressBar, Report
+        from nunatak_training.report import ProgressReport
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
@@ -147,12 +148,12 @@ def train(  # noqa: PLR0913 - the arguments of one training
     )
     loaded = loaded_backbone(backbone, device)
     place = registry or default_location()
-    with Registry.open(place) as opened:
+    with Registry.open(place) as opened, shown_progress(quiet=not show_progress) as progress:
         outcome = train_task(
             run,
             registry=opened,
             backbone=loaded,
-            report=ProgressBar(task) if show_progress else Report(),
+            report=ProgressReport(task, progress),
             trunks=DiskTrunkStore(),
             checkpoints=default_cache_folder(),
             warn=None if strict else _warn,

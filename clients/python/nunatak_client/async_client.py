@@ -165,6 +165,12 @@ class AsyncClient:
                 delay_s = retry_s
             await self._sleep(delay_s)
 
+    async def judge(
+        self, policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
+    ) -> wire.PolicyVerdict:
+        """Ask for the decision of a policy about one text or several; an error means a block."""
+        return await self._run(calls.judge(policy, inputs, deadline_s=deadline_s))
+
     async def judge_stream(
         self, policy: str, chunks: AsyncIterable[str]
     ) -> AsyncGenerator[wire.StreamEvent]:

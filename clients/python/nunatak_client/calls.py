@@ -25,6 +25,7 @@ from nunatak_contract.wire import (
     ROUTING_KEY_HEADER,
     AliasChange,
     CandidateChange,
+    PolicyVerdict,
     ShadowReport,
     TaskDetail,
     TaskListing,
@@ -148,6 +149,19 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
         call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
         tasks=tasks,
         num_inputs=wire_inputs(inputs).num_inputs,
+    )
+
+
+def judge(
+    policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
+) -> Call[PolicyVerdict]:
+    texts: JsonValue = inputs if isinstance(inputs, str) else list(inputs)
+    return Call(
+        method="POST",
+        path=f"/v1/verdicts/{path_segment('policy', policy)}",
+        content=json_body({"inputs": texts}),
+        deadline_s=deadline_s,
+        read=_read_as(PolicyVerdict),
     )
 
 

@@ -24,6 +24,7 @@ from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_li
 from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product
 from nunatak_model.weights import Linear, Norm
 
+EXACT_TOKENS = 16
 MIN_PACKED_ELEMENTS = {torch.float32: native.MAX_FACTOR_ELEMENTS, torch.bfloat16: 2**14}
 """Smaller weights stay plain, because the call of oneDNN costs more than their product.
 
@@ -186,10 +187,24 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
 
 
 def _packed_product(x: Tensor, linear: Linear) -> Tensor:
+    num_tokens = len(x)
+    # oneDNN makes code for each shape that it meets, and keeps the code of 1,024 shapes.
+    more = num_computed(num_tokens) - num_tokens
+    if more:
+        x = functional.pad(x, (0, 0, 0, more))
     # The kernel can also run the activation, but its GELU takes four times as long as torch's.
-    return torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
+    y = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
         x, linear.weight, linear.bias, "none", [], ""
     )
+    return y[:num_tokens] if more else y
+
+
+def num_computed(num_tokens: int) -> int:
+    """The tokens of a packed product: up to an eighth more, so that few shapes are in use."""
+    if num_tokens <= EXACT_TOKENS:
+        return num_tokens
+    step = 1 << (num_tokens.bit_length() - 4)
+    return -(-num_tokens // step) * step
 
 
 def _pack(weight: Float[Tensor, "out in"]) -> Tensor:

@@ -116,7 +116,7 @@ class LocalFiles:
     def write(self, key: str, data: bytes) -> None:
         self.check_writable()
         path = self._root / key
-        with _local_refusals("write"), self._failed_sync_is_final():
+        with _local_refusals(f"write the blob {key}"), self._failed_sync_is_final():
             create_durable_folder(path.parent)
             with self._folder(key) as folder:
                 _write_whole(folder, path.name, data)
@@ -127,7 +127,7 @@ class LocalFiles:
                 sync_folder(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        with _local_refusals("read"):
+        with _local_refusals(f"read the blob {key}"):
             try:
                 with self._folder(key) as folder:
                     descriptor = os.open(_name(key), _READ, dir_fd=folder)
@@ -153,7 +153,7 @@ class LocalFiles:
 
     def delete(self, key: str) -> None:
         self.check_writable()
-        with _local_refusals("delete"):
+        with _local_refusals(f"delete the blob {key}"):
             try:
                 with self._folder(key) as folder:
                     os.unlink(_name(key), dir_fd=folder)
@@ -164,7 +164,7 @@ class LocalFiles:
         self.check_writable()
         if self._status(key) is None:
             return False
-        with _local_refusals("move"), self._failed_sync_is_final():
+        with _local_refusals(f"move the blob {key}"), self._failed_sync_is_final():
             create_durable_folder((self._root / target).parent)
             with self._folder(key) as source, self._folder(target) as destination:
                 os.rename(_name(key), _name(target), src_dir_fd=source, dst_dir_fd=destination)
@@ -177,11 +177,11 @@ class LocalFiles:
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
     def list_keys(self) -> Iterator[str]:
-        with _local_refusals("list"):
+        with _local_refusals("list the blobs"):
             yield from _keys_below(self._root, "", 1)
 
     def _status(self, key: str) -> os.stat_result | None:
-        with _local_refusals("look for"):
+        with _local_refusals(f"look for the blob {key}"):
             try:
                 with self._folder(key) as folder:
                     return os.stat(_name(key), dir_fd=folder, follow_symlinks=False)
@@ -282,7 +282,7 @@ def _local_refusals(action: str) -> Generator[None]:
         yield
     except OSError as error:
         raise StoreUnavailableError(
-            f"cannot {action} a blob: {error.strerror or type(error).__name__}; "
+            f"cannot {action}: {error.strerror or type(error).__name__}; "
             "check the blob folder's disk and permissions"
         ) from error
 

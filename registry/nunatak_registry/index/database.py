@@ -35,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.index.layouts import layout_of
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
@@ -359,12 +359,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
 def _postgresql_engine(url: URL) -> Engine:
     chosen = {name: it for name, it in _LOST_PEER.items() if name not in url.query}
-    try:
+    with needs_extra("postgres"):
         return create_engine(url, pool_pre_ping=True, connect_args=chosen)
-    except ImportError as error:
-        raise StoreUnavailableError(
-            f"a PostgreSQL index needs the package {error.name!r}: pip install 'nunatak[postgres]'"
-        ) from error
 
 
 @contextmanager

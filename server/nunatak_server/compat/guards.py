@@ -12,9 +12,10 @@ the next text, there is a second joined text without these line breaks.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, pairwise, product
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -28,10 +29,13 @@ from nunatak_server.http.state import state_of
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
-from nunatak_server.verdicts.rules import TextDecision, mask
+from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
 
 END: Final = 256
-"""Characters at each end of a long text that are judged with the texts next to it."""
+"""Characters of runs at each end of a long text that are judged with the texts next to it."""
+RUN: Final = re.compile(r"\w+(?:\W{1,3}\w+){0,255}")
+"""Words with little between them. Long white space and rows of symbols are left out of joined
+texts, because a task may read nothing there. A text read backwards has the same runs."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
 
@@ -42,12 +46,14 @@ class Piece:
     begin: int
     size: int
     place: int = 0
-    is_end: bool = True
-    """Whether the part ends its text."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size
 
     @property
     def characters(self) -> str:
-        return self.text[self.begin : self.begin + self.size]
+        return self.text[self.begin : self.end]
 
     def of_text(self, span: FoundSpan) -> FoundSpan | None:
         """Return the part of a span of the joined text that is in this piece, by the text."""
@@ -66,53 +72,72 @@ def joined_texts(texts: Sequence[str], *, max_chars: int) -> Joined:
     """Return what a model may read as one of texts that follow each other.
 
     No joined text is longer than `max_chars`. If there are more characters, each joined text begins
-    with the last piece of the joined text before.
+    with at least one end's characters of the joined text before.
     """
-    if len(texts) < 2:
+    size = min(END, max_chars // ENDS_IN_A_TEXT)
+    pieces = _pieces(texts, size)
+    if not pieces:
         return {}
-    pieces = list(_pieces(texts, size=min(END, max_chars // ENDS_IN_A_TEXT)))
     found = dict[str, Sequence[Piece]]()
     for glues in (False, True)[: 1 + any(_is_in_a_word(*it) for it in pairwise(pieces))]:
-        for part in _parts(pieces, max_chars=max_chars):
+        for part in _parts(pieces, max_chars=max_chars, overlap=size):
             text, placed = "", list[Piece]()
             for piece in part:
                 if placed and not (glues and _is_in_a_word(placed[-1], piece)):
                     text += "\n"
-                placed.append(_at(piece, len(text)))
+                placed.append(replace(piece, place=len(text)))
                 text += piece.characters
             found.setdefault(text, placed)
     return found
 
 
-def _pieces(texts: Iterable[str], *, size: int) -> Iterator[Piece]:
+def _pieces(texts: Iterable[str], size: int) -> Sequence[Piece]:
+    """Return the pieces of texts; none if less than two texts have words."""
+    pieces, num_texts = list[Piece](), 0
     for text in texts:
-        if len(text) <= 2 * size:
-            yield Piece(text=text, begin=0, size=len(text))
-        else:
-            yield Piece(text=text, begin=0, size=size, is_end=False)
-            yield Piece(text=text, begin=len(text) - size, size=size)
+        ends = _ends(text, size)
+        pieces += ends
+        num_texts += bool(ends)
+        if len(pieces) > MAX_VALUES:
+            problem = "a guarded call has too many words with long white space or symbols between"
+            raise NunatakError("invalid_request", problem=problem)
+    return pieces if num_texts > 1 else ()
 
 
-def _parts(pieces: Sequence[Piece], *, max_chars: int) -> Iterator[Sequence[Piece]]:
-    part, used = list[Piece](), 0
-    for piece in pieces:
+def _ends(text: str, size: int) -> Sequence[Piece]:
+    found = list(_runs(text, 2 * size))
+    if sum(it.size for it in found) == 2 * size:
+        back = (replace(it, text=text, begin=len(text) - it.end) for it in _runs(text[::-1], size))
+        found = [*_runs(text, size), *reversed(list(back))]
+    return found
+
+
+def _runs(text: str, size: int) -> Iterator[Piece]:
+    """Yield the runs of a text up to a number of characters, with a character around each."""
+    end = 0
+    for run in RUN.finditer(text):
+        begin, end = max(end, run.start() - 1), min(len(text), run.end() + 1)
+        piece = Piece(text=text, begin=begin, size=min(size, end - begin))
+        yield piece
+        if not (size := size - piece.size):
+            return
+
+
+def _parts(pieces: Sequence[Piece], *, max_chars: int, overlap: int) -> Iterator[Sequence[Piece]]:
+    begin = used = 0
+    for end, piece in enumerate(pieces):
         if used + piece.size >= max_chars:
-            yield part
-            part = part[-1:]
-            used = part[0].size
-        part.append(piece)
+            yield pieces[begin:end]
+            while used - pieces[begin].size > overlap:
+                used -= 1 + pieces[begin].size
+                begin += 1
         used += 1 + piece.size
-    yield part
-
-
-def _at(piece: Piece, place: int) -> Piece:
-    return Piece(
-        text=piece.text, begin=piece.begin, size=piece.size, place=place, is_end=piece.is_end
-    )
+    yield pieces[begin:]
 
 
 def _is_in_a_word(one: Piece, other: Piece) -> bool:
-    return one.is_end and one.characters[-1].isalnum() and other.characters[0].isalnum()
+    is_border = one.end == len(one.text) and not other.begin
+    return is_border and one.characters[-1].isalnum() and other.characters[0].isalnum()
 
 
 def _names(text: str) -> frozenset[str]:
@@ -120,7 +145,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 MAX_VALUES: Final = 4_000
-"""Most values of a call. The event loop reads this many in about ten milliseconds."""
+"""Most values of a call, and most pieces of texts that follow each other. The event loop reads this
+many in about ten milliseconds."""
 USER: Final = "user"
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(
@@ -138,7 +164,7 @@ CONVERSATION: Final = _names("content contents input messages prompt text")
 """Names of fields that hold what the user says, unless a role says otherwise."""
 TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
-DATA_FIELDS: Final = _names("documents json response tool_results variables")
+DATA_FIELDS: Final = _names("chat_template_kwargs documents json response tool_results variables")
 """Names of fields whose content a model reads whole, with names and numbers: data of tools."""
 DATA: Final = "*"
 """The name that stands for each field in data."""
@@ -252,8 +278,8 @@ class CallContent:
         return text
 
     def _name(self, name: str, parent: str) -> str:
-        """Return a name, changed like a text if it may be one: a prompt may hold whole objects."""
-        is_plain = parent != DATA and FIELD_NAME.fullmatch(name)
+        """Return a name, changed like a text if it may be one: a model reads data and schemas."""
+        is_plain = parent not in {DATA, "properties"} and FIELD_NAME.fullmatch(name)
         return name if is_plain else self._text(name, "")
 
     def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
@@ -324,9 +350,12 @@ def _masks(
 ) -> Mapping[str, str]:
     spans = {text: list(decisions[text].masking) for text in content.texts}
     for text, pieces in joined.items():
-        for piece, span in product(pieces, decisions[text].masking):
-            own = piece.of_text(span)
-            if own is not None:
+        found = merged_spans(decisions[text].masking)
+        ends = [it.end for it in found]
+        for piece in pieces:
+            for index in range(bisect_right(ends, piece.place), len(found)):
+                if (own := piece.of_text(found[index])) is None:
+                    break
                 spans[piece.text].append(own)
     return {text: mask(text, found) for text, found in spans.items() if found}
 

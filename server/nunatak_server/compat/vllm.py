@@ -6,6 +6,8 @@ with a ranking task, and `/rerank` orders documents. The fields and shapes are v
 
 `/classify` also answers vLLM semantic-router's older request `{"inputs": text}`. This request names
 no task, so it asks the one task of the key.
+
+Below the base URL of a policy, `/classify` answers with the policy's action as the label.
 """
 
 import time
@@ -23,7 +25,7 @@ from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_o
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
-from nunatak_server.http.replies import reply
+from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
@@ -60,6 +62,13 @@ class UnnamedRequest(Message):
     """A text for the one task of the key, as vLLM semantic-router's `http_classify` sends it."""
 
     inputs: Text
+
+
+class GuardRequest(Message):
+    """A text to judge, as NeMo Guardrails' `hf_classifier` sends it."""
+
+    model: str = Field(description="no effect, because the address names the policy")
+    input: Text
 
 
 class ScoreTexts(PoolingRequest):
@@ -149,6 +158,13 @@ class ClassifyResponse(PoolingResponse):
     data: list[ClassifyItem]
 
 
+class GuardResponse(Message):
+    """The action of the policy as a label with the probability 1."""
+
+    model: str
+    data: list[dict[str, Any]]
+
+
 class ScoreResponse(PoolingResponse):
     """The score of each pair."""
 
@@ -204,6 +220,17 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
     return reply(_listed(request, "classify", result, data), headers=headers)
+
+
+@router.ask("/v1/verdicts/{policy}/classify", answer=GuardResponse)
+async def classify_by_policy(
+    request: Request, handling: Routed, policy: str, body: GuardRequest
+) -> Response:
+    """Judge a text; the label is the action of the policy."""
+    judgement = await runtime_of(request).judge.judge(policy, (body.input,), handling)
+    data = [{"label": judgement.action, "probs": [1.0]}]
+    fields = {"model": judgement.published.reference, "data": data}
+    return reply(fields, headers=timing_headers(judgement.timings))
 
 
 @router.ask("/score", "/v1/score", answer=ScoreResponse)

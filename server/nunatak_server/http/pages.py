@@ -102,8 +102,8 @@ def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, 
 HTML: Final = "text/html; charset=utf-8"
 
 SCRIPTS: Final = (
-    "answers asking docs dom judging key listing metrics page panels questions replicas server "
-    "task trying"
+    "answers asking deciding docs dom judging key listing metrics page panels questions replicas "
+    "server task trying"
 )
 MEDIA_TYPES: Final[Mapping[str, str]] = {
     **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS.split()},

@@ -4,7 +4,7 @@ Answers line by line are `application/x-ndjson`. Each line is sent as soon as it
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, cast
 
@@ -37,7 +37,7 @@ from nunatak_server.predict.types import (
     prediction_fields,
 )
 from nunatak_server.runtime import Runtime
-from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
+from nunatak_server.telemetry.memory import MemoryLedger, one_of_each, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_versions import LoadedTask
 
@@ -188,7 +188,7 @@ def memory_report(
         shared_bytes=ledger.shared_bytes,
         dedicated_bytes=ledger.dedicated_bytes,
         saved_share=ledger.saved_share,
-        saved_share_formula=saved_by_formula(*_branches(runtime.backbones, resident)),
+        saved_share_formula=saved_by_formula(*_branches(runtime.backbones, one_of_each(resident))),
         tiers=memory.TiersMemory(device=runtime.residency.stats(), host=runtime.host_tier.stats()),
         trunk_cache=runtime.trunk_cache.stats,
         activations=memory.ActivationsMemory(peak_bytes=peak_activations),
@@ -197,7 +197,7 @@ def memory_report(
 
 
 def _branches(
-    backbones: Backbones, resident: Sequence[LoadedTask]
+    backbones: Backbones, resident: Collection[LoadedTask]
 ) -> Iterator[tuple[BackboneConfig, list[Branch]]]:
     for backbone in backbones:
         own = [it.branch for it in resident if backbones.of(it.manifest) is backbone]

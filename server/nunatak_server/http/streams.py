@@ -36,6 +36,8 @@ PLAIN_TYPE: Final = "text/plain"
 BODY_TYPES: Final = (LINES_TYPE, EVENTS_TYPE, PLAIN_TYPE)
 DONE: Final = b"[DONE]"
 """The data of the last event, as OpenAI's API sends it."""
+TEXTLESS: Final = frozenset((b"", b"event", b"id", b"retry"))
+"""Fields of events without a part of the text; comments and empty lines have an empty name."""
 
 AcceptHeader = Annotated[str | None, Header(description=f"`{EVENTS_TYPE}`: events of a server")]
 _TEXTS: Final = {"schema": {"type": "string"}}
@@ -222,8 +224,10 @@ async def _data(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:
     is_done = False
     async for line in _whole_lines(pieces):
         name, _, data = line.partition(b":")
-        if name != b"data":
+        if name in TEXTLESS:
             continue
+        if name != b"data":
+            raise NunatakError("invalid_request", problem="a line is no field of an event")
         if is_done:
             raise NunatakError("invalid_request", problem="a chunk came after [DONE]")
         is_done = data.strip() == DONE

@@ -64,7 +64,7 @@ function ranked(documents, outputs) {
   return element("ol", { className: "scores" }, ...rows);
 }
 
-function bar(name, score, isBest) {
+export function bar(name, score, isBest) {
   return element(
     "li",
     { className: isBest ? "score best" : "score" },

@@ -2,6 +2,7 @@
 
 import { chooseOnly, offerTasks, startAsking } from "/page/asking.js";
 import { byId, show } from "/page/dom.js";
+import { offerQuestions, startDeciding } from "/page/deciding.js";
 import { offerPolicies, startJudging } from "/page/judging.js";
 import { askForKey, startKey } from "/page/key.js";
 import { listTasks, startListing } from "/page/listing.js";
@@ -26,7 +27,7 @@ async function refresh() {
     state.info ??= await getJson("/info");
     await getJson("/readyz");
     setState("ready", "ready");
-    const readings = [readTasks(), readPolicies(), readReplicas(), readMetrics()];
+    const readings = [readTasks(), readPolicies(), readQuestions(), readReplicas(), readMetrics()];
     for (const it of await Promise.allSettled(readings)) {
       if (it.status === "rejected") throw it.reason;
     }
@@ -55,6 +56,11 @@ async function readTasks() {
 async function readPolicies() {
   const listed = await permitted(getJson("/v1/policies"));
   offerPolicies(listed?.policies ?? []);
+}
+
+async function readQuestions() {
+  const listed = await permitted(getJson("/v1/models"));
+  offerQuestions(listed?.models[0].x_questions ?? []);
 }
 
 async function readReplicas() {
@@ -145,6 +151,7 @@ async function watch() {
 
 startAsking({ onAnswers: refresh, onMissingKey: askForKey });
 startJudging({ onVerdict: refresh, onMissingKey: askForKey });
+startDeciding({ onAnswer: refresh, onMissingKey: askForKey });
 startListing();
 startKey(() => {
   state.hasAskedForKey = false;

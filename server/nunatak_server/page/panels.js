@@ -69,8 +69,9 @@ function drawTimes(id, times, high) {
 export function drawMemory(memory) {
   const scale = Math.max(memory.shared_bytes, memory.dedicated_bytes, 1);
   const own = merged("own", memory.tasks.map((it) => [it.bytes / scale, `${it.task}/${it.version}`]));
-  const full = memory.tasks.length ? memory.dedicated_bytes / memory.tasks.length / scale : 0;
-  const copies = merged("backbone", memory.tasks.map((it) => [full, `a full model for ${it.task}`]));
+  const names = [...new Set(memory.tasks.map((it) => it.task))];
+  const full = memory.dedicated_bytes / Math.max(names.length, 1) / scale;
+  const copies = merged("backbone", names.map((name) => [full, `a full model for ${name}`]));
   const backbones = backbonesOf(memory);
   const frozen = backbones.reduce((sum, it) => sum + it.bytes, 0);
   const shared = backbones.map((it) => part("backbone", it.bytes / scale, `backbone ${it.name}`));

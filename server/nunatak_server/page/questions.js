@@ -10,7 +10,7 @@ const SOURCES = ["task", "embeddings", "upstream"];
 /** Draw one row per card, and one for the questions without a card. */
 export function drawQuestions(samples) {
   const cards = [...new Set(samples.filter((it) => it.name === COUNTS).map((it) => label(it, "card")))].sort();
-  byId("questions-panel").hidden = cards.length === 0;
+  byId("questions-counts").hidden = cards.length === 0;
   byId("questions").replaceChildren(...cards.map((card) => row(samples, card)));
 }
 

@@ -76,9 +76,11 @@ async function problemOf(response) {
   }
 }
 
+/** Of a problem of our own, or of System One, whose detail is a list or an object. */
 function wordsOf(status, { detail, errors }) {
   const fields = (errors ?? []).map((it) => `${it.location}: ${it.message}`);
-  if (detail) return [detail, ...fields].join("; ");
+  const said = [detail ?? []].flat().map((it) => it.message ?? it.msg ?? it);
+  if (said.length) return [...said, ...fields].join("; ");
   return `The answer has status ${status} and no explanation. It may come from a proxy in front of the server; the logs of both say more.`;
 }
 

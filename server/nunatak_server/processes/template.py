@@ -185,8 +185,6 @@ def divided(settings: ServerSettings) -> ServerSettings:
         chosen["compute_threads"] = max(1, len(os.sched_getaffinity(0)) // num)
     if settings.task_memory_bytes is None:
         chosen["task_memory_bytes"] = task_memory_budget(None, CPU) // num
-    if "trunk_cache_bytes" not in given:
-        chosen["trunk_cache_bytes"] = settings.trunk_cache_bytes // num
     if "drain_delay_s" not in given:
         chosen["drain_delay_s"] = DRAIN_DELAY_S
     return settings.model_copy(update=chosen)

@@ -28,7 +28,7 @@ from nunatak_registry import Traffic
 from nunatak_server import errors
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import device_failure
-from nunatak_server.residency.memory import INTERVAL_S, HostTier
+from nunatak_server.residency.memory import HostTier
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 from nunatak_versions import LoadedTask, load_task
 
@@ -137,8 +137,35 @@ async def pin_at_start(
 
 FAILURE_MEMORY_S = 1.0
 """After a failed load, requests for the version get the same error for this time."""
+INTERVAL_S = 10.0
+"""Time from work to the return, so that returns take less than a percent of a core."""
 PATIENCE_S = 2.0
 """Default patience: longer than most leases, and short compared with a deadline."""
+
+
+class MemoryReturn:
+    """Returns freed memory a while after work; only the event loop thread may use it."""
+
+    def __init__(self, give_back: Callable[[], None] | None) -> None:
+        self._give_back = give_back
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def now(self) -> None:
+        if self._give_back is not None:
+            await asyncio.to_thread(self._give_back)
+
+    def soon(self, _work: object = None) -> None:
+        if self._give_back is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(INTERVAL_S, self._start, loop, self._give_back)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> None:
+        self._timer = None
+        loop.run_in_executor(None, give_back)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class ResidencyObserver(Protocol):
@@ -158,8 +185,8 @@ class Loader:
     num_threads: int
     on_fatal: Callable[[errors.EngineFailedError], None]
     """Called on the event loop thread by each load that finds the device lost."""
-    give_back: Callable[[], None] | None = None
-    """Returns freed memory to the operating system; runs on a load thread."""
+    return_soon: Callable[[], None] = lambda: None
+    """Lets freed memory go back to the operating system a while later."""
     patience_s: float = PATIENCE_S
     """Time for which a load without space keeps back the loads behind it."""
 
@@ -200,14 +227,13 @@ class Loads:
         self._queue: deque[_Job] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._failures: dict[VersionKey, _Failure] = {}
-        self._return: asyncio.TimerHandle | None = None
         self.num_waiting = 0
         """Requests that wait for a load. Other threads may read only this attribute."""
 
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         if keys:
             self._observer.observe_evictions([key.task for key in keys])
-            self._return_soon()
+            self._loader.return_soon()
 
     def use_room_of(self, keys: Sequence[VersionKey]) -> None:
         self.count_evicted(keys)
@@ -253,8 +279,6 @@ class Loads:
     async def aclose(self) -> None:
         while self._queue:
             self._conclude(self._queue.popleft(), NunatakError("draining"))
-        if self._return is not None:
-            self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._pool.shutdown()
 
@@ -330,7 +354,7 @@ class Loads:
             self._observer.observe_load(job.manifest.task, seconds=load_s, succeeded=True)
             self.count_evicted(self._resident_set.add(task, load_s=load_s))
             # The load has freed the stored bytes and the converted tensors.
-            self._return_soon()
+            self._loader.return_soon()
             job.is_held = True
             self._conclude(job, None)
 
@@ -368,15 +392,6 @@ class Loads:
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
         self.count_evicted(self._resident_set.release(key_of(job.manifest)))
-
-    def _return_soon(self) -> None:
-        if self._loader.give_back is not None and self._return is None:
-            loop = asyncio.get_running_loop()
-            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
-
-    def _give_back(self, give_back: Callable[[], None]) -> None:
-        self._return = None
-        self._pool.submit(give_back)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._running.discard(running)

@@ -1,8 +1,9 @@
 """Bytes: the return of freed memory, the sizes and the budgets of versions, and the host tier.
 
-The allocator of glibc keeps freed memory, after many evictions about as much as the versions took.
-It returns memory on request in about 20 ms, so the request runs off the event loop, and not after
-every load. Other allocators get no request.
+The allocator of glibc keeps freed memory: after many evictions about as much as the versions took,
+and after batches of many sizes several times their activations. It returns memory on request in
+about 20 ms, so the request runs off the event loop, and not after every load or answer. Other
+allocators get no request.
 
 The host tier holds stored bytes that were checked against their digest, so a load needs no store.
 If the device is the CPU, the version itself is the better use of the memory.
@@ -23,9 +24,6 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.memory import HostTierMemory
 from nunatak_versions import PARAMETERS_ROLE
 
-INTERVAL_S = 5.0
-"""Least time between two returns, so that returns take less than a percent of a core."""
-
 
 def find_memory_return() -> Callable[[], None] | None:
     """Return the function that releases freed memory, in milliseconds; None without glibc."""
@@ -41,6 +39,7 @@ def find_memory_return() -> Callable[[], None] | None:
     return give_back
 
 
+TRUNK_SHARE, LEAST_TRUNK_BYTES = 0.25, 2**24
 # The rest is for activations, the trunk cache, and loads. A load holds a version up to three times:
 # as stored bytes, as tensors, and in the layout for serving.
 DEFAULT_SHARE = 0.5
@@ -57,6 +56,13 @@ def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
     return stored_bytes * dtype.itemsize // STORED_ITEMSIZE[manifest.dtype]
+
+
+def trunk_cache_budget(chosen_bytes: int | None, backbone_bytes: int, *, processes: int) -> int:
+    """Return the operator's budget, or the process's part of a share of the backbones."""
+    if chosen_bytes is not None:
+        return chosen_bytes
+    return max(LEAST_TRUNK_BYTES, int(TRUNK_SHARE * backbone_bytes)) // processes
 
 
 def task_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:

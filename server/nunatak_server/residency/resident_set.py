@@ -181,7 +181,9 @@ class ResidentSet:
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
-        self._entries[key].is_pinned = True
+        entry = self._entries[key]
+        # Whoever pins a version that was to go has found its name again.
+        entry.is_pinned, entry.goes_when_free = True, False
 
     def unpin(
         self, task: str, version: int | None

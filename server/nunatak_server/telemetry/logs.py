@@ -172,11 +172,13 @@ def write_log() -> None:
 
 def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> None:
     """Let this process, its libraries and warnings write their log; with JSON all streams, too."""
+    # The streams of a forked process write to the log already, which must not write to itself.
+    sys.stdout, sys.stderr = map(LoggedText.replaced_by, (sys.stdout, sys.stderr))
     logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
     if log_format is LogFormat.JSON:
         _give_up_own_handlers()
-        sys.stdout, sys.stderr = LoggedText("stdout"), LoggedText("stderr")
+        sys.stdout, sys.stderr = LoggedText("stdout", sys.stdout), LoggedText("stderr", sys.stderr)
         sys.excepthook = lambda _kind, error, _trace: log_uncaught(error)
         threading.excepthook = _log_uncaught_in_thread
         sys.unraisablehook = _log_unraisable
@@ -185,10 +187,15 @@ def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
 class LoggedText(io.TextIOBase):
     """A standard stream whose lines become events of the log."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, replaced: TextIO) -> None:
         self._logger = logging.getLogger(name)
+        self.replaced = replaced
         self._begun = threading.local()
         """By thread, the text of a line that has not ended."""
+
+    @staticmethod
+    def replaced_by(stream: TextIO) -> TextIO:
+        return stream.replaced if isinstance(stream, LoggedText) else stream
 
     def writable(self) -> bool:
         return True

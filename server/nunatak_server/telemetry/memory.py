@@ -7,7 +7,7 @@ thread, so a scrape costs the event loop nothing.
 import resource
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -28,7 +28,7 @@ class MemoryLedger:
     backbone_bytes: int
     tasks_bytes: int
     dedicated_bytes: int
-    """One full model for each task version in memory."""
+    """One full model for each task in memory, however many of its versions are there."""
 
     @property
     def shared_bytes(self) -> int:
@@ -40,18 +40,27 @@ class MemoryLedger:
 
 
 def take_stock(backbones: Backbones, tasks: Sequence[LoadedTask]) -> MemoryLedger:
-    """Add up the parameters in memory for `tasks`, and those of a full model for each.
+    """Add up the parameters in memory for `tasks`, and those of a full model for each task.
 
     A full model is a copy of the backbone with the head of the task, in the same number format.
     """
     # Computed once for each backbone, because these look at tensors.
     sizes = {it.digest: (it.whole_bytes, it.dtype.itemsize) for it in backbones}
-    full = [(*sizes[backbones.of(it.manifest).digest], it.branch.head_parameters) for it in tasks]
+    full = [
+        (*sizes[backbones.of(it.manifest).digest], it.branch.head_parameters)
+        for it in one_of_each(tasks)
+    ]
     return MemoryLedger(
         backbone_bytes=sum(it.num_bytes for it in backbones),
         tasks_bytes=sum(task.num_bytes for task in tasks),
         dedicated_bytes=sum(whole + own * itemsize for whole, itemsize, own in full),
     )
+
+
+def one_of_each(tasks: Iterable[LoadedTask]) -> Collection[LoadedTask]:
+    """Return the newest version of each task: a canary and an old version replace no model."""
+    newest = sorted(tasks, key=lambda it: it.manifest.version)
+    return {it.manifest.task: it for it in newest}.values()
 
 
 def saved_by_formula(*groups: tuple[BackboneConfig, Sequence[Branch]]) -> float:
@@ -182,7 +191,7 @@ class StateCollector(Collector):
             ("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes),
             (
                 "dedicated_bytes",
-                "Bytes that one full model for each task version in memory would take",
+                "Bytes that one full model for each task in memory would take",
                 ledger.dedicated_bytes,
             ),
             ("resident_tasks", "Task versions in memory", device.versions),

@@ -92,10 +92,7 @@ def test_without_transformers_the_error_names_the_extra(tmp_path: Path) -> None:
     )
 
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code],
-        check=False,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
 
     assert done.returncode == 1

@@ -71,6 +71,6 @@ def test_a_dirty_csv_is_doubted_trained_judged_and_scored(
     assert "labels that look alike" in trained.stderr
     assert sorted(told) == [8, 9, 10, 11]
     assert trained.json()["majority"] is not None
-    assert judged.json()["num_examples"] == 80
+    assert (judged.json()["num_examples"], judged.json()["trained"]) == (80, True)
     assert scored.json()["rejected"] == 2
     assert Path("scored.csv").read_bytes().startswith("\ufeffId;Body;Queue;queue;".encode())

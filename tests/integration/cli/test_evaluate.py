@@ -87,6 +87,7 @@ def test_a_version_has_the_scores_that_training_recorded_wherever_it_is_asked(
     assert {name: metrics[name] for name in recorded} == pytest.approx(recorded, abs=1e-6)
     assert served["metrics"] == pytest.approx(metrics, abs=1e-6)
     assert (own["reference"], served["num_wrong"]) == (f"{kind}/1", own["num_wrong"])
+    assert not own["trained"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -109,6 +110,13 @@ def test_wrong_texts_are_written_with_their_place_and_scores(
         assert row["text"] == examples[row["place"]]["text"]
         assert row["expected"] == examples[row["place"]]["label"] != row["predicted"]
         assert max(scores, key=lambda label: scores[label]) == row["predicted"]
+
+
+def test_people_see_that_the_examples_trained_the_version(folder: Path) -> None:
+    kind = TaskKind.SINGLE_LABEL
+    ran = nunatak("evaluate", kind, "--data", str(folder / kind / "train.jsonl"), *here(folder))
+
+    assert "the version was trained on these examples" in " ".join(ran.stdout.split())
 
 
 def test_people_see_metrics_labels_confusion_and_calibration(folder: Path) -> None:

@@ -48,8 +48,8 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
     # Train and dev examples, at the three split depths, the lowest first.
     depths = [it.facts.depth for it in stored_states(folder / "cache" / "trunk")]
     assert sorted(depths) == [1, 1, 2, 2, 3, 3]
-    done = [line for line in ran.stderr.splitlines() if ": epoch " not in line]
-    assert [line.split()[1] for line in done] == ["two:", "one:", "head:"]
+    events = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert [it["task"] for it in events if "task" in it] == ["two", "one", "head"]
 
 
 def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:

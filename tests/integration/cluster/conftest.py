@@ -6,8 +6,6 @@ import pytest
 
 from doubles.clusters import NodesOfRay, ray_nodes
 
-pytest.importorskip("ray", reason="Ray is not installed (pip install 'nunatak[ray]')")
-
 
 @pytest.fixture(scope="session")
 def nodes() -> Generator[NodesOfRay]:

@@ -11,8 +11,6 @@ from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.sweeps import toy_folder, toy_runs
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
-from nunatak_cluster.runs import OnRay
-from nunatak_cluster.session import joined
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 from nunatak_training.sweeps.running import OneByOne, RunContext
@@ -42,12 +40,16 @@ class Doomed:
 
 @contextmanager
 def doomed_nodes() -> Generator[Doomed]:
+    from nunatak_cluster.session import joined  # noqa: PLC0415 - imports Ray, in two seconds
+
     # This process joins first, because it must not join through a node that will be killed.
     with ray_nodes(head_cpus=0) as nodes, joined("ray"):
         yield Doomed(nodes)
 
 
 def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path) -> None:
+    from nunatak_cluster.runs import OnRay  # noqa: PLC0415 - as above
+
     recipe: JsonValue = {"epochs": 100, "max_length": 32}
     runs = toy_runs(toy_folder(tmp_path), seeds=list(range(NUM_RUNS)), recipe=recipe)
     alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}

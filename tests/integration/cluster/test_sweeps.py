@@ -7,8 +7,6 @@ import pytest
 
 from doubles.sweeps import toy_folder, toy_runs
 from doubles.terminals import nunatak
-from nunatak_cluster.runs import OnRay
-from nunatak_cluster.session import joined
 from nunatak_training.sweeps.results import Finished, ResultsFolder
 from nunatak_training.sweeps.running import OneByOne, RunContext
 
@@ -16,6 +14,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nodes"), pytest.mark.ti
 
 
 def test_runs_on_a_cluster_give_the_weights_of_runs_alone(tmp_path: Path) -> None:
+    from nunatak_cluster.runs import OnRay  # noqa: PLC0415 - as below
+    from nunatak_cluster.session import joined  # noqa: PLC0415 - imports Ray, in two seconds
+
     runs = toy_runs(toy_folder(tmp_path), seeds=[1, 2])
     alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
 

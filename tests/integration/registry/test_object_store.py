@@ -11,12 +11,7 @@ import pytest
 from doubles.drafts import make_draft, publish_one
 from doubles.object_stores import ObjectStore, object_store
 from doubles.postgres import PostgresServer
-from nunatak_registry import (
-    CorruptBlobError,
-    FindingKind,
-    Registry,
-    StoreUnavailableError,
-)
+from nunatak_registry import CorruptBlobError, FindingKind, Registry, StoreUnavailableError
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 

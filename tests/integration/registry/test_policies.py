@@ -32,23 +32,15 @@ def test_the_newest_version_of_a_policy_serves_and_older_ones_stay(stocked: Regi
     assert stocked.policies.get("guard") == put
     first = stocked.policies.get("guard", 1)
     assert (first.document, first.by) == (FIRST, getpass.getuser())
-    assert stocked.policies.newest() == [put]
-    assert stocked.policies.numbers() == {"guard": 2}
+    other = stocked.policies.put(FIRST.model_copy(update={"name": "other"}))
+    assert stocked.policies.newest() == [put, other]
+    assert stocked.policies.numbers() == {"guard": 2, "other": 1}
+    again = stocked.policies.put(FIRST)
+    assert (again.version, again.document) == (3, FIRST)
+    assert stocked.policies.get("guard") == again
 
 
-def test_a_policy_that_is_put_again_becomes_the_newest_version(stocked: Registry) -> None:
-    for policy in (FIRST, SECOND, FIRST):
-        stocked.policies.put(policy)
-
-    assert (stocked.policies.get("guard").version, stocked.policies.get("guard").document) == (
-        3,
-        FIRST,
-    )
-
-
-def test_a_rollback_publishes_the_version_before_or_the_named_one_again(
-    stocked: Registry,
-) -> None:
+def test_a_rollback_publishes_the_version_before_or_the_named_one_again(stocked: Registry) -> None:
     third = FIRST.model_copy(update={"deadline_ms": 900})
     for policy in (FIRST, SECOND, third):
         stocked.policies.put(policy)
@@ -63,16 +55,17 @@ def test_a_rollback_publishes_the_version_before_or_the_named_one_again(
     assert [it.version for it in stocked.policies.history("guard")] == [5, 4, 3, 2, 1]
 
 
-def test_a_rollback_without_an_older_version_changes_nothing(stocked: Registry) -> None:
-    for name, to in (("other", None), ("guard", None), ("guard", 2)):
+def test_what_nobody_put_is_not_found_and_not_rolled_back_to(stocked: Registry) -> None:
+    policies = stocked.policies
+    for look_up in (policies.get, policies.rollback, policies.history):
         with raises("policy_not_found"):
-            stocked.policies.rollback(name, to)
-        if name == "other":
-            with raises("policy_not_found"):
-                stocked.policies.history(name)
-            stocked.policies.put(FIRST)
+            look_up("guard")
+    policies.put(FIRST)
+    for look_up, version in ((policies.get, 2), (policies.rollback, 2), (policies.rollback, None)):
+        with raises("policy_not_found"):
+            look_up("guard", version)
 
-    assert stocked.policies.numbers() == {"guard": 1}
+    assert policies.numbers() == {"guard": 1}
 
 
 def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
@@ -85,17 +78,6 @@ def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
     assert after.number == before.number + 1
     assert stocked.policies.put(FIRST) == put
     assert stocked.generation() == after
-
-
-@pytest.mark.parametrize("version", [None, 2])
-def test_a_policy_or_version_that_nobody_put_is_not_found(
-    stocked: Registry, version: int | None
-) -> None:
-    if version is not None:
-        stocked.policies.put(FIRST)
-
-    with raises("policy_not_found"):
-        stocked.policies.get("guard", version)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +146,3 @@ def test_a_copy_onto_another_policy_of_the_name_is_refused(
         with raises("copy_conflict", match="policy 'guard'"):
             target.policies.take("guard", stocked.policies)
         assert target.policies.numbers() == {"guard": 1}
-
-
-def test_policies_of_another_name_are_apart(stocked: Registry) -> None:
-    other = FIRST.model_copy(update={"name": "other"})
-    for policy in (other, FIRST, SECOND):
-        stocked.policies.put(policy)
-
-    assert [it.reference for it in stocked.policies.newest()] == ["guard/2", "other/1"]

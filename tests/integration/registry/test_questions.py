@@ -130,15 +130,6 @@ def test_a_damaged_card_leaves_no_question_certainly_unknown(tmp_path: Path) -> 
             opened.questions.get("urgent")
 
 
-def test_cards_are_copied_once(stocked: Registry, tmp_path: Path) -> None:
-    stocked.questions.put(CARD)
-    with Registry.open(tmp_path / "target") as target:
-        publish_many(target, 1)
-        assert target.questions.take("urgent", stocked.questions) == [1]
-        assert target.questions.take("urgent", stocked.questions) == []
-        assert target.questions.newest() == stocked.questions.newest()
-
-
 def test_a_copy_brings_no_second_card_and_no_card_without_its_task(
     stocked: Registry, tmp_path: Path
 ) -> None:

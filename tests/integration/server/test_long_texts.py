@@ -82,10 +82,7 @@ TASKS = {
     ),
     "topic": Sort(labels=("a", "b", "c"), combined=mean_of(SOFTMAX)),
     "tags": Sort(
-        labels=("a", "b", "c"),
-        problem=ProblemType.MULTI_LABEL,
-        function=SIGMOID,
-        combined=largest,
+        labels=("a", "b", "c"), problem=ProblemType.MULTI_LABEL, function=SIGMOID, combined=largest
     ),
     "stars": Sort(
         labels=("stars",),
@@ -227,10 +224,7 @@ async def test_a_cut_text_says_so_and_how_much_was_read(
     assert answer.headers["x-tokens-read"] == str(MAX_LENGTH + short)
 
     single = await ask(client, "/v1/tasks/guard/predict", {"inputs": LONG})
-    assert (single.json()["tokens"], single.json()["truncated"]) == (
-        size_of(backbone, LONG),
-        False,
-    )
+    assert (single.json()["tokens"], single.json()["truncated"]) == (size_of(backbone, LONG), False)
     assert single.headers["x-truncated"] == "false"
 
 
@@ -245,12 +239,7 @@ async def test_a_refused_text_says_how_long_it_is(
     problem = (await ask(client, f"/v1/tasks/{name}/predict", body, 422)).json()
 
     assert problem["code"] == "too_many_tokens"
-    for told in (
-        "text 1",
-        f"{size_of(backbone, LONG)} tokens",
-        f"at most {MAX_LENGTH}",
-        "on_long",
-    ):
+    for told in ("text 1", f"{size_of(backbone, LONG)} tokens", f"at most {MAX_LENGTH}", "on_long"):
         assert told in problem["detail"]
     await ask(client, f"/v1/tasks/{name}/predict", {**body, "inputs": SHORT})
     overridden = {"inputs": LONG, "parameters": {"on_long": "windows"}}

@@ -24,12 +24,7 @@ TEXT = "\N{SNOW CAPPED MOUNTAIN} ann met bob </p><script>window.broken='text'</s
 THEMES = tuple(f"theme {number}" for number in range(9))
 TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
     "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), (HOSTILE, "calm"), None),
-    "stars": (
-        HeadKind.SEQUENCE_CLASSIFICATION,
-        HeadOnly(),
-        ("stars",),
-        ProblemType.REGRESSION,
-    ),
+    "stars": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("stars",), ProblemType.REGRESSION),
     "names": (
         HeadKind.TOKEN_CLASSIFICATION,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
@@ -37,12 +32,7 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         None,
     ),
     "pairs": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("yes", "no"), None),
-    "themes": (
-        HeadKind.SEQUENCE_CLASSIFICATION,
-        HeadOnly(),
-        THEMES,
-        ProblemType.MULTI_LABEL,
-    ),
+    "themes": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), THEMES, ProblemType.MULTI_LABEL),
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
 }

@@ -1,4 +1,4 @@
-"""The web page's table of questions, in a real browser."""
+"""The web page's form and table of questions, in a real browser."""
 
 from collections.abc import Generator
 
@@ -35,7 +35,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 def test_each_question_shows_what_answered_it(page: Page, address: str) -> None:
     page.goto("/")
-    expect(page.locator("#questions-panel")).to_be_hidden()
+    expect(page.locator("#questions-panel")).to_be_visible()
+    expect(page.locator("#questions-counts")).to_be_hidden()
     asked = {"u": URGENT, "x": UNKNOWN}
     httpx.post(f"{address}/v1/systemone", json=body(asked), timeout=60).raise_for_status()
 
@@ -47,3 +48,28 @@ def test_each_question_shows_what_answered_it(page: Page, address: str) -> None:
     expect(bound.nth(2)).to_have_text("1")
     expect(bound.nth(4)).to_contain_text("% of 1")
     expect(bound.nth(5)).to_contain_text("ms")
+
+
+def test_a_card_or_a_question_of_the_reader_is_answered(page: Page) -> None:
+    page.goto("/")
+    answer, choice = page.locator("#decision"), page.locator("#decide-question")
+    expect(choice.locator("option")).to_have_text(
+        ["threat: A threat?", "u: Is it urgent?", "another question"]
+    )
+
+    choice.select_option("threat")
+    page.get_by_role("button", name="Answer").click()
+    expect(answer.get_by_role("heading")).to_contain_text("threat/1")
+    expect(answer.get_by_role("listitem")).to_have_count(2)
+
+    choice.select_option("another question")
+    page.get_by_label("Answered with").select_option("choice")
+    page.get_by_label("Your question").fill("Which team?")
+    page.get_by_label("One a line").fill("only one")
+    page.get_by_role("button", name="Answer").click()
+    expect(answer).to_contain_text("2 to 255 options")
+
+    page.get_by_label("Answered with").select_option("noul")
+    page.get_by_role("button", name="Answer").click()
+    expect(answer.get_by_role("heading")).to_contain_text("upstream")
+    expect(answer.get_by_role("listitem")).to_have_text(["yes1.00", "no0.00"])

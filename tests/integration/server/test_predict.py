@@ -117,14 +117,10 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
 
 async def test_answers_tell_version_times_and_request_id(client: httpx.AsyncClient) -> None:
     answer = await client.post(
-        "/v1/tasks/topk/predict",
-        json={"inputs": ["a", "b"]},
-        headers={"x-request-id": "my-id.7"},
+        "/v1/tasks/topk/predict", json={"inputs": ["a", "b"]}, headers={"x-request-id": "my-id.7"}
     )
     made_up = await client.post(
-        "/v1/tasks/topk/predict",
-        json={"inputs": "a"},
-        headers={"x-request-id": "not sane\tat all"},
+        "/v1/tasks/topk/predict", json={"inputs": "a"}, headers={"x-request-id": "not sane\tat all"}
     )
 
     assert answer.headers["x-task-version"] == "topk/1"
@@ -239,6 +235,24 @@ async def test_the_ledger_adds_up(backbone: Backbone, registry: Registry) -> Non
     assert after["dedicated_bytes"] > 2 * after["backbone"]["bytes"]
     assert after["saved_share"] == pytest.approx(1 - held / after["dedicated_bytes"])
     assert after["process"]["rss_bytes"] > held
+
+
+async def test_several_versions_of_a_task_replace_one_model(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        for seed in (1, 2):
+            publish_tiny_task(registry, backbone, task="tone", method=TOP_LAYER, seed=seed)
+        async with running_client(backbone, registry) as client:
+            await client.post("/v1/predict", json={"inputs": "x", "tasks": ["tone/1"]})
+            one = (await client.get("/v1/memory")).json()
+            await client.post("/v1/predict", json={"inputs": "x", "tasks": ["tone/2"]})
+            two = (await client.get("/v1/memory")).json()
+
+    assert len(two["tasks"]) == len(one["tasks"]) + 1
+    assert two["dedicated_bytes"] == one["dedicated_bytes"]
+    assert two["saved_share"] < one["saved_share"]
+    assert two["saved_share_formula"] == one["saved_share_formula"]
 
 
 async def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> None:

@@ -13,7 +13,7 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry
 
-NUM_TEXTS = 128
+NUM_TEXTS = 64
 TEXT = "where is the parcel that was to come on the third of may, and who can tell me more " * 4
 
 

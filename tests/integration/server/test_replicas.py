@@ -67,10 +67,7 @@ async def test_every_answer_names_its_replica(backbone: Backbone, registry: Regi
 async def test_servers_without_a_name_have_different_ones(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async with (
-        running_client(backbone, registry) as one,
-        running_client(backbone, registry) as two,
-    ):
+    async with running_client(backbone, registry) as one, running_client(backbone, registry) as two:
         names = {(await it.get("/livez")).headers["x-replica-id"] for it in (one, two)}
 
         assert len(names) == 2

@@ -119,6 +119,8 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
         (LINES, lines_of("a " * 20_000, size=1000), "text_too_long"),
         (LINES, b" " * 1_100_000, "body_too_large"),
         (EVENTS, b'data: [DONE]\n\ndata: {"text": "a"}\n', "invalid_request"),
+        (EVENTS, b'\xef\xbb\xbfdata: {"text": "a"}\n\ndata: {"text": "b"}\n', "invalid_request"),
+        (EVENTS, b'data: {"text": "a"}\n\nDATA: {"text": "b"}\n', "invalid_request"),
         ("text/plain", b"a \xff b", "invalid_text"),
         ("text/plain", b"a \xf0\x9f", "invalid_text"),
     ],
@@ -174,18 +176,22 @@ async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
     assert events[-1].verdict.texts == shown(events)
 
 
-def test_the_blocking_client_streams_and_a_block_stops_the_chunks(server: str) -> None:
+def test_the_blocking_client_judges_and_a_block_stops_the_chunks(server: str) -> None:
     with Client(server) as client:
         events = list(client.judge_stream("guard", [TEXT, TEXT]))
         *_, last = client.judge_stream("strict", [TEXT, TEXT])
+        whole = client.judge("guard", [TEXT + TEXT], deadline_s=60)
         with pytest.raises(NotFoundError):
             list(client.judge_stream("nothing", [TEXT]))
+        with pytest.raises(NotFoundError):
+            client.judge("nothing", TEXT)
         with pytest.raises(NunatakClientError) as caught:
             list(client.judge_stream("guard", []))
 
     assert last.verdict is not None
     assert last.verdict.action is VerdictAction.BLOCK
-    assert events[-1].final
+    assert events[-1].verdict is not None
+    assert whole.texts == (events[-1].verdict.texts,)
     assert caught.value.code == "empty_text"
 
 

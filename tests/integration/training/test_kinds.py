@@ -131,11 +131,7 @@ def test_served_regression_gives_the_values_themselves(
     ],
 )
 def test_recipe_that_does_not_fit_the_kind_is_refused(
-    kind: TaskKind,
-    changes: dict[str, JsonValue],
-    problem: str,
-    tmp_path: Path,
-    backbone: Backbone,
+    kind: TaskKind, changes: dict[str, JsonValue], problem: str, tmp_path: Path, backbone: Backbone
 ) -> None:
     data = load_task_data(toy_folder(tmp_path / "toy", kind))
 

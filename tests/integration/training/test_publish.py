@@ -11,17 +11,8 @@ from doubles.examples import RecordingReport, load_test_set, rows_of, toy_exampl
 from doubles.refusals import raises
 from nunatak_contract.cards import score_text, task_card
 from nunatak_contract.enums import IntervalMethod
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-)
-from nunatak_model import (
-    Backbone,
-    load_backbone,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import DataWarning, load_task_data
 from nunatak_training.fitting import evaluate, fit_task, recipe_on

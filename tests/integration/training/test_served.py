@@ -74,9 +74,7 @@ def train_all(backbone: Backbone) -> dict[str, TrainedTask]:
 
 @pytest.fixture(scope="module", name="registry")
 def publish_all(
-    trained: dict[str, TrainedTask],
-    backbone: Backbone,
-    tmp_path_factory: pytest.TempPathFactory,
+    trained: dict[str, TrainedTask], backbone: Backbone, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Registry]:
     folder: Path = tmp_path_factory.mktemp("registry")
     with Registry.open(folder) as registry:

@@ -8,11 +8,7 @@ import warnings
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli.failures import (
-    FailureGroup,
-    Program,
-    print_failure,
-)
+from nunatak_cli.failures import FailureGroup, Program, print_failure
 from nunatak_client import NotFoundError
 from nunatak_contract.errors import MissingExtraError, needs_extra
 from nunatak_registry import TaskNotFoundError
@@ -65,9 +61,7 @@ def test_any_other_error_keeps_its_traceback(
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
 
 
-def test_failure_with_any_message_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_failure_with_any_message_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_failure("some_code", "first [bold]line\nsecond line " + "x" * 300)
 
     captured = capsys.readouterr()

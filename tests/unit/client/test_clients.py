@@ -71,10 +71,7 @@ def test_predict_posts_the_contract_and_reads_the_answer(face: Face) -> None:
     assert str(request.url) == f"{URL}/v1/tasks/tone/predict?version=3"
     assert request.headers["content-type"] == "application/json"
     assert "x-deadline-ms" not in request.headers
-    assert json.loads(request.content) == {
-        "inputs": "Come at once.",
-        "parameters": {"top_k": 1},
-    }
+    assert json.loads(request.content) == {"inputs": "Come at once.", "parameters": {"top_k": 1}}
     assert prediction.best.label == "urgent"
     assert prediction.timings.queue_ms == 1
 

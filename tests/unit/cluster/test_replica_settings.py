@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed (pip install 'nunatak[ray]')")
-
 
 # Ray's own settings use old ways of pydantic.
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 def test_a_replica_has_one_backbone_whatever_the_environment_of_its_node_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'nunatak[ray]')")
     from nunatak_cluster.serving import replica_settings  # noqa: PLC0415 - imports Ray Serve
 
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))

@@ -54,8 +54,7 @@ def test_reference_reads_back_what_it_prints(text: str, reference: TaskReference
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["intent@", "intent/", "@prod", "/3", "a@b@c", "a/1/2", "a@b/1", "a/1@b", "intent/3\n"],
+    "text", ["intent@", "intent/", "@prod", "/3", "a@b@c", "a/1/2", "a@b/1", "a/1@b", "intent/3\n"]
 )
 def test_reference_outside_the_grammar_is_refused(text: str) -> None:
     with pytest.raises(InvalidNameError):

@@ -1,6 +1,8 @@
 """Writing peft folders: whole, readable, and only tasks that peft can hold."""
 
 import json
+import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,30 +16,41 @@ from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.peft_folders import export_peft, import_peft
+from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
+from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone
+
+FORMATS = {
+    "transformers": export_transformers,
+    "sentence-transformers": export_sentence_transformers,
+}
+POOLINGS = (Pooling.FIRST, Pooling.MEAN)
+LORA = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
 
 
 @pytest.mark.parametrize(
-    "method", [TopK(num_layers=1), HeadOnly(), Bottleneck(size=4), Full()], ids=lambda it: it.kind
+    ("method", "pooling"),
+    [
+        *product((TopK(num_layers=1), HeadOnly(), Bottleneck(size=4), Full()), POOLINGS),
+        (LORA, Pooling.MEAN),
+    ],
+    ids=lambda it: it if isinstance(it, Pooling) else it.kind,
 )
-def test_other_methods_are_refused_with_the_format_that_holds_them(
-    method: Method, backbone: Backbone, tmp_path: Path
+def test_what_peft_cannot_hold_is_refused_with_a_format_that_holds_it(
+    method: Method, pooling: Pooling, tmp_path: Path
 ) -> None:
-    with raises("unsupported_export", match=r"tone/1.*transformers"):
-        export_peft(loaded_task(backbone, method), tmp_path / "out", backbone)
+    backbone, out = tiny_backbone(pooling=pooling), tmp_path / "out"
+    task = loaded_task(backbone, method)
 
-    assert not (tmp_path / "out").exists()
+    with raises("unsupported_export", match="tone/1") as caught:
+        export_peft(task, out, backbone)
+    assert not out.exists()
 
-
-def test_a_head_that_no_class_has_is_refused(tmp_path: Path) -> None:
-    backbone = tiny_backbone(pooling=Pooling.MEAN)
-
-    with raises("unsupported_export", match="mean"):
-        export_peft(
-            loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
-            tmp_path / "out",
-            backbone,
-        )
+    (advised,) = re.findall(r"--format ([\w-]+)", str(caught.value))
+    if isinstance(method, Bottleneck):
+        assert advised == "hub"
+    else:
+        FORMATS[advised](task, out, backbone)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_path: Path) -> None:
@@ -45,7 +58,7 @@ def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_pat
 
     with raises("folder_in_use"):
         export_peft(
-            loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
+            loaded_task(backbone, LORA),
             tmp_path,
             backbone,
         )

@@ -137,9 +137,7 @@ def test_own_layers_that_equal_the_backbones_integers_have_no_effect(quantized: 
         draft_of(spec, stored_parameters(spec, fresh, quantized), quantized)
 
 
-def test_integers_without_their_scales_or_of_other_methods_are_refused(
-    quantized: Backbone,
-) -> None:
+def test_integers_without_their_scales_or_of_other_methods_are_refused(quantized: Backbone) -> None:
     spec = spec_of(quantized, TopK(num_layers=1), num_labels=2)
     stored = dict(stored_parameters(spec, random_parameters(spec, quantized, seed=1), quantized))
     lora = spec_of(quantized, METHODS[3], num_labels=2)

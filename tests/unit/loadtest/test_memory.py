@@ -7,7 +7,28 @@ import sys
 
 import pytest
 
-from nunatak_loadtest.processes import listening_pid, process_bytes
+from doubles.measured import MEMORY
+from nunatak_loadtest.processes import MemorySample, cache_hit_share, listening_pid, process_bytes
+
+
+@pytest.mark.parametrize(
+    ("counts", "share"),
+    [
+        ([(10, 10)], None),
+        ([(10, 10), (10, 10)], 0),
+        ([(10, 10), (12, 12), (13, 17)], 0.3),
+        ([(10, 10), (1, 90), (11, 99)], None),
+    ],
+    ids=["one-sample", "no-request", "some", "another-process"],
+)
+def test_the_cache_counts_for_one_process_alone(
+    counts: list[tuple[int, int]], share: float | None
+) -> None:
+    def sampled(hits: int, misses: int) -> MemorySample:
+        cache = MEMORY.trunk_cache.model_copy(update={"hits": hits, "misses": misses})
+        return MemorySample(at_s=0, ledger=MEMORY.model_copy(update={"trunk_cache": cache}))
+
+    assert cache_hit_share([sampled(*it) for it in counts]) == share
 
 
 def test_memory_of_a_process_is_in_its_order_of_size() -> None:

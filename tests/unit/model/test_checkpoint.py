@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,6 @@ def test_the_digest_sees_weights_tokenizer_and_configuration(folder: Path, tmp_p
     assert len(digests) == 4
 
 
-def test_pooling_is_mean_only_where_the_checkpoint_says_so(tmp_path: Path) -> None:
-    mean = save_tiny_backbone(tmp_path / "mean", pooling=Pooling.MEAN)
-    first = save_tiny_backbone(tmp_path / "first")
-
-    assert load_backbone(mean).pooling is Pooling.MEAN
-    assert load_backbone(first).pooling is Pooling.FIRST
-
-
 def test_a_sharded_checkpoint_is_the_same_backbone(folder: Path) -> None:
     whole = load_backbone(folder).digest
     tensors = load((folder / "model.safetensors").read_bytes())
@@ -80,47 +73,55 @@ def test_a_source_that_is_nowhere_is_not_found(tmp_path: Path) -> None:
         load_backbone(str(tmp_path / "nowhere" / "at" / "all"))
 
 
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_without_one_of_its_files_says_which(folder: Path, missing: str) -> None:
-    (folder / missing).unlink()
+def configured(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
 
-    with pytest.raises(UnsupportedBackboneError, match=missing):
-        load_backbone(folder)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"model_type": "gpt2"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "mish"}],
-    ids=str,
-)
-def test_another_architecture_is_refused(folder: Path, change: dict[str, str]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
-
-    with pytest.raises(UnsupportedBackboneError):
-        load_backbone(folder)
+    return change
 
 
-def test_a_truncated_checkpoint_is_refused(folder: Path) -> None:
+def without(file: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).unlink()
+
+
+def cut_short(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
 
-    with pytest.raises(CorruptBackboneError):
-        load_backbone(folder)
 
-
-def test_a_checkpoint_without_one_of_its_tensors_is_refused(folder: Path) -> None:
+def without_a_tensor(folder: Path) -> None:
     rewrite_weights(folder, {"encoder.layer.1.output.dense.bias": "something.else"})
 
-    with pytest.raises(CorruptBackboneError, match=r"layer\.1\.output\.dense\.bias"):
-        load_backbone(folder)
 
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (without("config.json"), UnsupportedBackboneError, r"config\.json"),
+        (without("tokenizer.json"), UnsupportedBackboneError, r"tokenizer\.json"),
+        (without("model.safetensors"), UnsupportedBackboneError, r"model\.safetensors"),
+        (configured(model_type="gpt2"), UnsupportedBackboneError, "gpt2"),
+        (
+            configured(position_embedding_type="relative_key"),
+            UnsupportedBackboneError,
+            "relative_key",
+        ),
+        (configured(hidden_act="mish"), UnsupportedBackboneError, "mish"),
+        (configured(intermediate_size=50), CorruptBackboneError, "must have shape"),
+        (cut_short, CorruptBackboneError, "model.safetensors"),
+        (without_a_tensor, CorruptBackboneError, r"layer\.1\.output\.dense\.bias"),
+    ],
+    ids=[
+        *("no-config", "no-tokenizer", "no-weights", "other-type", "other-positions"),
+        *("other-activation", "misshapen", "cut-short", "a-tensor-less"),
+    ],
+)
+def test_a_folder_that_is_no_whole_backbone_is_refused_by_its_fault(
+    folder: Path, change: Callable[[Path], None], error: type[Exception], words: str
+) -> None:
+    change(folder)
 
-def test_a_misshapen_tensor_is_refused(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 50}))
-
-    with pytest.raises(CorruptBackboneError, match="must have shape"):
+    with pytest.raises(error, match=words):
         load_backbone(folder)
 
 
@@ -129,6 +130,15 @@ def test_the_embedded_default_is_minilm() -> None:
 
     assert (backbone.config.num_layers, backbone.config.hidden_width) == (6, 384)
     assert backbone.pooling is Pooling.MEAN
+
+
+def test_pooling_is_that_of_the_first_token_unless_the_checkpoint_says_mean(
+    folder: Path, tmp_path: Path
+) -> None:
+    mean = save_tiny_backbone(tmp_path / "mean", pooling=Pooling.MEAN)
+
+    assert load_backbone(folder).pooling is Pooling.FIRST
+    assert load_backbone(mean).pooling is Pooling.MEAN
 
 
 def test_name_of_the_folder_at_hand_is_its_own(

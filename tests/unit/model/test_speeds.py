@@ -6,13 +6,7 @@ from itertools import accumulate, cycle
 import pytest
 
 from doubles.backbones import tiny_backbone
-from nunatak_model import (
-    Backbone,
-    number_format,
-    pack_backbone,
-    quantize_backbone,
-    with_speeds,
-)
+from nunatak_model import Backbone, number_format, pack_backbone, quantize_backbone, with_speeds
 
 FORMS: dict[str, Callable[[Backbone], Backbone]] = {
     "plain": lambda it: it,

@@ -5,11 +5,7 @@ import pytest
 from doubles.damage import blob_paths, write_rows
 from doubles.drafts import draft_with, make_draft
 from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.errors import (
-    CorruptBlobError,
-    InvalidManifestError,
-    StoreUnavailableError,
-)
+from nunatak_registry.errors import CorruptBlobError, InvalidManifestError, StoreUnavailableError
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import FindingKind
 
@@ -91,7 +87,7 @@ def test_manifest_changed_in_the_index_is_refused_and_reported(
     with pytest.raises(InvalidManifestError, match="differs from the published manifest"):
         registry.resolve("intent")
     assert [(found.subject, found.kind) for found in registry.verify()] == [
-        ("intent/1", FindingKind.MANIFEST),
+        ("intent/1", FindingKind.MANIFEST)
     ]
 
 

@@ -42,11 +42,22 @@ def test_a_bad_row_keeps_its_place_and_the_rows_after_it_are_read(
     assert found[-1].end == len(content)
 
 
-def test_a_quote_that_stays_open_stops_the_reader_before_rows_are_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ('"c,d\ne,f\ng,h\n', r"x\.csv:3: a quote stays open until line 5"),
+        ('"c\n\xfc",d\ne,f\n', r"x\.csv:4: not UTF-8 .*; save the file as UTF-8"),
+        ('"\xfc\nc",d\ne,f\n', r"x\.csv:3: not UTF-8 .*; save the file as UTF-8"),
+    ],
+    ids=["open", "cp1252-in-a-field", "cp1252-before-the-rest-of-a-field"],
+)
+def test_a_quote_that_stays_open_stops_the_reader_before_rows_are_lost(
+    tmp_path: Path, rows: str, reason: str
+) -> None:
     path = tmp_path / "x.csv"
-    path.write_text('text,more\na,b\n"c,d\ne,f\ng,h\n')
+    path.write_bytes(b"text,more\na,b\n" + rows.encode("cp1252"))
 
-    with pytest.raises(NunatakError, match=r"x\.csv:3: a quote stays open until line 5"):
+    with pytest.raises(NunatakError, match=reason):
         rows_of(path)
 
 

@@ -134,10 +134,7 @@ def test_fitted_thresholds_give_the_recorded_scores(tmp_path: Path, backbone: Ba
     data = multi_label(tmp_path / "toy")
     half, fitted = (
         fit_task(
-            data,
-            recipe_of(calibrate=True, epochs=2, thresholds=it),
-            backbone,
-            report=Report(),
+            data, recipe_of(calibrate=True, epochs=2, thresholds=it), backbone, report=Report()
         )
         for it in (None, "f1")
     )
@@ -189,10 +186,7 @@ def test_thresholds_need_calibrated_scores_of_several_labels(backbone: Backbone)
         recipe_of(thresholds="f1")
     with pytest.raises(InvalidRecipeError, match="needs a multi-label task, got single-label"):
         fit_task(
-            noisy_data(),
-            recipe_of(calibrate=True, thresholds="f1"),
-            backbone,
-            report=Report(),
+            noisy_data(), recipe_of(calibrate=True, thresholds="f1"), backbone, report=Report()
         )
 
 

@@ -25,12 +25,15 @@ def data_of(*labels: str) -> TaskData:
         (("a", "b", "b"), "a", "a"),
         (("a", "b", "b", "c"), None, None),
         (("a", "b", "b", "c"), "c", "c"),
+        (("a", "b", "b"), "none", None),
+        (("a", "b", "none"), "none", "none"),
     ],
 )
 def test_the_default_label_is_the_named_one_or_of_two_the_more_frequent(
     labels: tuple[str, ...], named: str | None, default: str | None
 ) -> None:
-    recipe = default_recipe(HeadOnly(), changes={"default_label": named})
+    recipe = default_recipe(HeadOnly(), changes={"default_label": named, "max_length": 16})
+    check_recipe(recipe, data_of(*labels), tiny_backbone())
 
     assert default_label_of(data_of(*labels), recipe) == default
 
@@ -38,7 +41,7 @@ def test_the_default_label_is_the_named_one_or_of_two_the_more_frequent(
 def test_a_default_label_that_is_no_label_is_refused() -> None:
     recipe = default_recipe(HeadOnly(), changes={"default_label": "z", "max_length": 16})
 
-    with pytest.raises(InvalidRecipeError, match="default_label must be one of 'a', 'b', got 'z'"):
+    with pytest.raises(InvalidRecipeError, match="must be none or one of 'a', 'b', got 'z'"):
         check_recipe(recipe, data_of("a", "b"), tiny_backbone())
 
 

@@ -9,7 +9,6 @@ examples, which gives the same weights on the same machine with the same number 
 
 import hashlib
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,15 +18,14 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
 import torch
 from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType] - untyped
-from tqdm import tqdm
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
-from nunatak_contract.plain_text import visible
+from nunatak_contract.progress import Progress, Work
 from nunatak_model import count_parameters, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import TaskData, load_task_data
@@ -236,36 +234,8 @@ def dead_run(run: Run, message: str) -> RunRecord:
     )
 
 
-class SweepProgress:
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._bar: tqdm[NoReturn] | None = None
-
-    def started(self, *, num_runs: int, num_done: int) -> None:
-        self._bar = tqdm(
-            total=num_runs,
-            initial=num_done,
-            desc=visible(self._label),
-            unit="run",
-            disable=not sys.stderr.isatty(),
-        )
-        self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
-
-    def finished(self, record: RunRecord) -> None:
-        if self._bar is None:
-            return
-        self._bar.update()
-        line = visible(f"{run_text(record.run)}: {_outcome(record)}")
-        self._bar.write(line, file=sys.stderr)
-
-    def ended(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
 def run_sweep(
-    runs: Sequence[Run], results: ResultsFolder, runner: Runner, report: SweepProgress
+    runs: Sequence[Run], results: ResultsFolder, runner: Runner, progress: Progress
 ) -> tuple[RunRecord, ...]:
     """Do the runs without a result; return the results of all, in the order of `runs`.
 
@@ -274,14 +244,14 @@ def run_sweep(
     with results.held():
         found = {record.run.digest: record for record in results.records()}
         pending = [run for run in runs if run.description.digest not in found]
-        report.started(num_runs=len(runs), num_done=len(runs) - len(pending))
-        try:
-            for record in runner(pending):
-                results.add(record)
-                found[record.run.digest] = record
-                report.finished(record)
-        finally:
-            report.ended()
+        work = Work("sweep", unit="run", total=len(runs), done=len(runs) - len(pending))
+        progress.tell(f"{work.total} runs, {work.done} of them done before")
+        progress.begin(work)
+        for record in runner(pending):
+            results.add(record)
+            found[record.run.digest] = record
+            progress.step(f"{run_text(record.run)}: {_outcome(record)}", run=record.run.digest)
+        progress.end()
     return tuple(found[run.description.digest] for run in runs)
 
 
@@ -330,6 +300,7 @@ def publish_best(
     task: str,
     note: str = "",
     calibrate: bool = False,
+    report: Report | None = None,
 ) -> TrainOutcome:
     """Train a run again and publish it; `calibrate` its scores, also if the sweep's were not."""
     check_task_name(task)
@@ -351,6 +322,7 @@ def publish_best(
         backbone=backbone,
         trunks=context.trunks,
         note=note,
+        report=report,
     )
 
 

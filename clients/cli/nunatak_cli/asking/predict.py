@@ -3,13 +3,11 @@
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import JsonValue
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,10 +21,11 @@ from nunatak_cli.asking.predictors import (
     open_predictor,
     predicted_of,
 )
-from nunatak_cli.output import console, error_console, plain_table, print_json, print_json_line
+from nunatak_cli.output import console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.progress import Work, shown_progress
 from nunatak_rows import FileFormat
 
 if TYPE_CHECKING:
@@ -159,32 +158,16 @@ def _ask_file(
             yield placed.source
 
     has_failed = False
-    with counting("asked") as advance:
+    # Answers on a terminal are progress enough.
+    with shown_progress(quiet=sys.stdout.isatty()) as progress:
+        progress.begin(Work("asked", unit="input"))
         for answers in predictor.ask(sources(), tasks, parameters):
             placed = waiting.pop(0)
             has_failed = has_failed or any(it.error is not None for it in answers)
             results: list[JsonValue] = [_answer_json(answer) for answer in answers]
             print_json_line({"place": placed.where, "results": results})
-            advance()
+            progress.advance()
     return has_failed
-
-
-@contextmanager
-def counting(what: str) -> Generator[Callable[[], None]]:
-    """Show the number of finished inputs on standard error; yield a function that adds one.
-
-    Nothing is shown if standard error is no terminal. Nothing is shown either if standard output is
-    a terminal, because the lines of the answers already show the progress.
-    """
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield lambda: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.completed} " + what), TimeElapsedColumn())
-    with Progress(
-        *columns, console=error_console(), transient=True, redirect_stdout=False
-    ) as progress:
-        shown = progress.add_task("", total=None)
-        yield lambda: progress.advance(shown)
 
 
 def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:

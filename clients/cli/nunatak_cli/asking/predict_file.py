@@ -2,16 +2,11 @@
 
 # ruff: noqa: PLC0415 - the command imports the server when it runs, not for --help
 
-import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from nunatak_cli import options
 from nunatak_cli.asking.corpus.chunks import Chunk
@@ -20,6 +15,7 @@ from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.progress import Progress, Work, shown_progress
 
 SOME_REJECTED = 3
 """Exit status of a complete run with rejected rows."""
@@ -80,12 +76,13 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     registry: options.RegistryOption = None,
     backbone: options.BackboneOption = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Score every row of a corpus with all tasks. Repeat the command to go on after a kill.
 
-    Rows that a task cannot read go to OUT.rejected.jsonl with the reason; the exit status is then
-    3. The server's settings, such as NUNATAK_DEVICE, apply here too.
+    Rows that a task cannot read go to OUT.rejected.jsonl: exit status 3.
+    The server's settings, such as NUNATAK_DEVICE, apply here too.
     """
     with needs_extra("server"):
         from nunatak_server.configuration import configure
@@ -106,8 +103,11 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     given = {"registry": registry, "backbone": backbone}
     settings = configure({name: it for name, it in given.items() if it is not None}).settings
     started = time.monotonic()
-    with existing_registry(settings.registry) as opened, _bar() as on_chunk:
-        outcome = run_job(job, opened, settings=settings, on_chunk=on_chunk)
+    with (
+        existing_registry(settings.registry) as opened,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
+        outcome = run_job(job, opened, settings=settings, on_chunk=ChunkProgress(progress))
     if outcome is None:
         error_console().print(f"{out} is complete: the last run was killed after its last row")
         return
@@ -135,45 +135,21 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         raise typer.Exit(SOME_REJECTED)
 
 
-@contextmanager
-def _bar() -> Generator[Callable[[Chunk, int], None] | None]:
-    """Show the progress on standard error, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=error_console(), transient=True) as progress:
-        shown = progress.add_task("loading the tasks")
-        meter = Meter()
+class ChunkProgress:
+    """Tells the rows of written chunks; those of a killed run took none of this run's time."""
 
-        def advance(chunk: Chunk, num_bytes: int) -> None:
-            text = meter.after(chunk, num_bytes, now=time.monotonic())
-            progress.update(shown, description=text, completed=chunk.end, total=num_bytes)
-
-        yield advance
-
-
-class Meter:
-    """Measures rows per second and the remaining time, from the first chunk that is scored."""
-
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._num_rows = 0
-        self._scored_rows = 0
-        self._begun: tuple[float, int] | None = None
-        """The time and the place of the end of the first chunk."""
+        self._has_begun = False
+        progress.begin(Work("loading the tasks"))
 
-    def after(self, chunk: Chunk, num_bytes: int, *, now: float) -> str:
+    def __call__(self, chunk: Chunk, num_bytes: int) -> None:
         self._num_rows += chunk.num_rows
-        text = f"{self._num_rows:,} rows"
-        if chunk.is_done or self._begun is None:
-            # The first chunk includes the time to load; chunks of a killed run take no time.
-            self._begun = None if chunk.is_done else (now, chunk.end)
-            return text
-        begun, begin = self._begun
-        self._scored_rows += chunk.num_rows
-        seconds = now - begun
-        if seconds <= 0 or chunk.end <= begin:
-            return text
-        left_s = seconds * (num_bytes - chunk.end) / (chunk.end - begin)
-        rate = self._scored_rows / seconds
-        return f"{text}, {rate:,.0f} rows/s, {timedelta(seconds=round(left_s))} left"
+        share = chunk.end / num_bytes
+        if chunk.is_done or not self._has_begun:
+            # The first chunk includes the time to load.
+            self._has_begun = not chunk.is_done
+            self._progress.begin(Work("scoring", unit="row", done=self._num_rows, share=share))
+        else:
+            self._progress.advance(chunk.num_rows, share=share)

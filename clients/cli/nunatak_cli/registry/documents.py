@@ -141,9 +141,13 @@ def check_policy(
     ]
     table = plain_table("rule", "task", "label", "threshold", "dev examples", "caught", "right")
     for row in rows:
-        table.add_row(*("-" if it is None else str(it) for it in row.values()))
+        shown = row if row["threshold"] is not None else row | {"threshold": "own"}
+        table.add_row(*("-" if it is None else str(it) for it in shown.values()))
     line = f"{policy.name}: its tasks can decide every condition"
-    remark = "caught: at least so many. -: the version has no record; train it with --calibrate"
+    remark = (
+        "own: the task decides. caught: at least so many. -: the version has no record; train it "
+        "with --calibrate"
+    )
     document = {"policy": policy.name, "conditions": rows}
     print_outcome(document, line, table, remark, as_json=as_json)
 

@@ -15,6 +15,7 @@ from nunatak_cli.registry.registries import existing_registry, publishing_regist
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
@@ -101,6 +102,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
     registry: options.RegistryOption = None,
     create: options.CreateOption = False,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
@@ -121,14 +123,20 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         reads=reads,
         on_long=on_long,
     )
-    with publishing_registry(registry, create=create) as opened:
+    with (
+        publishing_registry(registry, create=create) as opened,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
         check_task_name(task)
         _check_alias(promote)
+        progress.begin(Work(f"import {task}", total=3))
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         files = importing.FILES
         with fetched(place, hub=HuggingFaceHub(), revision=revision, files=files) as there:
+            progress.step(f"found the files of {place}")
             folder = Checkpoint(there.folder)
             imported = import_folder(folder, loaded, kind=kind, choices=choices)
+            progress.step(f"compared with the backbone: {imported.source}")
             draft = draft_imported(
                 task,
                 imported,
@@ -138,6 +146,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
                 note=note,
                 choices=choices,
             )
+            progress.step("computed the probe's logits")
+        progress.end()
         _publish(draft, opened, promote, found=imported.source, as_json=as_json)
 
 

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import Progress
 from rich.table import Table
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
     from nunatak_contract.wire import ReplicaListing
@@ -52,14 +51,17 @@ def copy(
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         # Policies and question cards after the tasks, because they are about tasks.
         names = [("task", name) for name in task or opened.copies.tasks()]
         if not task:
             names += [("policy", name) for name in opened.policies.numbers()]
             names += [("question", name) for name in opened.questions.numbers()]
-        for kind, name in _shown(names, "copying", quiet=quiet):
+        progress.begin(Work("copy", unit="name", total=len(names)))
+        for kind, name in names:
             outcomes.append(done := _copied(kind, name, opened, receiver))
+            progress.advance()
             if done.error is not None and not as_json:
                 print_failure(done.error.code, done.line)
             elif not (as_json or quiet):
@@ -98,8 +100,9 @@ def upgrade(
     from nunatak_registry.index import upgrade as upgrading
 
     run = upgrading.rehearse if dry_run else upgrading.upgrade
-    tell = _silent if quiet or as_json else _told
-    done = run(registry or default_location(), folder=backup, tell=tell)
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        progress.begin(Work("upgrade"))
+        done = run(registry or default_location(), folder=backup, tell=progress.tell)
     if done.found == done.layout and not done.steps:
         line = f"nothing to do: the index has layout {done.layout}"
     elif dry_run:
@@ -121,23 +124,6 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
     print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
-
-
-def _told(line: str) -> None:
-    console().print(line, soft_wrap=True)
-
-
-def _silent(_line: str) -> None:
-    pass
-
-
-def _shown(
-    names: Sequence[tuple[str, str]], what: str, *, quiet: bool
-) -> Generator[tuple[str, str]]:
-    """Yield names; show their number and the remaining time on a terminal."""
-    is_shown = sys.stderr.isatty() and not quiet
-    with Progress(console=error_console(), transient=True, disable=not is_shown) as progress:
-        yield from progress.track(names, description=what)
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:

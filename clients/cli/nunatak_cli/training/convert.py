@@ -15,6 +15,7 @@ from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import MAX_NOTE_CHARS
+from nunatak_contract.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskDraft
@@ -46,6 +47,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     pair_column: options.PairColumnOption = None,
     delimiter: options.DelimiterOption = None,
     registry: options.RegistryOption = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Publish a version for a backbone in 8-bit integers, if its score on examples stays."""
@@ -61,7 +63,11 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     spelt = options.row_format(
         text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
     )
-    with existing_registry(registry) as opened, TemporaryDirectory() as folder:
+    with (
+        existing_registry(registry) as opened,
+        TemporaryDirectory() as folder,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
         manifest = opened.resolve(reference)
         source = load_backbone(plain)
         target = quantize_backbone(source)
@@ -72,10 +78,10 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
                 f"{source.name}, as in {manifest.task}/N",
             )
         draft = draft_quantized(manifest, opened.read_blob(manifest), target)
-        before = _scored(opened, source, manifest.reference, data, spelt)
+        before = _scored(opened, source, manifest.reference, data, spelt, progress)
         with Registry.open(folder) as trial:
             tried = trial.publish(draft.manifest, draft.blobs)
-            after = _scored(trial, target, tried.reference, data, spelt)
+            after = _scored(trial, target, tried.reference, data, spelt, progress)
         found = _compared(before, after, data)
         scores = {"metric": found.metric.value, "before": found.before, "after": found.after}
         if (excess := found.excess(tolerance)) is not None:
@@ -113,13 +119,18 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def _scored(
-    registry: "Registry", backbone: "Backbone", reference: str, data: Path, spelt: "RowFormat"
+    registry: "Registry",
+    backbone: "Backbone",
+    reference: str,
+    data: Path,
+    spelt: "RowFormat",
+    progress: Progress,
 ) -> Scored:
     from nunatak_server.local import LocalPredictor
 
     with LocalPredictor(registry, backbone) as predictor:
         asked = RegistryPredictor(registry=registry, predictor=predictor)
-        return score_version(reference, data, asked, spelt)
+        return score_version(reference, data, asked, spelt, progress)
 
 
 def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":

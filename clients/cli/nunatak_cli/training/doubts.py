@@ -14,6 +14,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.progress import shown_progress
 from nunatak_rows import check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
 
@@ -43,6 +44,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     max_length: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that are read of a text (128).")
     ] = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     device: options.DeviceOption = options.DeviceName.CPU,
@@ -55,7 +57,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cli.training.runs import prepare_device
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.doubts import find_doubts
-        from nunatak_training.report import ProgressBar
+        from nunatak_training.report import ProgressReport
         from nunatak_training.trunk import DiskTrunkStore
     spelt = options.labelled_format(
         data,
@@ -66,14 +68,15 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         delimiter=delimiter,
     )
     prepare_device(device, threads)
-    found = find_doubts(
-        data,
-        load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
-        spelt=spelt,
-        max_length=max_length,
-        trunks=DiskTrunkStore() if cache else None,
-        report=ProgressBar("doubts"),
-    )
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        found = find_doubts(
+            data,
+            load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+            spelt=spelt,
+            max_length=max_length,
+            trunks=DiskTrunkStore() if cache else None,
+            report=ProgressReport("doubts", progress),
+        )
     tell_rejected(spelt)
     rows = [_row(doubt) for doubt in found]
     if out is not None:

@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.asking.predict import counting
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_rows import RowFormat, check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
 
@@ -49,6 +49,8 @@ class Scored:
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
     """Number of inputs that the task did not read to the end."""
+    trained: bool
+    """Whether the version was trained on these examples, or on a tenth less of this file."""
     evaluation: "Evaluation"
 
 
@@ -81,6 +83,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     registry: options.RegistryOption = None,
     backbone: options.BackboneOption = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
@@ -96,8 +99,11 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         pair=pair_column,
         delimiter=delimiter,
     )
-    with open_predictor(server, registry=registry, backbone=backbone) as predictor:
-        scored = score_version(reference, data, predictor, spelt)
+    with (
+        open_predictor(server, registry=registry, backbone=backbone) as predictor,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
+        scored = score_version(reference, data, predictor, spelt, progress)
     tell_rejected(spelt)
     if wrong is not None:
         rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
@@ -106,7 +112,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
 
 
-def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
+def score_version(
+    reference: str, data: Path, predictor: Predictor, spelt: RowFormat, progress: Progress
+) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.kinds import TaskKind
@@ -117,19 +125,26 @@ def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFo
     forms = {(it.head, it.problem_type): it for it in TaskKind}
     kind = forms[head.kind, head.problem_type]
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
-    said, num_truncated = _ask(read, predictor, manifest)
+    said, num_truncated = _ask(read, predictor, manifest, progress)
     examples = ExampleSet(examples=tuple(it.example for it in read))
+    record = manifest.data
+    whole = None if record is None else (record.name, record.num_train + record.num_dev)
     return Scored(
         manifest=manifest,
         read=read,
         said=said,
         num_truncated=num_truncated,
+        trained=whole == (data.name, len(read))
+        or (record is not None and record.train_digest == examples.digest),
         evaluation=evaluation_of(kind, labels, examples, said),
     )
 
 
 def _ask(
-    read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
+    read: "Sequence[ReadExample]",
+    predictor: Predictor,
+    manifest: "TaskManifest",
+    progress: Progress,
 ) -> "tuple[list[ExampleAnswer], int]":
     """Ask about all examples; return the answer for each, and the number of cut inputs."""
     asked = list(_inputs(read, manifest))
@@ -138,16 +153,16 @@ def _ask(
     )
     said = list["ExampleAnswer"]()
     num_truncated = 0
-    with counting("asked") as advance:
-        for (_, members), (answer,) in zip(asked, answers, strict=True):
-            if (error := answer.error) is not None:
-                reason = f"[{error.code}] {error.detail or error.title}"
-                raise NunatakError(
-                    "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
-                )
-            num_truncated += answer.is_truncated
-            said.extend(_said(answer, members, manifest))
-            advance()
+    progress.begin(Work(f"asking {manifest.reference}", unit="input", total=len(asked)))
+    for (_, members), (answer,) in zip(asked, answers, strict=True):
+        if (error := answer.error) is not None:
+            reason = f"[{error.code}] {error.detail or error.title}"
+            raise NunatakError(
+                "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
+            )
+        num_truncated += answer.is_truncated
+        said.extend(_said(answer, members, manifest))
+        progress.advance()
     return said, num_truncated
 
 
@@ -285,6 +300,7 @@ def _scored_json(scored: Scored) -> dict[str, object]:
         "num_examples": len(scored.read),
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
+        "trained": scored.trained,
         "metrics": dict(found.metrics),
         "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
         "errors": dict(found.errors),
@@ -311,6 +327,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
     found = scored.evaluation
     title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
     parts: list[RenderableType] = [title, _metrics_table(found)]
+    if scored.trained:
+        told = "the version was trained on these examples: the scores of others will be lower"
+        parts.append(Text(told, style="yellow"))
     if found.labels:
         parts.append(_labels_table(found))
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:

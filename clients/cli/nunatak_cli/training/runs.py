@@ -26,6 +26,7 @@ from nunatak_cli.registry.registries import moved_line, promote, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.progress import Progress
 from nunatak_model import Backbone, compute_with, has_cuda, maths_of
 from nunatak_registry import Registry
 from nunatak_training.cache import default_cache_folder
@@ -33,7 +34,7 @@ from nunatak_training.data import DataWarning
 from nunatak_training.fitting import recipe_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, LayerChoice
-from nunatak_training.report import ProgressBar
+from nunatak_training.report import ProgressReport
 from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.scoring.statistics import Interval
 from nunatak_training.settings import overlaid, read_mapping
@@ -45,6 +46,7 @@ def train_and_promote(
     settings: TrainSettings,
     registry: Registry,
     backbone: Backbone,
+    progress: Progress,
     *,
     trunks: TrunkStore | None,
     resume: bool,
@@ -57,7 +59,7 @@ def train_and_promote(
         settings,
         registry=registry,
         backbone=backbone,
-        report=ProgressBar(settings.task),
+        report=ProgressReport(settings.task, progress),
         trunks=trunks,
         checkpoints=default_cache_folder() if resume else None,
         warn=lambda found: error_console().print(warnings_table(found, settings.task)),
@@ -270,6 +272,7 @@ def train_in_turn(
     runs: Sequence[TrainSettings],
     registry: Registry,
     backbone: Backbone,
+    progress: Progress,
     *,
     cache: bool,
     resume: bool,
@@ -279,13 +282,15 @@ def train_in_turn(
     results = list[TaskResult]()
     for number, run in enumerate(runs, start=1):
         try:
-            found, _ = train_and_promote(run, registry, backbone, trunks=trunks, resume=resume)
+            found, _ = train_and_promote(
+                run, registry, backbone, progress, trunks=trunks, resume=resume
+            )
             metric, value = next(iter(found.metrics.items()))
             line = f"{published_text(found)}, dev {metric} {value:.4f}"
         except NunatakError as error:
             found, line = error, f"failed [{error.code}]: {error}"
         results.append((run, found))
-        error_console().print(f"[{number}/{len(runs)}] {run.task}: {line}", soft_wrap=True)
+        progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
     return tuple(results)
 
 

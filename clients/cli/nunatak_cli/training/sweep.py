@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 
 from nunatak_cli import options
-from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
+from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import visible
+from nunatak_contract.progress import shown_progress
 
 if TYPE_CHECKING:
     from nunatak_training.sweeps.results import RunRecord
@@ -48,6 +49,8 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
     ] = False,
+    quiet: options.QuietOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Run every run of a sweep that has no result yet."""
     given = options.assignments("--set", settings)
@@ -69,11 +72,15 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             runner = running.OneByOne(context)
         else:
             runner = running.InProcesses(jobs=jobs, device=device)
-        records = running.run_sweep(runs, kept, runner, running.SweepProgress(grid.name))
-    if on is not None:
-        console().print(_cost_table(records))
+        progress = held.enter_context(shown_progress(quiet=quiet, as_json=as_json))
+        records = running.run_sweep(runs, kept, runner, progress)
     failures = sum(isinstance(record.outcome, Failed) for record in records)
-    console().print(f"{len(records)} runs, {failures} failed: {results}")
+    print_outcome(
+        {"runs": len(records), "failed": failures, "results": str(results)},
+        *([] if on is None else [_cost_table(records)]),
+        f"{len(records)} runs, {failures} failed: {results}",
+        as_json=as_json,
+    )
     if failures:
         raise typer.Exit(1)
 
@@ -130,6 +137,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
     calibrate: options.CalibrateOption = False,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
     threads: Annotated[
@@ -140,6 +148,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
         from nunatak_model import compute_with
+        from nunatak_training.report import ProgressReport
         from nunatak_training.sweeps.reporting import run_text
         from nunatak_training.sweeps.results import Finished
         from nunatak_training.sweeps.running import RunContext, best_run, publish_best
@@ -148,10 +157,15 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     best = best_run(_existing_records(results), task=of)
     recorded = best.environment.get("threads")
     compute_with(threads or (recorded if isinstance(recorded, int) else None))
-    error_console().print(f"best by dev score: {run_text(best.run)}; trained again")
-    with publishing_registry(registry, create=create) as opened:
-        context = RunContext(device=device)
-        found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
+    with (
+        publishing_registry(registry, create=create) as opened,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
+        progress.tell(f"best by dev score: {run_text(best.run)}; trained again")
+        context, report = RunContext(device=device), ProgressReport(task, progress)
+        found = publish_best(
+            best, opened, context, task=task, note=note, calibrate=calibrate, report=report
+        )
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
     metric, score = next(iter(found.metrics.items()))

@@ -3,7 +3,6 @@
 `runs` does the work of the first two; it imports torch.
 """
 
-# ruff: noqa: PLC0415 - a command imports torch when training starts
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
 from functools import partial
@@ -18,6 +17,7 @@ from nunatak_cli import options
 from nunatak_cli.output import console, facts_table, print_outcome, tell_rejected
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
+from nunatak_contract.progress import shown_progress
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
@@ -109,6 +109,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     create: options.CreateOption = False,
     promote: options.NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
@@ -153,11 +154,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         strict=strict,
     )
     prepare_device(device, threads)
-    with publishing_registry(registry, create=create) as opened:
+    with (
+        publishing_registry(registry, create=create) as opened,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
         outcome, moved = train_and_promote(
             request,
             opened,
             load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+            progress,
             trunks=DiskTrunkStore() if cache else None,
             resume=resume,
         )
@@ -184,6 +189,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     registry: options.RegistryOption = None,
     create: options.CreateOption = False,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
@@ -208,8 +214,11 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     runs = runs_of(listed, file, strict=strict)
     backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
     ordered = in_order(runs, file, backbone)
-    with publishing_registry(registry, create=create) as opened:
-        results = train_in_turn(ordered, opened, backbone, cache=cache, resume=resume)
+    with (
+        publishing_registry(registry, create=create) as opened,
+        shown_progress(quiet=quiet, as_json=as_json) as progress,
+    ):
+        results = train_in_turn(ordered, opened, backbone, progress, cache=cache, resume=resume)
     print_outcome(results_json(results), results_table(results), as_json=as_json)
     if any(isinstance(found, NunatakError) for _, found in results):
         raise typer.Exit(1)
@@ -237,6 +246,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     backbone: options.BackboneOption = None,
+    quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     settings: options.SetOption = None,
     resume: options.ResumeOption = True,
@@ -252,7 +262,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.kinds import kind_named
         from nunatak_training.multitask import SharedTask, train_backbone
         from nunatak_training.recipes import default_recipe
-        from nunatak_training.report import ProgressBar
+        from nunatak_training.report import ProgressReport
     tasks = {
         name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
         for name, path in sources.items()
@@ -260,14 +270,15 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
-    outcome = train_backbone(
-        tasks,
-        recipe,
-        output,
-        base,
-        report=ProgressBar(", ".join(sources)),
-        checkpoints=default_cache_folder() if resume else None,
-    )
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        outcome = train_backbone(
+            tasks,
+            recipe,
+            output,
+            base,
+            report=ProgressReport(", ".join(sources), progress),
+            checkpoints=default_cache_folder() if resume else None,
+        )
     line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"
     print_outcome(_outcome_json(outcome), _outcome_table(outcome), line, as_json=as_json)
 

@@ -7,10 +7,7 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.compat import (
-    TASKS,
-    Ask,
-)
+from doubles.compat import TASKS, Ask
 from doubles.questions import publish_all
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task

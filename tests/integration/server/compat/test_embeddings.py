@@ -7,13 +7,7 @@ from typing import Any
 
 import httpx
 
-from doubles.compat import (
-    OTHER,
-    SCORE,
-    TEXT,
-    native,
-    post,
-)
+from doubles.compat import OTHER, SCORE, TEXT, native, post
 from nunatak_model import Backbone
 
 

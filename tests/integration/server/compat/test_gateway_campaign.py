@@ -128,6 +128,8 @@ def of_texts() -> Iterator[Shape]:
         for name, place in (TEXTS | NO_TEXTS).items():
             build = under(field, place)
             yield Shape(name=name, gateway=gateway, build=build, is_read=name in TEXTS)
+    for name, place in (TEXTS | NO_TEXTS).items():
+        yield Shape(name=name, gateway="nemo", build=under("input", place), is_read=name == "text")
 
 
 SHAPES = [*of_litellm(), *of_portkey(), *of_texts()]
@@ -135,6 +137,7 @@ PATHS = {
     "litellm": "/v1/verdicts/{}/beta/litellm_basic_guardrail_api",
     "portkey": "/v1/verdicts/{}/portkey",
     "moderations": "/v1/moderations",
+    "nemo": "/v1/verdicts/{}/classify",
     "verdicts": "/v1/verdicts/{}",
 }
 
@@ -150,7 +153,7 @@ class Outcome:
 
 async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text: str) -> Outcome:
     body = shape.build(text)
-    if shape.gateway == "moderations":
+    if shape.gateway in {"moderations", "nemo"}:
         body = {**body, "model": policy}
     answer = await client.post(PATHS[shape.gateway].format(policy), json=body)
     assert answer.status_code in {200, 422}, answer.text
@@ -164,6 +167,8 @@ async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text:
     match shape.gateway:
         case "litellm":
             return Outcome(passes=found["action"] != "BLOCKED", content=found["texts"])
+        case "nemo":
+            return Outcome(passes=found["data"][0]["label"] not in {"block", "mask"})
         case "moderations":
             return Outcome(passes=not any(it["flagged"] for it in found["results"]))
         case _:

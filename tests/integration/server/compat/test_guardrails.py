@@ -69,6 +69,7 @@ DATA = {"status": "call-ann", "555-0142": 5550717, "done": True}
         },
         {"prompt": {"id": "p", "variables": DATA}},
         {"documents": [DATA]},
+        {"chat_template_kwargs": DATA},
     ],
 )
 def test_every_name_and_value_of_data_that_a_model_reads_is_judged(call: Any) -> None:  # noqa: ANN401 - JSON
@@ -79,6 +80,13 @@ def test_every_name_and_value_of_data_that_a_model_reads_is_judged(call: Any) ->
     assert texts <= content.texts.keys() <= texts | {"f"}
     changed = str(CallContent(changes=dict.fromkeys(texts, "[X]")).read(call))
     assert not any(it in changed for it in texts)
+
+
+def test_the_names_in_a_schema_are_judged() -> None:
+    content = CallContent()
+    content.read({"response_format": {"schema": {"properties": {"say_it": {"type": "string"}}}}})
+
+    assert list(content.texts) == ["say_it"]
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:

@@ -62,13 +62,14 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
     ranking = {"model": "ranks", "query": text, "documents": DOCUMENTS[:1]}
     scoring = {"model": "ranks", "text_1": text, "text_2": DOCUMENTS[0]}
     classifying = {"input": text, "model": "topic"}
+    judging = {"input": text, "model": "guard"}
     embedding = {"input": text, "model": backbone.name}
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     bodies: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("/v1/embeddings", "/srun/v1/embeddings"), embedding),
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
-        "/v1/moderations": {"input": text, "model": "guard"},
+        **dict.fromkeys(("/v1/moderations", "/v1/verdicts/{policy}/classify"), judging),
         LITELLM: litellm(text),
         PORTKEY: portkey(text),
         "/srun/v1/rerank": ranking,

@@ -20,11 +20,7 @@ from nunatak_registry import Registry
 def address(backbone: Backbone, registry: Registry) -> Generator[str]:
     # Without "O", every token is in a span.
     publish_tiny_task(
-        registry,
-        backbone,
-        task="spans",
-        labels=("B-X", "I-X"),
-        kind=HeadKind.TOKEN_CLASSIFICATION,
+        registry, backbone, task="spans", labels=("B-X", "I-X"), kind=HeadKind.TOKEN_CLASSIFICATION
     )
     with running_server(backbone, registry) as found:
         yield found

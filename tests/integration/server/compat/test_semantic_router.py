@@ -40,11 +40,7 @@ def asking(model: str, *texts: str, **options: object) -> dict[str, Any]:
 def _more_tasks(registry: Registry, backbone: Backbone) -> None:
     # Without "O", every token is in a span.
     publish_tiny_task(
-        registry,
-        backbone,
-        task="spans",
-        labels=("B-X", "I-X"),
-        kind=HeadKind.TOKEN_CLASSIFICATION,
+        registry, backbone, task="spans", labels=("B-X", "I-X"), kind=HeadKind.TOKEN_CLASSIFICATION
     )
     publish_tiny_task(
         registry,
@@ -167,9 +163,7 @@ async def test_the_router_gets_the_vectors_of_the_backbone(
     plain = await post(client, path, {"model": backbone.name, "input": TEXT})
     mixed = await post(client, path, embedding(TEXT, TOO_LONG * 9, model=backbone.name))
     cut = await post(
-        client,
-        path,
-        embedding(TOO_LONG * 9, model=backbone.name, options={"overflow": "truncate"}),
+        client, path, embedding(TOO_LONG * 9, model=backbone.name, options={"overflow": "truncate"})
     )
     task = {"id": "e", "embeddings": embedding(TEXT, model=backbone.name)}
     (bundled,) = (await post(client, "/srun/v1/bundle", {"tasks": [task]}))["results"]
@@ -188,11 +182,7 @@ async def test_the_router_gets_the_vectors_of_the_backbone(
     assert card["embedding"]["dimensions"] == [space["dimension"]]
     assert card["embedding"]["layers"] == [space["layer"]]
     assert mixed["data"][0]["embedding"] == found["data"][0]["embedding"]
-    assert mixed["data"][1] == {
-        "object": "embedding",
-        "index": 1,
-        "error": "max_length_exceeded",
-    }
+    assert mixed["data"][1] == {"object": "embedding", "index": 1, "error": "max_length_exceeded"}
     assert mixed["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
     assert "embedding" in cut["data"][0]
     assert bundled["embeddings"]["data"] == found["data"][:1]

@@ -44,11 +44,7 @@ def done(folder: Path, *seeds: int) -> list[str]:
     """The methods and seeds of the runs that a plan did now."""
     entry = Entry(sweep="toy", lines="toy", set={"seeds": list(seeds)}, publish=True)
     runs = go_on(
-        [entry],
-        data=folder,
-        models=folder,
-        lines=folder / "lines",
-        registry=folder / "registry",
+        [entry], data=folder, models=folder, lines=folder / "lines", registry=folder / "registry"
     )
     return [f"{it.run.recipe.method.kind} {it.run.recipe.seed}" for it in runs]
 

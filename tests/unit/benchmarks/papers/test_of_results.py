@@ -38,9 +38,7 @@ def make_runs(folder: Path) -> tuple[Run, ...]:
 SCORES = (0.4, 0.6, 0.7, 0.9, 0.6, 0.8, 0.8, 0.8)
 
 
-def test_gain_is_the_mean_above_full_fine_tuning_on_as_many_examples(
-    runs: tuple[Run, ...],
-) -> None:
+def test_gain_is_the_mean_above_full_fine_tuning_on_as_many_examples(runs: tuple[Run, ...]) -> None:
     found = gains(cells_of([record_of(*it) for it in zip(runs, SCORES, strict=True)]))
 
     assert [(it.method, it.num_train) for it in found] == [
@@ -110,9 +108,7 @@ def with_test_score(run: Run, *, dev: float, test: float) -> RunRecord:
     return record.model_copy(update={"outcome": scored})
 
 
-def test_learning_rate_is_chosen_by_dev_scores_where_test_scores_are_reported(
-    folder: Path,
-) -> None:
+def test_learning_rate_is_chosen_by_dev_scores_where_test_scores_are_reported(folder: Path) -> None:
     runs = toy_runs(
         folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
     )

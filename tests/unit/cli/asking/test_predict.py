@@ -277,15 +277,10 @@ def test_every_row_of_a_file_is_asked_about_in_order(
     first = 2 if name in {"texts.csv", "texts.tsv"} else 1
     assert (ran.exit_code, ran.stderr) == (0, "")
     assert [line["place"] for line in lines] == [f"{name}:{first}", f"{name}:3"]
-    assert [line["results"][0]["predicted"] for line in lines] == [
-        "3 characters",
-        "10 characters",
-    ]
+    assert [line["results"][0]["predicted"] for line in lines] == ["3 characters", "10 characters"]
 
 
-def test_a_long_file_is_divided_into_requests_that_the_server_accepts(
-    server: CannedServer,
-) -> None:
+def test_a_long_file_is_divided_into_requests_that_the_server_accepts(server: CannedServer) -> None:
     server.max_inputs = 7
     texts = ["x" * (1 + number % 50) for number in range(100)]
 

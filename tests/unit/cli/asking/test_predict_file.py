@@ -22,8 +22,9 @@ from doubles.corpora import TASKS, make_corpus, make_place, score
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
 from nunatak_cli.asking.corpus.chunks import Chunk, ahead
-from nunatak_cli.asking.predict_file import Meter
+from nunatak_cli.asking.predict_file import ChunkProgress
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.progress import Progress, Work
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
@@ -318,17 +319,22 @@ def test_each_step_of_a_run_is_at_most_one_chunk_ahead_of_the_next() -> None:
     assert made == list(range(1, 50))
 
 
-def test_the_remaining_time_is_measured_from_the_first_scored_chunk() -> None:
-    meter = Meter()
+def test_rows_of_a_killed_run_and_the_time_to_load_count_for_no_rate() -> None:
+    begun, advanced = list[tuple[int, float]](), list[tuple[int, float | None]]()
 
-    def after(end: int, now: float, *, is_done: bool = False) -> str:
-        chunk = Chunk(index=0, rows=[], num_rows=1000, end=end, is_done=is_done)
-        return meter.after(chunk, 1000, now=now)
+    class Recording(Progress):
+        def begin(self, work: Work) -> None:
+            begun.append((work.done, work.share))
 
-    assert after(100, 0.0, is_done=True) == "1,000 rows"
-    assert after(200, 90.0) == "2,000 rows"
-    assert after(300, 95.0) == "3,000 rows, 200 rows/s, 0:00:35 left"
-    assert after(500, 105.0) == "4,000 rows, 133 rows/s, 0:00:25 left"
+        def advance(self, num: int = 1, *, share: float | None = None, note: str = "") -> None:
+            advanced.append((num, share))
+
+    tell = ChunkProgress(Recording())
+    for end, is_done in ((100, True), (200, True), (300, False), (500, False)):
+        tell(Chunk(index=0, rows=[], num_rows=1000, end=end, is_done=is_done), 1000)
+
+    assert begun == [(0, 0.0), (1000, 0.1), (2000, 0.2), (3000, 0.3)]
+    assert advanced == [(1000, 0.5)]
 
 
 def test_a_run_ends_with_its_threads(place: Path, tmp_path: Path) -> None:

@@ -68,21 +68,6 @@ def test_yaml_and_json_say_the_same(
     assert registry.policies.numbers() == {"guard": 1}
 
 
-def test_an_older_version_is_shown_and_put_again(
-    registry: Registry, place: tuple[str, str], file: Path, tmp_path: Path
-) -> None:
-    nunatak("policy", "put", str(file), *place)
-    file.write_text(json.dumps({**DOCUMENT, "on_failure": "allow"}))
-    nunatak("policy", "put", str(file), *place)
-
-    shown = nunatak("policy", "show", "guard", "--version", "1", *place)
-    (tmp_path / "old.json").write_text(shown.stdout)
-    ran = nunatak("policy", "put", str(tmp_path / "old.json"), *place)
-
-    assert ran.stdout == "published guard/3\n"
-    assert registry.policies.get("guard").document == registry.policies.get("guard", 1).document
-
-
 def test_history_lists_the_versions_that_a_rollback_can_repeat(
     place: tuple[str, str], file: Path
 ) -> None:
@@ -92,10 +77,15 @@ def test_history_lists_the_versions_that_a_rollback_can_repeat(
 
     back = nunatak("policy", "rollback", "guard", *place)
     same = nunatak("policy", "rollback", "guard", "--to", "3", "--json", *place).json()
+    (file.parent / "old.json").write_text(
+        nunatak("policy", "show", "guard", "--version", "1", *place).stdout
+    )
+    old = nunatak("policy", "put", str(file.parent / "old.json"), *place)
     shown = nunatak("policy", "history", "guard", *place)
     listed = nunatak("policy", "history", "guard", "--json", *place).json()
 
     assert back.stdout == "published guard/3\n"
+    assert old.stdout.startswith("guard/3 was there already with the same content")
     assert isinstance(same, dict)
     assert (same["version"], same["changed"]) == (3, False)
     assert "dry_run" in shown.stdout
@@ -116,12 +106,6 @@ def test_list_shows_the_newest_versions(place: tuple[str, str], file: Path) -> N
             pass
         case other:
             raise AssertionError(other)
-
-
-def test_check_publishes_nothing(registry: Registry, place: tuple[str, str], file: Path) -> None:
-    ran = nunatak("policy", "check", str(file), *place)
-
-    assert (ran.exit_code, registry.policies.numbers()) == (0, {})
 
 
 def test_check_counts_the_dev_examples_that_each_label_would_have_caught(
@@ -159,14 +143,19 @@ def test_check_counts_the_dev_examples_that_each_label_would_have_caught(
 
     found = nunatak("policy", "check", str(file), "--json", *place).json()
     printed = nunatak("policy", "check", str(file), *place).stdout
+    with Registry.open(folder) as opened:
+        assert opened.policies.numbers() == {}
 
     conditions = cast("dict[str, list[dict[str, object]]]", found)["conditions"]
     rows = [(it["num_examples"], it["num_found"], it["num_right"]) for it in conditions]
     assert rows == [(50, 0, 0), (50, 3, 3), (50, 10, 8), (50, 9, 7), (None, None, None)]
     assert "attack tone/1 yes 0.7 50 10 8" in " ".join(printed.split())
+    assert "attack tone/1 yes own 50 9 7" in " ".join(printed.split())
 
 
-def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> None:
+def test_check_names_all_errors_at_once(
+    registry: Registry, place: tuple[str, str], file: Path
+) -> None:
     conditions = [
         {"task": "intent", "labels": ["yes"], "threshold": 95.0},
         {"task": "intent", "labels": ["maybe"]},
@@ -176,6 +165,7 @@ def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> N
 
     ran = nunatak("policy", "check", str(file), *place)
 
+    assert registry.policies.numbers() == {}
     for problem in ("95 percent is 0.95", "no label 'maybe'", "'absent'"):
         assert problem in ran.stderr
 
@@ -193,6 +183,10 @@ def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> N
         (json.dumps(DOCUMENT).replace("0.8", "NaN"), "threshold: Input should be a finite number"),
         (json.dumps(DOCUMENT).replace('"intent"', '"Intent!"'), "task: task name must be"),
         (json.dumps(DOCUMENT).replace('["yes"]', "[]"), "labels: Tuple should have at least 1"),
+        (
+            json.dumps(DOCUMENT).replace('"conditions"', '"condition"'),
+            "rules.0.condition: Extra inputs are not permitted; docs/",
+        ),
         (json.dumps(DOCUMENT).replace("an attack", "a\\u001b[2J"), "message: a message must be"),
     ],
 )
@@ -202,26 +196,13 @@ def test_a_malformed_policy_names_the_place(
     file.write_text(content)
 
     ran = nunatak("policy", "put", str(file), *place)
+    file.unlink()
+    gone = nunatak("policy", "put", str(file), *place)
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [invalid_policy_file]: ")
     assert problem in ran.stderr
-
-
-def test_a_misspelt_field_is_named_next_to_the_field_that_is_missing(
-    place: tuple[str, str], file: Path
-) -> None:
-    file.write_text(json.dumps(DOCUMENT).replace('"conditions"', '"condition"'))
-
-    ran = nunatak("policy", "check", str(file), *place)
-
-    assert "rules.0.conditions: Field required; rules.0.condition: Extra inputs" in ran.stderr
-
-
-def test_a_file_that_is_not_there_is_an_error(place: tuple[str, str], tmp_path: Path) -> None:
-    ran = nunatak("policy", "put", str(tmp_path / "no.json"), *place)
-
-    assert "file: cannot be read: No such file or directory" in ran.stderr
+    assert "file: cannot be read: No such file or directory" in gone.stderr
 
 
 def test_a_copy_of_a_registry_has_its_policies(

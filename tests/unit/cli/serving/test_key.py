@@ -53,10 +53,7 @@ def test_a_key_has_the_quotas_that_are_named_and_a_file_without_quotas_has_none(
 
     plain, limited = read_keys(path).keys
     assert (plain.quotas, plain.caller.quotas) == (None, {})
-    assert limited.caller.quotas == {
-        Quota.REQUESTS_PER_MINUTE: 60,
-        Quota.TOKENS_PER_DAY: 5_000_000,
-    }
+    assert limited.caller.quotas == {Quota.REQUESTS_PER_MINUTE: 60, Quota.TOKENS_PER_DAY: 5_000_000}
     assert "60 requests per minute" in nunatak("key", "list", "--file", str(path)).stdout
 
 

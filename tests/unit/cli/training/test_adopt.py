@@ -47,6 +47,12 @@ def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
     assert told["teacher"]["name"] == "big/1"
     assert told["teacher"]["num_texts"] == len(TEXTS)
     assert 0 <= told["teacher"]["agreement"]["value"] <= 1
+    events = [json.loads(line) for line in ran.stderr.splitlines()]
+    works = [it["work"] for it in events if it["event"] == "begin"]
+    assert works == ["small (teacher)", "small (trunk)", "small (trunk)", "small"]
+    assert [it["epoch"] for it in events if it["event"] == "step"] == [
+        it["epoch"] for it in told["epochs"]
+    ]
 
 
 @pytest.mark.parametrize(

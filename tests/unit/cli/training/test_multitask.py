@@ -42,10 +42,7 @@ def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: 
         (["--data", "tone"], "--data expects NAME=VALUE, got 'tone'"),
         (["--data", "tone=a", "--data", "tone=b"], "--data names 'tone' twice"),
         (["--data", "tone=a", "--kind", "tone=poem"], "kind must be one of"),
-        (
-            ["--data", "tone=a", "--kind", "mood=ranking"],
-            "one of tone before =, got 'mood'",
-        ),
+        (["--data", "tone=a", "--kind", "mood=ranking"], "one of tone before =, got 'mood'"),
     ],
 )
 def test_malformed_options_are_refused(arguments: list[str], problem: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
-from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
+from nunatak_model.ops.linear import apply_linear, can_pack, num_computed, packed, plain
 from nunatak_model.weights import Linear
 
 METHODS: list[Method] = [
@@ -133,16 +134,36 @@ def any_packed(branch: Branch) -> bool:
 
 @pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed products")
 @pytest.mark.parametrize("activation", [None, *Activation])
+@pytest.mark.parametrize("num_tokens", [0, 9, 65])
 def test_a_packed_map_with_its_activation_equals_the_plain_one(
-    activation: Activation | None,
+    activation: Activation | None, num_tokens: int
 ) -> None:
-    x = torch.randn(9, 384, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(num_tokens, 384, generator=torch.Generator().manual_seed(2))
     bias = torch.randn(512, generator=torch.Generator().manual_seed(3))
 
     answer = apply_linear(x, Linear(weight=weight(), bias=bias), activation=activation)
 
     expected = apply_linear(x, Linear(weight=plain(weight()), bias=bias), activation=activation)
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=2e-4)
+
+
+def test_few_numbers_of_tokens_are_computed_and_each_with_at_most_an_eighth_more() -> None:
+    computed = {it: num_computed(it) for it in range(1, 4097)}
+
+    assert all(it <= more <= it * 9 / 8 for it, more in computed.items())
+    assert len({*computed.values()}) <= 80
+
+
+@pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed products")
+def test_batches_of_many_sizes_leave_no_memory_behind() -> None:
+    linear, process = Linear(weight=weight(), bias=None), psutil.Process()
+    apply_linear(torch.zeros(400, 384), linear)
+    before = process.memory_full_info().uss
+
+    for num_tokens in range(1, 400):
+        apply_linear(torch.zeros(num_tokens, 384), linear)
+
+    assert process.memory_full_info().uss - before < 60e6
 
 
 @pytest.mark.parametrize(

@@ -440,10 +440,7 @@ def test_a_product_of_integers_that_is_wrong_in_any_form_is_replaced_with_one_wa
     def spoil(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, number: int) -> Tensor:
         y = right(x, weight, scale, bias, number)
         call = Call(
-            tokens=len(x),
-            out=len(scale),
-            has_bias=bias is not None,
-            activation=ACTIVATIONS[number],
+            tokens=len(x), out=len(scale), has_bias=bias is not None, activation=ACTIVATIONS[number]
         )
         return y * 1.001 if WRONG_PRODUCTS[name](call) else y
 

@@ -240,7 +240,7 @@ def test_failed_write_is_unavailable_and_leaves_nothing(root: Path) -> None:
     (root / "sha256" / DIGEST[:2]).mkdir(parents=True)
     (root / KEY).mkdir()
 
-    with pytest.raises(StoreUnavailableError, match="cannot write a blob"):
+    with pytest.raises(StoreUnavailableError, match=f"cannot write the blob {KEY}: "):
         BlobStore.open(str(root)).put(DATA)
 
     assert [path for path in root.rglob("*") if path.is_file()] == []

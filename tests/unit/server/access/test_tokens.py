@@ -105,11 +105,7 @@ SCOPED: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
         {"read"},
     ),
     ({"a.b/c": "nunatak:read"}, {"oidc_scopes_claim": "a.b/c"}, {"read"}),
-    (
-        {"realm_access": "nunatak:admin"},
-        {"oidc_scopes_claim": "realm_access.roles"},
-        set[str](),
-    ),
+    ({"realm_access": "nunatak:admin"}, {"oidc_scopes_claim": "realm_access.roles"}, set[str]()),
 ]
 """Claims, settings, and the scopes that they give."""
 

@@ -1,33 +1,45 @@
 """Laws of joined texts: each border is judged, and what is found there is masked in the texts."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.compat.guards import END, CallContent, joined_texts
 from nunatak_server.outputs.conditions import FoundSpan
 
 LIMIT = 32_768
 TEXTS = st.lists(st.text("ab .!", min_size=1, max_size=700), min_size=2, max_size=6)
+WORDS = st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=99).map(" ".join)
+PADDING = st.sampled_from(("", ".", " ", "\n" * 600, "\u3000 . " * 200, "\u0301" * 600, "." * 600))
+PADDED = st.tuples(PADDING, WORDS, PADDING)
+SIZES = st.sampled_from((LIMIT, 1200, 40))
 
 
-def ends_of(text: str, size: int) -> tuple[str, str]:
-    return (text, text) if len(text) <= 2 * size else (text[:size], text[-size:])
-
-
-@given(texts=TEXTS, max_chars=st.sampled_from((LIMIT, 1200, 40)))
-def test_each_border_stands_in_a_joined_text_that_a_server_reads(
-    texts: Sequence[str], max_chars: int
+@given(texts=st.lists(PADDED, min_size=2, max_size=6), max_chars=SIZES)
+def test_each_border_stands_in_a_joined_text_that_a_server_reads_whatever_is_around_the_words(
+    texts: Sequence[tuple[str, str, str]], max_chars: int
 ) -> None:
-    found, size = joined_texts(texts, max_chars=max_chars), min(END, max_chars // 5)
+    found = joined_texts(list(map("".join, texts)), max_chars=max_chars)
+    size = min(END, max_chars // 5) - 3
 
     assert all(len(it) <= max_chars for it in found)
-    for before, after in itertools.pairwise(texts):
-        border = f"{ends_of(before, size)[1]}\n{ends_of(after, size)[0]}"
-        assert any(border in it for it in found)
+    for (_, before, _), (_, after, _) in itertools.pairwise(texts):
+        border = re.compile(rf"{before[-size:]}\W{{1,7}}{after[:size]}")
+        assert any(border.search(it) for it in found)
+
+
+@given(texts=st.lists(st.text("abcd", min_size=2, max_size=2), min_size=3, max_size=60))
+def test_short_texts_stand_together_wherever_a_joined_text_ends(texts: Sequence[str]) -> None:
+    found = joined_texts(texts, max_chars=40)
+
+    for place in range(len(texts) - 2):
+        assert any("\n".join(texts[place : place + 3]) in it for it in found)
 
 
 def test_a_word_that_is_cut_stands_whole_in_a_joined_text() -> None:
@@ -38,6 +50,11 @@ def test_a_word_that_is_cut_stands_whole_in_a_joined_text() -> None:
     assert list(joined_texts(("Hello.", "Where is it?"), max_chars=LIMIT)) == [
         "Hello.\nWhere is it?"
     ]
+
+
+def test_a_call_that_costs_too_much_to_join_is_refused() -> None:
+    with pytest.raises(NunatakError, match="too many words"):
+        joined_texts(["a  ...  " * 90] * 90, max_chars=LIMIT)
 
 
 @given(texts=TEXTS, data=st.data())

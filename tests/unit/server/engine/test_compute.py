@@ -6,15 +6,7 @@ import torch
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Row,
-    TrunkCache,
-    build_branch,
-    convert_branch,
-    forward,
-)
+from nunatak_model import Backbone, Branch, Row, TrunkCache, build_branch, convert_branch, forward
 from nunatak_server.engine.compute import (
     WATCHED_BATCHES,
     BatchCompute,

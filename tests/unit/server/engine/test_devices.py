@@ -15,8 +15,7 @@ def test_auto_is_a_device_this_machine_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "warp-drive", "cpu:x", "cpu:1", "mps", "xpu", "meta", "hpu", "cuda:", "cuda:x"],
+    "name", ["", "warp-drive", "cpu:x", "cpu:1", "mps", "xpu", "meta", "hpu", "cuda:", "cuda:x"]
 )
 def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
     with raises("invalid_settings", match="device"):

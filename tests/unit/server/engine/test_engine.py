@@ -22,13 +22,7 @@ from doubles.engines import (
 )
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
-from nunatak_model import (
-    BetweenLayers,
-    Branch,
-    Row,
-    TrunkCache,
-    TrunkSource,
-)
+from nunatak_model import BetweenLayers, Branch, Row, TrunkCache, TrunkSource
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import (
     DeadlineExceededError,
@@ -139,9 +133,7 @@ async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> Non
     assert engine.num_rows == 0
 
 
-async def test_time_that_others_take_on_the_same_cores_does_not_count(
-    branch: Branch,
-) -> None:
+async def test_time_that_others_take_on_the_same_cores_does_not_count(branch: Branch) -> None:
     async def times_in(wall_s: float) -> BatchTimeModel:
         clock, stopwatch = ManualClock(), ManualClock()
 

@@ -18,9 +18,7 @@ from doubles.engines import (
 )
 from doubles.refusals import code_of
 from doubles.serving import ManualClock, RecordingObserver
-from nunatak_model import (
-    Branch,
-)
+from nunatak_model import Branch
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
@@ -74,9 +72,7 @@ async def test_rows_of_two_backbones_that_come_together_both_preempt(branch: Bra
     assert [batch.num_rows for batch in observer.batches] == [1, 1, 4, 4, 1]
 
 
-async def test_a_device_that_does_not_stop_computes_light_rows_first(
-    branch: Branch,
-) -> None:
+async def test_a_device_that_does_not_stop_computes_light_rows_first(branch: Branch) -> None:
     heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
     compute = FakeCompute()
     engine = make_engine(compute)

@@ -13,8 +13,8 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.engines import Withdrawing, tiny_branch
 from doubles.leases import until
+from doubles.services import OWN, add_versions, ask_for, make_service
 from doubles.serving import FakeStore
-from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Input, Question
@@ -83,7 +83,7 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
     asyncio.get_running_loop().set_default_executor(default)
     monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
     store = FakeStore(tiny_branch())
-    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
+    bench = make_service(tiny_backbone(num_layers=1), store, QuestionEngine())
     own, shadow = (_asks_questions(each) for each in add_versions(store))
     shared = SharedTraffic(manifest=shadow, share=1.0) if is_shadowed else None
     store.traffic[OWN] = Traffic(manifest=own, shadow=shared)
@@ -110,7 +110,7 @@ async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
 ) -> None:
     monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, StuckExecutor(1)))
     store = FakeStore(tiny_branch())
-    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
+    bench = make_service(tiny_backbone(num_layers=1), store, QuestionEngine())
     manifest = _asks_questions(add_versions(store)[0])
     store.traffic[OWN] = Traffic(manifest=manifest)
     await bench.residency.preload(manifest)
@@ -171,7 +171,7 @@ async def test_a_late_answer_ends_with_the_window_that_is_being_read(
     executor = ThreadPoolExecutor(1)
     monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
     store, engine = FakeStore(tiny_branch()), SlowEngine(width=head.num_outputs)
-    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, engine)
+    bench = make_service(tiny_backbone(num_layers=1), store, engine)
     manifest = _with_head(add_versions(store)[0], head, max_length=20)
     store.traffic[OWN] = Traffic(manifest=manifest)
     await bench.residency.preload(manifest)

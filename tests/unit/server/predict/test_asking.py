@@ -6,13 +6,13 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.leases import names, until
-from doubles.services import Bench, make_bench
+from doubles.services import Bench, FakeEngine, make_bench
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import TopK
 from nunatak_model import build_branch
 
 
-def new_bench() -> Bench:
+def new_bench() -> Bench[FakeEngine]:
     backbone = tiny_backbone(num_layers=2)
     spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
     branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))

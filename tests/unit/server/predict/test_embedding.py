@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -7,10 +7,10 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.refusals import code_of
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, ManualClock, make_facts, make_residency, make_settings
+from doubles.services import Bench, make_service
+from doubles.serving import FakeStore, make_settings
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
-from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -19,8 +19,7 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
     TooManyTokensError,
 )
-from nunatak_server.predict.readiness import Readiness, State
-from nunatak_server.predict.service import PredictionService, Stages
+from nunatak_server.predict.readiness import State
 from nunatak_server.predict.types import (
     BACKBONE,
     EmbeddingRequest,
@@ -28,17 +27,16 @@ from nunatak_server.predict.types import (
     Handling,
     normalised,
 )
-from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
-from nunatak_server.scheduler.turns import Turns
-from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.tokenization import Tokenization
 
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
 MAX_TOKENS = 120
+SETTINGS = make_settings(
+    max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
+)
 SLOW = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
 URGENT = EmbeddingRequest(
     inputs=("ab", "c"),
@@ -62,39 +60,12 @@ class FakeEngine(Withdrawing):
             row.future.set_result(self.outcome)  # pyright: ignore[reportArgumentType] - not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    service: PredictionService
-    engine: FakeEngine
-    admission: Admission
-    readiness: Readiness
-    metrics: Metrics
-
-    async def embed(
-        self,
-        *texts: str,
-        truncates: bool = False,
-        normalises: bool = False,
-        deadline_s: float = 60,
-    ) -> Embeddings:
-        return await self.service.embed(
-            EmbeddingRequest(
-                inputs=texts,
-                truncates=truncates,
-                normalises=normalises,
-                handling=Handling(default_deadline_s=deadline_s),
-                backbone=DRAFT_BACKBONE,
-            )
-        )
-
-
 def make_bench(
     backbone: Backbone,
     outcome: RowOutcome | None = ANSWER,
     *,
     time_model: BatchTimeModel | None = None,
-) -> Bench:
-    engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
+) -> Bench[FakeEngine]:
     admission = Admission(
         max_requests=4,
         max_tokens=MAX_TOKENS,
@@ -102,47 +73,38 @@ def make_bench(
         time_model=lambda: time_model or BatchTimeModel(),
     )
     store = FakeStore(embedding_branch(backbone))
-    residency = make_residency(store)
-    turns = Turns()
-    stages = Stages(
-        admission=admission,
-        facts=make_facts(store),
-        residency=residency,
-        tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
-        engine=engine,
-        rollouts=Rollouts(
-            residency=residency,
-            tolerance=0.1,
-            turns=turns,
-            clock=ManualClock(),
-        ),
-        turns=turns,
-    )
-    service = PredictionService(
-        readiness=readiness,
-        settings=make_settings(
-            max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
-        ),
-        stages=stages,
-        metrics=metrics,
-        backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
-    )
-    readiness.move_to(State.READY)
-    return Bench(
-        service=service, engine=engine, admission=admission, readiness=readiness, metrics=metrics
+    engine = FakeEngine(outcome)
+    return make_service(backbone, store, engine, admission=admission, settings=SETTINGS)
+
+
+async def embed(
+    bench: Bench[FakeEngine],
+    *texts: str,
+    truncates: bool = False,
+    normalises: bool = False,
+    deadline_s: float = 60,
+) -> Embeddings:
+    return await bench.service.embed(
+        EmbeddingRequest(
+            inputs=texts,
+            truncates=truncates,
+            normalises=normalises,
+            handling=Handling(default_deadline_s=deadline_s),
+            backbone=DRAFT_BACKBONE,
+        )
     )
 
 
-async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> NunatakError:
+async def refusal(bench: Bench[FakeEngine], *texts: str, deadline_s: float = 60) -> NunatakError:
     with pytest.raises(NunatakError) as refused:
-        await bench.embed(*texts, deadline_s=deadline_s)
+        await embed(bench, *texts, deadline_s=deadline_s)
     return refused.value
 
 
 async def test_every_text_has_its_vector_and_all_tokens_are_counted(backbone: Backbone) -> None:
     bench = make_bench(backbone)
 
-    found = await bench.embed("ab", "c")
+    found = await embed(bench, "ab", "c")
 
     assert found.vectors == (VECTOR, VECTOR)
     assert found.num_tokens == sum(row.encoding.num_tokens for row in bench.engine.rows)
@@ -155,7 +117,7 @@ async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
 ) -> None:
     bench = make_bench(backbone)
 
-    await bench.embed("ab", "c")
+    await embed(bench, "ab", "c")
     first, second = bench.engine.rows
 
     assert (first.task, first.version) == (BACKBONE, 0)
@@ -189,7 +151,7 @@ async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Bac
 
 
 async def test_vectors_are_brought_to_length_one_on_request(backbone: Backbone) -> None:
-    found = await make_bench(backbone).embed("ab", normalises=True)
+    found = await embed(make_bench(backbone), "ab", normalises=True)
 
     assert found.vectors == ([0.6, 0.8],)
 
@@ -203,7 +165,7 @@ async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> N
     limit = backbone.config.max_tokens
 
     assert isinstance(await refusal(bench, "a", "a " * limit), TooManyTokensError)
-    found = await bench.embed("a " * limit, truncates=True)
+    found = await embed(bench, "a " * limit, truncates=True)
 
     assert found.num_tokens == limit
 

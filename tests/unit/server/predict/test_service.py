@@ -8,12 +8,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.predict.types import (
-    Handling,
-    PredictionRequest,
-    TaskFailure,
-    TaskPrediction,
-)
+from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
@@ -129,10 +124,7 @@ async def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, bran
     assert {row.task for row in bench.engine.rows} == {"hot"}
     bench.store.may_load.set()
 
-    assert [getattr(result, "task", None) for result in (await asking).results] == [
-        "cold",
-        "hot",
-    ]
+    assert [getattr(result, "task", None) for result in (await asking).results] == ["cold", "hot"]
 
 
 async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from doubles.held_engine import make_held_bench, name_of
+from doubles.held_engine import HeldEngine, make_held_bench, name_of
 from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.traffic import TrafficBench, ask_for
+from doubles.services import Bench, ask_for
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Parameters
@@ -35,7 +35,7 @@ def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -
     )
 
 
-async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]:
+async def refusals_of(bench: Bench[HeldEngine], asked: PredictionRequest) -> set[str]:
     """The refusals of a request, answered as a whole and answered line by line."""
     found = set[str]()
     for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):

@@ -9,7 +9,7 @@ import pytest
 from doubles.held_engine import make_held_bench, name_of
 from doubles.leases import until
 from doubles.rendering import rendered
-from doubles.traffic import ask_for
+from doubles.services import ask_for
 from nunatak_model import Backbone, Branch
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError
 

@@ -24,11 +24,7 @@ def collector() -> Generator[None]:
 
 @pytest.mark.parametrize(
     ("max_requests", "num_objects"),
-    [
-        (1, MIN_OBJECTS),
-        (1024, 1024 * OBJECTS_PER_REQUEST),
-        (2**31, MAX_OBJECTS),
-    ],
+    [(1, MIN_OBJECTS), (1024, 1024 * OBJECTS_PER_REQUEST), (2**31, MAX_OBJECTS)],
 )
 def test_collections_begin_beyond_what_a_full_queue_explains(
     max_requests: int, num_objects: int

@@ -200,6 +200,18 @@ def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() ->
     assert resident_set.discard(key("b")) == ()
 
 
+def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=10)
+    resident_set.lease(key("a"))
+    resident_set.discard(key("a"))
+
+    resident_set.pin(key("a"))
+
+    assert resident_set.release(key("a")) == ()
+    assert names(resident_set) == "a"
+
+
 class ResidentSetInUse(RuleBasedStateMachine):
     """Any sequence of calls on a resident set."""
 

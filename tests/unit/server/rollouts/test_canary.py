@@ -1,14 +1,15 @@
 """A canary answers its share, but nothing before this server has loaded and probed it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from doubles.engines import Withdrawing
 from doubles.leases import settle, until
 from doubles.rendering import rendered
+from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock
-from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
 from nunatak_model import Backbone, Branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError
@@ -34,7 +35,7 @@ class SilentEngine(Withdrawing):
         """Accept rows, and never answer."""
 
 
-async def version_for(bench: TrafficBench, routing_key: str | None = None) -> int:
+async def version_for(bench: Bench[Any], routing_key: str | None = None) -> int:
     prediction = await bench.service.predict(ask_for("tone", routing_key=routing_key))
     (result,) = prediction.results
     assert isinstance(result, TaskPrediction)
@@ -46,7 +47,7 @@ async def test_a_canary_gets_no_request_before_it_is_in_memory(
 ) -> None:
     store = FakeStore(branch)
     own, canary = add_versions(store, canary=1.0)
-    bench = make_traffic_bench(backbone, store, InstantEngine())
+    bench = make_service(backbone, store, InstantEngine())
     await bench.residency.preload(own)
     store.may_load.clear()
 
@@ -64,7 +65,7 @@ async def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again
     store, clock = FakeStore(branch), ManualClock()
     own, canary = add_versions(store, canary=1.0)
     store.broken[canary.reference] = CorruptBlobError("ab" * 32, "is gone")
-    bench = make_traffic_bench(backbone, store, InstantEngine(), clock=clock)
+    bench = make_service(backbone, store, InstantEngine(), clock=clock)
     await bench.residency.preload(own)
 
     assert await version_for(bench) == 1
@@ -86,7 +87,7 @@ async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
 ) -> None:
     store = FakeStore(branch)
     own, canary = add_versions(store, canary=1.0)
-    bench = make_traffic_bench(backbone, store, InstantEngine())
+    bench = make_service(backbone, store, InstantEngine())
     await bench.residency.preload(own)
     await bench.residency.preload(canary)
     assert await version_for(bench, "user-1") == 2
@@ -99,7 +100,7 @@ async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
 async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, branch: Branch) -> None:
     store = FakeStore(branch)
     _, canary = add_versions(store, canary=1.0)
-    bench = make_traffic_bench(backbone, store, SilentEngine())
+    bench = make_service(backbone, store, SilentEngine())
     await bench.residency.preload(canary)
 
     with pytest.raises(DeadlineExceededError):

@@ -11,10 +11,9 @@ from nunatak_server.rollouts.comparison import Comparison, compare_outputs
 
 
 def head(kind: HeadKind, problem: ProblemType | None = None) -> HeadRecord:
-    labels = {
-        HeadKind.QUESTION_ANSWERING: (),
-        HeadKind.RANKING: (),
-    }.get(kind, ("value",) if problem is ProblemType.REGRESSION else ("a", "b"))
+    labels = {HeadKind.QUESTION_ANSWERING: (), HeadKind.RANKING: ()}.get(
+        kind, ("value",) if problem is ProblemType.REGRESSION else ("a", "b")
+    )
     return HeadRecord(
         kind=kind,
         problem_type=problem,

@@ -38,8 +38,7 @@ def test_a_report_is_the_mean_over_what_was_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drift", "place"),
-    [(0.0, 0), (0.0005, 1), (0.001, 1), (0.5, 7), (0.51, 8), (1.0, 8), (7.0, 9)],
+    ("drift", "place"), [(0.0, 0), (0.0005, 1), (0.001, 1), (0.5, 7), (0.51, 8), (1.0, 8), (7.0, 9)]
 )
 def test_a_drift_is_counted_at_the_first_bound_that_holds_it(drift: float, place: int) -> None:
     reports = Reports()

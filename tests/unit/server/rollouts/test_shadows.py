@@ -1,15 +1,16 @@
 """A shadow never changes an answer, and shares its trunk with the answering version."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.leases import until
+from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
-from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
@@ -80,13 +81,13 @@ def scores(prediction: Predictions) -> list[float]:
     return [item["score"] for output in result.outputs for item in output]
 
 
-async def load(bench: TrafficBench, *manifests: TaskManifest) -> None:
+async def load(bench: Bench[Any], *manifests: TaskManifest) -> None:
     for manifest in manifests:
         await bench.residency.preload(manifest)
 
 
 async def settled_report(
-    bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
+    bench: Bench[Any], pair: tuple[TaskManifest, TaskManifest]
 ) -> ShadowComparison:
     """Return the report once it has counts."""
     await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowComparison())
@@ -108,7 +109,7 @@ async def ask_once(
         observers=[observer.observe_batch],
         on_fatal=lambda _: None,
     )
-    bench = make_traffic_bench(backbone, store, engine)
+    bench = make_service(backbone, store, engine)
     engine.start()
     await load(bench, *pair)
     found = scores(await bench.service.predict(ask_for("tone")))
@@ -139,7 +140,7 @@ def branch(backbone: Backbone) -> Branch:
 async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Branch) -> None:
     store, engine = FakeStore(branch), ScriptedEngine(None)
     pair = add_versions(store, shadow=1.0)
-    bench = make_traffic_bench(backbone, store, engine)
+    bench = make_service(backbone, store, engine)
     await load(bench, *pair)
 
     await bench.service.predict(ask_for("tone"))
@@ -171,7 +172,7 @@ async def test_each_input_is_compared_failed_or_dropped(
 ) -> None:
     store = FakeStore(branch)
     pair = add_versions(store, shadow=1.0)
-    bench = make_traffic_bench(backbone, store, ScriptedEngine(outcome))
+    bench = make_service(backbone, store, ScriptedEngine(outcome))
     await load(bench, *pair)
 
     await bench.service.predict(ask_for("tone"))
@@ -187,7 +188,7 @@ async def test_a_shadow_that_failed_is_left_alone_for_a_while(
     store, clock = FakeStore(branch), ManualClock()
     engine = ScriptedEngine(TaskUnhealthyError("tone", 2, "is sick"))
     pair = add_versions(store, shadow=1.0)
-    bench = make_traffic_bench(backbone, store, engine, clock=clock)
+    bench = make_service(backbone, store, engine, clock=clock)
     await load(bench, *pair)
     await bench.service.predict(ask_for("tone"))
     await settled_report(bench, pair)
@@ -206,7 +207,7 @@ async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
 ) -> None:
     store, engine = FakeStore(branch), ScriptedEngine(answer(0.0, 1.0))
     own, candidate = add_versions(store, shadow=1.0)
-    bench = make_traffic_bench(backbone, store, engine)
+    bench = make_service(backbone, store, engine)
     await load(bench, own)
 
     await bench.service.predict(ask_for("tone"))

@@ -31,9 +31,7 @@ def light_tasks(total_rate: float, seed: int) -> list[Arrival]:
         arrival
         for index in range(9)
         for arrival in rows_at(
-            poisson(total_rate / 9, seed + index),
-            f"light-{index}",
-            first_group=LIGHT * (index + 1),
+            poisson(total_rate / 9, seed + index), f"light-{index}", first_group=LIGHT * (index + 1)
         )
     ]
 

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from doubles.backbones import tiny_backbone
 from doubles.engines import tiny_branch
-from doubles.services import Bench, make_bench
+from doubles.services import Bench, FakeEngine, make_bench
 from doubles.serving import make_settings
 from nunatak_contract.names import TaskReference
 from nunatak_registry import Traffic
@@ -92,7 +92,7 @@ async def test_work_on_the_thread_ends_at_the_first_check_after_nobody_waits() -
     assert reached == ["check"]
 
 
-async def ask_64_by_64(bench: Bench) -> None:
+async def ask_64_by_64(bench: Bench[FakeEngine]) -> None:
     request = PredictionRequest(
         references=TASKS,
         inputs=tuple(f"text {number}" for number in range(64)),
@@ -101,7 +101,7 @@ async def ask_64_by_64(bench: Bench) -> None:
     await bench.service.predict(request)
 
 
-async def large_bench() -> Bench:
+async def large_bench() -> Bench[FakeEngine]:
     branch = tiny_branch()
     bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, max_tokens=10_000)
     for task in TASKS:

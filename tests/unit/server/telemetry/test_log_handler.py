@@ -131,14 +131,27 @@ def test_a_stream_that_fails_ends_nothing(
     assert written(stream, 1) == ["written"]
 
 
-def test_the_end_of_a_process_loses_no_line() -> None:
-    code = (
-        "import logging; from nunatak_server.telemetry.logs import JoiningHandler;"
-        "log = logging.Logger('x'); log.addHandler(JoiningHandler()); log.info('the last')"
-    )
+OWN = "log = logging.Logger('x'); log.addHandler(logs.JoiningHandler())"
+# As in a fleet of `--processes`: the template logs, and then each process that forks from it.
+FORKED = """log = logs.SERVER
+for handler in (logging.StreamHandler, logs.JoiningHandler):
+    logs.log_everything(logs.LogFormat.JSON, handler)"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "last"),
+    [(OWN, "the last\n"), (FORKED, '"event": "the last"}\n')],
+    ids=["handler", "json-in-a-fork"],
+)
+def test_the_end_of_a_process_loses_no_line(begin: str, last: str) -> None:
+    code = f"""import logging
+from nunatak_server.telemetry import logs
+{begin}
+log.info('the last')"""
 
     ended = subprocess.run(  # noqa: S603 - our own interpreter and code
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
 
-    assert ended.stderr == "the last\n"
+    assert ended.stderr.endswith(last)
+    assert ended.stderr.count("\n") == 1

@@ -9,8 +9,8 @@ from doubles.drafts import CREATED_AT
 from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
+from doubles.services import Bench
 from doubles.serving import make_facts
-from doubles.traffic import TrafficBench
 from nunatak_contract.enums import OnFailure, VerdictAction
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
@@ -29,7 +29,7 @@ def published(policy: Policy, version: int = 1) -> PublishedPolicy:
     return PublishedPolicy(document=policy, version=version, published_at=CREATED_AT, by="ann")
 
 
-def judge_of(bench: TrafficBench, policy: Policy) -> Judge:
+def judge_of(bench: Bench[HeldEngine], policy: Policy) -> Judge:
     async def look_up(name: str) -> PublishedPolicy:
         assert name == policy.name
         return published(policy)
@@ -49,13 +49,13 @@ def two_tasks(**changes: object) -> Policy:
     return make_policy(*rules).model_copy(update=changes)
 
 
-Bench = tuple[Judge, HeldEngine, TrafficBench]
-Make = Callable[[Policy], Awaitable[Bench]]
+Judged = tuple[Judge, HeldEngine, Bench[HeldEngine]]
+Make = Callable[[Policy], Awaitable[Judged]]
 
 
 @pytest.fixture
 def make(backbone: Backbone, branch: Branch) -> Make:
-    async def made(policy: Policy) -> Bench:
+    async def made(policy: Policy) -> Judged:
         bench, _, engine = await make_held_bench(backbone, branch, "attack", "tone")
         for task in ("attack", "tone"):
             await bench.facts.traffic([TaskReference(task=task)], "a test")

@@ -115,11 +115,7 @@ def test_a_value_is_learnt_from_teacher_and_label_in_their_shares() -> None:
     labels, said = (0.0, 2.0), (1.0, 2.0)
     examples = ExampleSet(
         examples=tuple(
-            Example(
-                text="x",
-                label=own,
-                shares=(("value", value),),
-            )
+            Example(text="x", label=own, shares=(("value", value),))
             for own, value in zip(labels, said, strict=True)
         )
     )

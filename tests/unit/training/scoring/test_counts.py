@@ -33,11 +33,7 @@ def drawn(seed: int) -> tuple[list[int], list[int]]:
 
 
 def score(
-    metric: Metric,
-    expected: list[str],
-    predicted: list[str],
-    *,
-    positive_label: str | None = None,
+    metric: Metric, expected: list[str], predicted: list[str], *, positive_label: str | None = None
 ) -> float:
     named = () if positive_label is None else (positive_label,)
     labels = sorted({*expected, *predicted, *named})

@@ -115,9 +115,7 @@ def test_innermost_setting_wins(folder: Path) -> None:
     assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
 
 
-def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(
-    folder: Path,
-) -> None:
+def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(folder: Path) -> None:
     (run,) = toy_runs(
         folder,
         methods=[{"kind": "full"}],

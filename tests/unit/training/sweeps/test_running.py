@@ -1,5 +1,6 @@
 """Laws of running a sweep, in one process and in several."""
 
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -7,20 +8,14 @@ from pathlib import Path
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from doubles.sweeps import (
-    RecordingSweepReport,
-    ScriptedRunner,
-    record_of,
-    toy_folder,
-    toy_runs,
-)
+from doubles.sweeps import ScriptedRunner, record_of, toy_folder, toy_runs
+from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
-from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder
+from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder, RunRecord
 from nunatak_training.sweeps.running import (
     InProcesses,
     OneByOne,
     RunContext,
-    SweepProgress,
     Worker,
     run_sweep,
 )
@@ -46,10 +41,10 @@ def test_killed_sweep_goes_on_where_it_was_and_no_run_is_done_twice(
 ) -> None:
     first, second, third = ScriptedRunner(killed_before=2), ScriptedRunner(), ScriptedRunner()
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(runs, results, first, RecordingSweepReport())
+        run_sweep(runs, results, first, Progress())
 
-    records = run_sweep(runs, results, second, RecordingSweepReport())
-    again = run_sweep(runs, results, third, RecordingSweepReport())
+    records = run_sweep(runs, results, second, Progress())
+    again = run_sweep(runs, results, third, Progress())
 
     assert first.done + second.done == [run.description.digest for run in runs]
     assert third.done == []
@@ -63,21 +58,23 @@ def test_failures_are_results_and_are_not_tried_again(
     results.add(record_of(runs[0]))
     runner = ScriptedRunner()
 
-    records = run_sweep(runs, results, runner, RecordingSweepReport())
+    records = run_sweep(runs, results, runner, Progress())
 
     assert isinstance(records[0].outcome, Failed)
     assert len(runner.done) == 3
 
 
-def test_report_receives_only_new_results(runs: tuple[Run, ...], results: ResultsFolder) -> None:
+def test_progress_begins_after_the_runs_that_were_done_before(
+    runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     results.add(record_of(runs[2], 0.5))
-    report = RecordingSweepReport()
 
-    run_sweep(runs, results, ScriptedRunner(), report)
+    with shown_progress() as progress:
+        run_sweep(runs, results, ScriptedRunner(), progress)
 
-    assert report.counts == [(4, 1)]
-    assert len(report.records) == 3
-    assert report.times_ended == 1
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "4 runs, 1 of them done before"
+    assert [f"({it} of 4 runs, " in line for it, line in enumerate(others, start=2)] == [True] * 3
 
 
 def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) -> None:
@@ -122,16 +119,15 @@ def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
 
 
 def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
-    runs: tuple[Run, ...], capsys: pytest.CaptureFixture[str]
+    runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = record_of(runs[0]).model_copy(
-        update={"outcome": Failed(code="failed", message=HOSTILE)}
-    )
-    progress = SweepProgress("toy")
+    failure = Failed(code="failed", message=HOSTILE)
 
-    progress.started(num_runs=1, num_done=0)
-    progress.finished(record)
-    progress.ended()
+    def failing(runs: Sequence[Run]) -> Iterator[RunRecord]:
+        yield from (record_of(run).model_copy(update={"outcome": failure}) for run in runs)
+
+    with shown_progress() as progress:
+        run_sweep(runs[:1], results, failing, progress)
 
     printed = capsys.readouterr().err
     assert "evil[b]" in printed
