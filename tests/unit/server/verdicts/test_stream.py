@@ -90,7 +90,7 @@ async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole
 async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
     bench = StreamBench(BERT, guard())
     said = Said(bench.admission)
-    chunks = by_word(" ".join(texts(20, seed=1)))
+    chunks = by_word(" ".join(texts(200, seed=1)))
     async with aclosing(bench.stream().events(said.recorded(chunks))) as events:
         found = [event async for event in events]
 
