@@ -172,10 +172,11 @@ def graddrop_figures(runs: Sequence[PaperRun]) -> Figures:
         constant = ", constant" if it.run.recipe.schedule == "constant" else ""
         name = f"{regularizer_label(it.run.recipe)}{constant}"
         by_task[it.run.task][name][it.run.recipe.seed] = it.finished.score
-    return _gains_over_controls("graddrop.gain", list(by_task.values()))
+    over = f"mean of {named(sorted(by_task))}"
+    return _gains_over_controls("graddrop.gain", list(by_task.values()), over=over)
 
 
-def _gains_over_controls(prefix: str, tasks: Sequence[By]) -> Figures:
+def _gains_over_controls(prefix: str, tasks: Sequence[By], *, over: str = "") -> Figures:
     found = Figures()
     variants = set[str].intersection(*(set(it) for it in tasks)) if tasks else set[str]()
     for variant in sorted(variants - {SFT, SFT_WITHOUT_DROPOUT, f"{SFT}, constant"}):
@@ -186,7 +187,7 @@ def _gains_over_controls(prefix: str, tasks: Sequence[By]) -> Figures:
                 if gains:
                     name = variant.partition(" ")[0].rstrip(",")
                     ending = ".constant" if own != SFT else ""
-                    found[f"{prefix}.{name}{ending}.{label}"] = estimate(gains)
+                    found[f"{prefix}.{name}{ending}.{label}"] = replace(estimate(gains), of=over)
     return found
 
 
