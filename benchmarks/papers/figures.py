@@ -172,7 +172,7 @@ def graddrop_figures(runs: Sequence[PaperRun]) -> Figures:
         constant = ", constant" if it.run.recipe.schedule == "constant" else ""
         name = f"{regularizer_label(it.run.recipe)}{constant}"
         by_task[it.run.task][name][it.run.recipe.seed] = it.finished.score
-    over = f"mean of {named(sorted(by_task))}"
+    over = f"mean of {named(sorted(by_task))}" if by_task else ""
     return _gains_over_controls("graddrop.gain", list(by_task.values()), over=over)
 
 
