@@ -89,7 +89,7 @@ class Progress:
         """Say in words, and to programs by facts, what is done."""
 
     def step(self, text: str, **facts: object) -> None:
-        """One unit more is done, which is told."""
+        """Count one unit as done, and tell about it."""
         self.advance()
         self.tell(text, **facts)
 
@@ -98,7 +98,7 @@ class Progress:
 
 
 class _Lines(Progress):
-    """A line for each thing that is told, and now and then one between them."""
+    """Prints a line for each thing that is told. Silent work has a line now and then."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -149,12 +149,16 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
+        self._memory_return = MemoryReturn(find_memory_return())
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
-            observers=[it.observe_batch for it in (Contention(), self.metrics, tracing) if it],
+            observers=[
+                *(it.observe_batch for it in (Contention(), self.metrics, tracing) if it),
+                self._memory_return.after_batch,
+            ],
             on_fatal=self._fail,
             stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
@@ -171,7 +175,6 @@ class Runtime:
             quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
-        self._memory_return = MemoryReturn(find_memory_return())
         throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
@@ -212,7 +215,6 @@ class Runtime:
             observers=(
                 self.metrics.observe_prediction,
                 note_prediction,
-                self._memory_return.soon,
                 *([tracing.observe_prediction] if tracing else []),
             ),
             backbones=backbones,
@@ -271,7 +273,7 @@ class Runtime:
         await self._warm_up()
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         # The weights before they were packed or quantized, and the stored bytes of the pins.
-        await self._memory_return.now()
+        await self._memory_return.start()
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:
@@ -328,8 +330,8 @@ class Runtime:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self.rollouts.aclose()
         await self.residency.aclose()
-        self._memory_return.close()
         await self._engine.aclose()
+        self._memory_return.close()
         if self._upstream is not None:
             await self._upstream.aclose()
         if self._collector is not None:

@@ -17,15 +17,15 @@ CEILINGS = {
     "nunatak_contract": (4139, 20),
     "nunatak_rows": (781, 7),
     "nunatak_loadtest": (1123, 7),
-    "nunatak_model": (9276, 51),
+    "nunatak_model": (9277, 51),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4302, 25),
-    "nunatak_server": (20103, 105),
+    "nunatak_server": (20113, 105),
     "nunatak_training": (8955, 44),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_045, 337
+MAX_LINES, MAX_FILES = 63_056, 337
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

@@ -25,6 +25,7 @@ from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product
 from nunatak_model.weights import Linear, Norm
 
 EXACT_TOKENS = 16
+"""Products of at most so many tokens are not rounded up."""
 MIN_PACKED_ELEMENTS = {torch.float32: native.MAX_FACTOR_ELEMENTS, torch.bfloat16: 2**14}
 """Smaller weights stay plain, because the call of oneDNN costs more than their product.
 

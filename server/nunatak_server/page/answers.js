@@ -1,8 +1,26 @@
 // What tasks answer, by the kind of their head.
 
-import { element } from "/page/dom.js";
+import { byId, element, milliseconds, show } from "/page/dom.js";
+import { Refusal } from "/page/server.js";
 
 const SHOWN_LABELS = 6;
+
+/** Send what a form asks, and show the card that `send` makes of it, or why there is none. */
+export async function answerForm({ form, place, title, verb, onMissingKey }, send) {
+  byId(`${form}-send`).disabled = true;
+  show(`${form}-timing`, verb[0]);
+  try {
+    const { card, timing } = await send();
+    show(`${form}-timing`, `${verb[1]} in ${milliseconds(timing.total)}`);
+    byId(place).replaceChildren(card);
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 401) onMissingKey();
+    show(`${form}-timing`, "");
+    byId(place).replaceChildren(failureCard(title, error.message));
+  } finally {
+    byId(`${form}-send`).disabled = false;
+  }
+}
 
 /** One task's answer or failure as a card. */
 export function answerCard(result, asked) {

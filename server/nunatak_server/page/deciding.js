@@ -1,8 +1,8 @@
 // One text to one typed question: of a card, or of the reader.
 
-import { bar, failureCard } from "/page/answers.js";
-import { byId, element, milliseconds, show } from "/page/dom.js";
-import { Refusal, postJson } from "/page/server.js";
+import { answerForm, bar } from "/page/answers.js";
+import { byId, element } from "/page/dom.js";
+import { postJson } from "/page/server.js";
 
 const OWN = "another question";
 let cards = new Map();
@@ -68,20 +68,11 @@ function ownQuestion() {
 async function decide(onMissingKey) {
   const name = byId("decide-question").value;
   const question = cards.get(name) ?? ownQuestion();
-  byId("decide-send").disabled = true;
-  show("decide-timing", "asking");
-  try {
+  await answerForm({ form: "decide", place: "decision", title: name, verb: ["asking", "answered"], onMissingKey }, async () => {
     const body = { model: "nunatak", state: byId("decide-text").value, questions: { [name]: question } };
     const { answer, timing } = await postJson("/v1/systemone", body);
-    show("decide-timing", `answered in ${milliseconds(timing.total)}`);
-    byId("decision").replaceChildren(decisionCard(name, answer.answers[name]));
-  } catch (error) {
-    if (error instanceof Refusal && error.status === 401) onMissingKey();
-    show("decide-timing", "");
-    byId("decision").replaceChildren(failureCard(name, error.message));
-  } finally {
-    byId("decide-send").disabled = false;
-  }
+    return { card: decisionCard(name, answer.answers[name]), timing };
+  });
 }
 
 function decisionCard(name, { type, noul, probabilities, legend, x_source: source }) {

@@ -1,8 +1,8 @@
 // One text to one policy, and its verdict.
 
-import { failureCard } from "/page/answers.js";
-import { byId, element, milliseconds, show } from "/page/dom.js";
-import { Refusal, postJson } from "/page/server.js";
+import { answerForm } from "/page/answers.js";
+import { byId, element } from "/page/dom.js";
+import { postJson } from "/page/server.js";
 
 let policies = [];
 
@@ -29,19 +29,10 @@ export function offerPolicies(offered) {
 
 async function judge(onMissingKey) {
   const policy = byId("policy").value;
-  byId("judge-send").disabled = true;
-  show("judge-timing", "judging");
-  try {
+  await answerForm({ form: "judge", place: "verdict", title: policy, verb: ["judging", "judged"], onMissingKey }, async () => {
     const { answer, timing } = await postJson(`/v1/verdicts/${encodeURIComponent(policy)}`, { inputs: byId("judged").value });
-    show("judge-timing", `judged in ${milliseconds(timing.total)}`);
-    byId("verdict").replaceChildren(verdictCard(answer));
-  } catch (error) {
-    if (error instanceof Refusal && error.status === 401) onMissingKey();
-    show("judge-timing", "");
-    byId("verdict").replaceChildren(failureCard(policy, error.message));
-  } finally {
-    byId("judge-send").disabled = false;
-  }
+    return { card: verdictCard(answer), timing };
+  });
 }
 
 function verdictCard(verdict) {

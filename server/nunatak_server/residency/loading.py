@@ -144,17 +144,25 @@ PATIENCE_S = 2.0
 
 
 class MemoryReturn:
-    """Returns freed memory a while after work; only the event loop thread may use it."""
+    """Returns freed memory a while after loads and batches."""
 
     def __init__(self, give_back: Callable[[], None] | None) -> None:
         self._give_back = give_back
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def now(self) -> None:
+    async def start(self) -> None:
+        """Return what the start has freed; batches count from now on."""
+        self._loop = asyncio.get_running_loop()
         if self._give_back is not None:
             await asyncio.to_thread(self._give_back)
 
-    def soon(self, _work: object = None) -> None:
+    def after_batch(self, _report: object) -> None:
+        """Any thread may call this."""
+        if self._loop is not None and self._timer is None:
+            self._loop.call_soon_threadsafe(self.soon)
+
+    def soon(self) -> None:
         if self._give_back is not None and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(INTERVAL_S, self._start, loop, self._give_back)

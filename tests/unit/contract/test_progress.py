@@ -28,7 +28,7 @@ SCORES = "dev score 0.9000, dev loss 0.4000, train loss 0.5000"
 
 
 class Clock:
-    """Time passes only when it is told to."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0

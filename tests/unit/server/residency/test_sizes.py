@@ -52,15 +52,21 @@ async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyP
         loop.call_soon_threadsafe(returned.set)
 
     later = MemoryReturn(give_back)
+    later.after_batch(None)
+    await later.start()
+    assert len(calls) == 1
+    returned.clear()
+
     for _ in range(3):
         later.soon()
+        await asyncio.to_thread(later.after_batch, None)
     await returned.wait()
-    assert len(calls) == 1
+    assert len(calls) == 2
 
     later.soon()
     later.close()
     await asyncio.sleep(0.05)
-    assert len(calls) == 1
+    assert len(calls) == 2
 
 
 def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
