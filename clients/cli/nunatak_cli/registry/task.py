@@ -29,6 +29,7 @@ from nunatak_cli.registry.show import (
     versions,
 )
 from nunatak_cli.registry.verify import prove_version, verify
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
@@ -165,8 +166,9 @@ def collect(
     with existing_registry(registry) as opened:
         collected = opened.gc(grace)
     line = (
-        f"removed {len(collected.removed_blobs)} blobs and "
-        f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+        f"removed {counted(len(collected.removed_blobs), 'blob')} and "
+        f"{counted(collected.removed_temporary, 'temporary file')}; "
+        f"{collected.kept_young} too young"
     )
     members = ("removed_blobs", "removed_temporary", "kept_young")
     document = {name: getattr(collected, name) for name in members}
