@@ -1,5 +1,6 @@
 """The bases of all records and of all answers, and the types of their fields."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -26,7 +27,8 @@ MAX_PROBLEMS: Final = 10
 
 
 def message_text(message: str) -> str:
-    """Return a message of pydantic about a field, without the words for our own errors."""
+    """Return a message of pydantic about a field, without names of classes."""
+    message = re.sub("a valid dictionary or instance of [A-Za-z]+", "an object", message)
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
 
