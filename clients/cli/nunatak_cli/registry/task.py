@@ -180,10 +180,10 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
 
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
-    for heading in ("version", "aliases", "method", "shared", "dev score"):
-        table.add_column(heading, no_wrap=True)
-    # On a narrow terminal only this column shrinks; its cells are cut, not wrapped.
-    table.add_column("labels")
+    table.add_column("version", no_wrap=True)
+    # On a narrow terminal these wrap, so that names stay whole; labels are cut.
+    for heading in ("aliases", "method", "shared", "dev score", "labels"):
+        table.add_column(heading)
     for task in tasks:
         manifest = task.manifest
         table.add_row(
