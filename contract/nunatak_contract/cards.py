@@ -132,9 +132,11 @@ def long_text(manifest: TaskManifest) -> str:
 
 
 def long_examples_text(manifest: TaskManifest) -> str | None:
-    """The number of examples that did not fit, with a warning if high; None if not counted."""
+    """The number of examples that did not fit, with a warning if high; None if none is known."""
     data = manifest.data
     if data is None or data.num_train_long is None or data.num_dev_long is None:
+        return None
+    if not data.num_train_long + data.num_dev_long:
         return None
     told = (
         f"{data.num_train_long:,} of {data.num_train:,} train examples and "
