@@ -28,8 +28,8 @@ MAX_PROBLEMS: Final = 10
 
 def message_text(message: str) -> str:
     """Return a message of pydantic about a field, without names of classes."""
-    message = re.sub("a valid dictionary or instance of [A-Za-z]+", "an object", message)
-    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    told = message.removeprefix("Value error, ")
+    return re.sub("a valid dictionary or instance of [A-Za-z]+", "an object", told)
 
 
 def problems_of(error: ValidationError) -> list[tuple[str, str]]:

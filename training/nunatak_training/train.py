@@ -70,9 +70,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
             low = middle + 1
     made = tuple(LayerRun(layers=layers, score=score) for layers, score in runs.items())
     if best is None:
-        tried = ", ".join(
-            f"{counted(layers, 'layer')} {score:.4f}" for layers, score in runs.items()
-        )
+        tried = ", ".join(f"{counted(it, 'layer')} {score:.4f}" for it, score in runs.items())
         found = (
             f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
             "--layers or --method full"

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,26 +50,14 @@ RegistryOption = Annotated[
     ),
 ]
 CreateOption = Annotated[
-    bool,
-    typer.Option(
-        "--create", help="Make a new registry if the named place has none, before any other work."
-    ),
+    bool, typer.Option("--create", help="Make a registry if the place has none, before all work.")
 ]
+_Barless = partial(typer.Option, callback=_without_bars)
 JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print JSON for programs instead of tables for people.",
-        callback=_without_bars,
-    ),
+    bool, _Barless("--json", help="Print JSON for programs instead of tables for people.")
 ]
 QuietOption = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        help="Show no progress, and nothing of steps that succeed.",
-        callback=_without_bars,
-    ),
+    bool, _Barless("--quiet", help="Show no progress, and nothing of steps that succeed.")
 ]
 BackboneOption = Annotated[
     str | None,

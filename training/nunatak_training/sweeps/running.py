@@ -246,7 +246,7 @@ def run_sweep(
         found = {record.run.digest: record for record in results.records()}
         pending = [run for run in runs if run.description.digest not in found]
         work = Work("sweep", unit="run", total=len(runs), done=len(runs) - len(pending))
-        progress.tell(f"{counted(work.total, 'run')}, {work.done} of them done before")
+        progress.tell(f"{counted(work.total or 0, 'run')}, {work.done} of them done before")
         progress.begin(work)
         for record in runner(pending):
             results.add(record)

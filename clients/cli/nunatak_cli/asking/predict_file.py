@@ -125,8 +125,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     }
     line = (
         f"{out}: {counted(outcome.num_rows - outcome.num_rejected, 'row')} with the answers of "
-        f"{versions}; "
-        f"{counted(outcome.num_scored, 'row')} in {seconds:.1f} s"
+        f"{versions}; {counted(outcome.num_scored, 'row')} in {seconds:.1f} s"
         + (f", {earlier:,} before a kill" if earlier else "")
     )
     print_outcome(document, line, as_json=as_json)
