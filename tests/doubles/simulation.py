@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
-from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
+    BatchLimits,
     BatchPlan,
+    BatchTimeModel,
     TurnOrder,
     TurnRules,
     plan_next,

@@ -19,9 +19,10 @@ from nunatak_model.text.encoding import (
     Vocabulary,
     align,
     long_text,
+    num_hidden,
+    num_unknown,
     parts_of_windows,
 )
-from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64
 """From BERT's reference implementation for SQuAD (Devlin et al. 2019)."""

@@ -29,7 +29,7 @@ from nunatak_registry import (
 from nunatak_server.access.keys import Caller, TaskList
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.scheduler.turns import FairSemaphore
-from nunatak_server.telemetry.records import note_task
+from nunatak_server.telemetry.metrics import note_task
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""

@@ -33,10 +33,11 @@ from nunatak_server.engine.compute import (
     report_of,
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
-from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
+    BatchLimits,
     BatchPlan,
+    BatchTimeModel,
     TurnOrder,
     TurnRules,
     add_shadows,

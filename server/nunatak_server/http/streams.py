@@ -20,13 +20,12 @@ from nunatak_contract import wire
 from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
-from nunatak_server.http.access import caller_of
+from nunatak_server.http.access import caller_of, header_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
-from nunatak_server.http.limits import StrictRequest, StrictRoute, media_type_of
+from nunatak_server.http.middleware import StrictRequest, StrictRoute, media_type_of
 from nunatak_server.http.problems import problem_of, problem_of_unforeseen
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
-from nunatak_server.http.state import header_of, request_id_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings

@@ -48,13 +48,17 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import Admission, Permit
-from nunatak_server.scheduler.quotas import Limits
+from nunatak_server.scheduler.admission import Admission, Limits, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.scheduler.turns import Check, Pace, Turns
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
+from nunatak_server.telemetry.metrics import (
+    OK,
+    Metrics,
+    PredictionObserver,
+    PredictionRecord,
+    VersionWork,
+)
 from nunatak_server.tokenization import Tokenization, check_texts, count_documents
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
-from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import FairQueue, Queues, VirtualTimes, flow_of
-from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch
+from nunatak_server.scheduler.planner import BatchLimits, TurnOrder, TurnRules, plan_batch
 from nunatak_server.scheduler.rows import Priority
 
 MAX_TOKENS = 16

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, text_of
 from doubles.waiting import waiting_row as row
-from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues, flow_of
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
+    BatchLimits,
     BatchPlan,
     TurnOrder,
     TurnRules,

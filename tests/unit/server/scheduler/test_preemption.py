@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from doubles.waiting import WaitingRow, heavy, waiting_row
-from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues, VirtualTimes, flow_of
 from nunatak_server.scheduler.planner import (
     MAX_PREEMPTION,
     OLDEST_EVERY,
+    BatchLimits,
     BatchPlan,
     TurnOrder,
     TurnRules,
