@@ -53,7 +53,13 @@ def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncod
             return CrossEncoder(max_length=checkpoint.max_length(backbone), is_marked=False)
         max_length = None
         if is_new and sentence_folder.read_modules(read) is not None:
-            _check_modules(checkpoint, read, general)
+            kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
+            if kinds != ["Transformer"]:
+                raise checkpoint.refuse(
+                    f"its modules are {', '.join(kinds)}",
+                    "expected a cross-encoder of one Transformer",
+                )
+            sentence_folder.check_prompt(general)
             definition, settings = checkpoint.definition(backbone), checkpoint.settings
             max_length = sentence_folder.read_max_tokens(read, definition, settings)
         return CrossEncoder(
@@ -80,17 +86,6 @@ def is_ranking(
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
     """The fields that releases 4 and later read in the `config.json` of a cross-encoder."""
     return {KEY: {ACTIVATION: PATHS[score]}}
-
-
-def _check_modules(
-    checkpoint: Checkpoint, read: sentence_folder.ReadJson, general: Mapping[str, Any]
-) -> None:
-    kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
-    if kinds != ["Transformer"]:
-        raise checkpoint.refuse(
-            f"its modules are {', '.join(kinds)}", "expected a cross-encoder of one Transformer"
-        )
-    sentence_folder.check_prompt(general)
 
 
 def _score(

@@ -181,10 +181,14 @@ def vector_branch(backbone: Backbone) -> Branch:
     )
 
 
-def difference_of(
-    branch: Branch, backbone: Backbone, encodings: Sequence[Encoding], expected: Sequence[Tensor]
+def check_answers(
+    checkpoint: Checkpoint,
+    branch: Branch,
+    backbone: Backbone,
+    encodings: Sequence[Encoding],
+    expected: Sequence[Tensor],
 ) -> float:
-    """The largest difference of an answer from the expected one, as a part of the largest one."""
+    """Refuse a model whose answers here are not those of its own library; return the difference."""
     with torch.inference_mode():
         found = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
     largest = max(float(it.abs().max()) for it in expected)
@@ -194,18 +198,7 @@ def difference_of(
     ]
     # A NaN must not pass for a small number.
     is_finite = all(bool(torch.isfinite(it).all()) for it in (*found, *expected))
-    return max(differences) / max(largest, 1e-2) if is_finite else float("nan")
-
-
-def check_answers(
-    checkpoint: Checkpoint,
-    branch: Branch,
-    backbone: Backbone,
-    encodings: Sequence[Encoding],
-    expected: Sequence[Tensor],
-) -> float:
-    """Refuse a model whose answers here are not those of its own library; return the difference."""
-    difference = difference_of(branch, backbone, encodings, expected)
+    difference = max(differences) / max(largest, 1e-2) if is_finite else float("nan")
     if not difference <= TOLERANCE:
         raise checkpoint.refuse(
             f"its answers here differ from the answers in its own library by {difference:.1e}"

@@ -203,7 +203,9 @@ class VisibleCatalog:
         return found
 
     async def _look(self, task: str, read: Callable[[Registry, Key], Fact], key: Key) -> Fact:
-        check_visible(task, self._caller.tasks)
+        # No look-up for an unlisted task, so no time reveals whether it exists.
+        if not self._caller.tasks.allows(task):
+            raise TaskNotFoundError(task)
         return await self._catalog.look_up(self._caller.name, read, self._registry, key)
 
     async def tasks(self) -> list[ListedTask]:
@@ -217,9 +219,3 @@ class VisibleCatalog:
 
 def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
     return all(map(tasks.allows, published.document.tasks))
-
-
-def check_visible(task: str, tasks: TaskList) -> None:
-    """Raise for an unlisted task without a look-up, so no time reveals whether it exists."""
-    if not tasks.allows(task):
-        raise TaskNotFoundError(task)

@@ -223,7 +223,9 @@ async def infer(
     request: Request, handling: Routed, task: str, body: InferRequest, version: str | None = None
 ) -> Response:
     """Ask a task."""
-    columns = _columns(body.inputs)
+    columns = {tensor.name: _texts(tensor) for tensor in body.inputs}
+    if len(columns) < len(body.inputs):
+        raise invalid_request("every input tensor must occur once; remove the repetitions")
     reference, inputs = reference_text(task, version), inputs_of(columns)
     options = _options(body.parameters or {}, frozenset(columns))
     result, headers = await ask_task(request, handling, reference, inputs, options)
@@ -256,13 +258,6 @@ def _reply(
         media_type=BINARY_TYPE,
         headers={**headers, JSON_LENGTH: str(len(head))},
     )
-
-
-def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
-    columns = {tensor.name: _texts(tensor) for tensor in tensors}
-    if len(columns) < len(tensors):
-        raise invalid_request("every input tensor must occur once; remove the repetitions")
-    return columns
 
 
 def _texts(tensor: InputTensor) -> list[str]:
