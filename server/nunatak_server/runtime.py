@@ -23,15 +23,9 @@ from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
+from nunatak_server.catalog import following
 from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.catalog.facts import KnownFacts
-from nunatak_server.catalog.following import (
-    HoldRenewal,
-    Membership,
-    RegistryLease,
-    RegistryWatch,
-    run_together,
-)
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
@@ -41,21 +35,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency.loading import (
-    Loader,
-    LoadThrottle,
-    MemoryReturn,
-    VersionLoader,
-    pin_at_start,
-)
-from nunatak_server.residency.memory import (
-    HostTier,
-    find_memory_return,
-    host_memory_budget,
-    size_in_memory,
-    task_memory_budget,
-    trunk_cache_budget,
-)
+from nunatak_server.residency import loading, memory
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -99,8 +79,8 @@ class Runtime:
         """The default backbone."""
         self.registry = registry
         lease_s = settings.registry_lease_s
-        lease = None if lease_s is None else RegistryLease(seconds=lease_s)
-        trunk_bytes = trunk_cache_budget(
+        lease = None if lease_s is None else following.RegistryLease(seconds=lease_s)
+        trunk_bytes = memory.trunk_cache_budget(
             settings.trunk_cache_bytes,
             sum(it.num_bytes for it in backbones),
             processes=settings.processes,
@@ -116,7 +96,7 @@ class Runtime:
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
-        self._membership = Membership(
+        self._membership = following.Membership(
             beat=self._beat,
             leave=lambda: self.catalog.note(registry.replicas.leave, self.catalog.reader),
             lease=lease,
@@ -146,7 +126,7 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
-        self._memory_return = MemoryReturn(find_memory_return())
+        self._memory_return = loading.MemoryReturn(memory.find_memory_return())
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
@@ -172,20 +152,20 @@ class Runtime:
             quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
-        throttle = LoadThrottle(self.should_throttle_loads)
-        self.host_tier = HostTier(
+        throttle = loading.LoadThrottle(self.should_throttle_loads)
+        self.host_tier = memory.HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
-            budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
+            budget_bytes=memory.host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
-        budget_bytes = task_memory_budget(settings.task_memory_bytes, backbone.device)
+        budget_bytes = memory.task_memory_budget(settings.task_memory_bytes, backbone.device)
         for each in backbones:
             if each.ops.banks is not None:
                 each.ops.banks.limit(budget_bytes // len(self._computes))
         self.residency = Residency(
-            loader=Loader(
-                load=VersionLoader(backbones, self.host_tier, throttle=throttle),
+            loader=loading.Loader(
+                load=loading.VersionLoader(backbones, self.host_tier, throttle=throttle),
                 return_soon=self._memory_return.soon,
-                size_of=partial(size_in_memory, dtype=backbone.dtype),
+                size_of=partial(memory.size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
             ),
@@ -229,7 +209,7 @@ class Runtime:
         owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
         for collector in (self.judge.metrics.counter, *chain.from_iterable(owners)):
             self.metrics.include(collector)
-        self._watch = RegistryWatch(
+        self._watch = following.RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
             on_restore=partial(self.residency.drop_unnamed, self._look_up),
@@ -241,7 +221,7 @@ class Runtime:
         self._process = psutil.Process()
         self._process_bytes = 0
         self._watching: asyncio.Task[None] | None = None
-        self._holding = HoldRenewal(
+        self._holding = following.HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
             hold=self.catalog.hold,
             held=lambda: self.catalog.note(registry.held, self.catalog.reader),
@@ -268,7 +248,9 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
-        await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
+        await loading.pin_at_start(
+            self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin
+        )
         # The weights before they were packed or quantized, and the stored bytes of the pins.
         await self._memory_return.start()
         await self._join()
@@ -276,7 +258,7 @@ class Runtime:
         if self._collector is not None:
             await self._collector.start()
             parts.append(self._collector.run)
-        self._watching = asyncio.create_task(run_together(*parts), name="the registry")
+        self._watching = asyncio.create_task(following.run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
 

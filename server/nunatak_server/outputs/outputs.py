@@ -26,14 +26,7 @@ from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
-from nunatak_server.outputs.entities import (
-    AnswerScore,
-    Entity,
-    Join,
-    best_answers,
-    find_entities,
-    window_of,
-)
+from nunatak_server.outputs import entities
 from nunatak_server.outputs.scores import (
     DocumentScore,
     LabelScore,
@@ -44,7 +37,7 @@ from nunatak_server.outputs.scores import (
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Logits = Sequence[float]
-Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
+Output = list[LabelScore] | list[entities.Entity] | list[entities.AnswerScore] | list[DocumentScore]
 """The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
@@ -104,7 +97,7 @@ def outputs_of(
     logits: Iterable[Logits],
     *,
     options: Parameters,
-    join: Join,
+    join: entities.Join,
 ) -> tuple[Output, ...]:
     """Return a head's output for each input.
 
@@ -137,14 +130,14 @@ def _output(
     encodings: Encodings,
     logits: Iterable[Logits],
     options: Parameters,
-    join: Join,
+    join: entities.Join,
 ) -> Output:
-    windows = (window_of(*it) for it in zip(encodings, logits, strict=True))
+    windows = (entities.window_of(*it) for it in zip(encodings, logits, strict=True))
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            return find_entities(windows, labels=head.labels, join=join, options=options)
+            return entities.find_entities(windows, labels=head.labels, join=join, options=options)
         case HeadKind.QUESTION_ANSWERING, Question():
-            return best_answers(windows, item.context, options=options)
+            return entities.best_answers(windows, item.context, options=options)
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = FunctionToApply(head.score.value)
