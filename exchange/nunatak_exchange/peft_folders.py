@@ -306,7 +306,16 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     check_no_bottleneck(task, "no folder of peft", f"write it {KEEP_IT}")
     check_head(task, backbone, "write it with --format sentence-transformers")
     method = _method(task)
-    task_type = _task_type(task, backbone)
+    kind = task.branch.spec.head.kind
+    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+        raise export_refusal(
+            task,
+            "peft's class for question answering gives its model no token types, and the task "
+            "reads them",
+            "write it with --format transformers",
+        )
+    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
+    task_type = next(name for name, it in TASK_KINDS.items() if it is wanted)
     held = layout.ClassLayout(backbone.config, task.branch.spec.head.kind)
     names = held.head_names
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
@@ -350,19 +359,6 @@ def _method(task: LoadedTask) -> Lora | Ia3:
         f"its method is {method.kind}, peft folders hold LoRA and IA3",
         "write it with --format transformers",
     )
-
-
-def _task_type(task: LoadedTask, backbone: Backbone) -> str:
-    kind = task.branch.spec.head.kind
-    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise export_refusal(
-            task,
-            "peft's class for question answering gives its model no token types, and the task "
-            "reads them",
-            "write it with --format transformers",
-        )
-    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
-    return next(name for name, it in TASK_KINDS.items() if it is wanted)
 
 
 def _given_by_base(
