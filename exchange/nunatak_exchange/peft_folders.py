@@ -25,7 +25,6 @@ from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Ia3, Lora, Method
 from nunatak_exchange import checks, peft_config, reference
-from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, new_folder, write_json
 from nunatak_exchange.checks import check_exact
@@ -39,7 +38,7 @@ from nunatak_exchange.transformers_export import (
     meaning_fields,
     merged_weights,
 )
-from nunatak_exchange.transformers_import import find_divergence
+from nunatak_exchange.transformers_import import find_divergence, is_ranking, read_cross_encoder
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -109,8 +108,8 @@ class _PeftImport(checks.Import):
         if self.checkpoint.settings:
             self.check_reading()
         num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
-        cross_encoder = cross_encoders.read_cross_encoder(self.checkpoint, self.backbone)
-        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+        cross_encoder = read_cross_encoder(self.checkpoint, self.backbone)
+        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
             self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
         )
         head = layout.head_spec(

@@ -35,7 +35,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency import loading, memory
+from nunatak_server.residency import loading, resident_set
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -80,7 +80,7 @@ class Runtime:
         self.registry = registry
         lease_s = settings.registry_lease_s
         lease = None if lease_s is None else following.RegistryLease(seconds=lease_s)
-        trunk_bytes = memory.trunk_cache_budget(
+        trunk_bytes = resident_set.trunk_cache_budget(
             settings.trunk_cache_bytes,
             sum(it.num_bytes for it in backbones),
             processes=settings.processes,
@@ -126,7 +126,7 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
-        self._memory_return = loading.MemoryReturn(memory.find_memory_return())
+        self._memory_return = loading.MemoryReturn(resident_set.find_memory_return())
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
@@ -153,11 +153,13 @@ class Runtime:
             time_model=lambda: self._engine.time_model,
         )
         throttle = loading.LoadThrottle(self.should_throttle_loads)
-        self.host_tier = memory.HostTier(
+        self.host_tier = resident_set.HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
-            budget_bytes=memory.host_memory_budget(settings.host_memory_bytes, backbone.device),
+            budget_bytes=resident_set.host_memory_budget(
+                settings.host_memory_bytes, backbone.device
+            ),
         )
-        budget_bytes = memory.task_memory_budget(settings.task_memory_bytes, backbone.device)
+        budget_bytes = resident_set.task_memory_budget(settings.task_memory_bytes, backbone.device)
         for each in backbones:
             if each.ops.banks is not None:
                 each.ops.banks.limit(budget_bytes // len(self._computes))
@@ -165,7 +167,7 @@ class Runtime:
             loader=loading.Loader(
                 load=loading.VersionLoader(backbones, self.host_tier, throttle=throttle),
                 return_soon=self._memory_return.soon,
-                size_of=partial(memory.size_in_memory, dtype=backbone.dtype),
+                size_of=partial(resident_set.size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
             ),

@@ -37,8 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
-from nunatak_registry.index.layouts import layout_of
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow, layout_of
 
 FileIdentity = tuple[int, int]
 """Device and inode. No other file can have the same pair while the file is open."""

@@ -1,4 +1,6 @@
-"""Upgrades of an index from an older layout, by the steps in `migrations`.
+"""Upgrades of an index from an older layout, one step of Alembic after another.
+
+A step names its tables itself, because `schema` describes only the newest layout.
 
 Each step is one transaction, which also changes the number of the layout in the state row. The
 first transaction copies the index to a file and makes the number negative, so no release opens the
@@ -17,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+import sqlalchemy as sa
+from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import (
@@ -37,10 +41,48 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
-from nunatak_registry.index.layouts import IndexLayout, layout_of
-from nunatak_registry.index.migrations import STEPS
-from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow
+from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
 from nunatak_registry.locations import parse_location
+
+
+def to_layout_2() -> None:
+    """The history of aliases and candidates says by whom; earlier rows say `unknown`."""
+    kind = sa.String(200)
+    for name in ("nunatak_alias_events", "nunatak_candidate_events"):
+        op.add_column(name, sa.Column("by", kind, nullable=False, server_default="unknown"))
+        with op.batch_alter_table(name) as table:
+            table.alter_column("by", existing_type=kind, server_default=None)
+
+
+def to_layout_3() -> None:
+    """Tables of policies, of question cards, and of the server processes."""
+    for name in ("nunatak_policies", "nunatak_questions"):
+        op.create_table(
+            name,
+            sa.Column("name", sa.String(64), primary_key=True),
+            sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("document", sa.Text, nullable=False),
+            sa.Column("digest", sa.String(64), nullable=False),
+            sa.Column("published_at", sa.String(40), nullable=False),
+            sa.Column("by", sa.String(200), nullable=False),
+        )
+    op.create_table(
+        "nunatak_replicas",
+        sa.Column("key", sa.String(200), primary_key=True),
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("address", sa.String(200), nullable=False),
+        sa.Column("release", sa.String(64), nullable=False),
+        sa.Column("started", sa.String(40), nullable=False),
+        sa.Column("lease_s", sa.Double),
+        sa.Column("revision", sa.BigInteger, nullable=False),
+        sa.Column("beat", sa.Double, nullable=False),
+        sa.Column("until", sa.Double, nullable=False),
+        sa.Column("load", sa.Text, nullable=False),
+    )
+
+
+STEPS = {2: to_layout_2, 3: to_layout_3}  # by the layout that each reaches
+
 
 _ROWS = 1000
 Told = Callable[[str], None]

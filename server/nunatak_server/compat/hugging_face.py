@@ -18,9 +18,9 @@ from pydantic import Field
 
 from nunatak_contract.enums import AggregationStrategy, HeadKind
 from nunatak_contract.requests import Inputs, Message, Parameters, Text
+from nunatak_server.compat.asking import Texts, embed_texts
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.tensors import NOTHING
-from nunatak_server.compat.translation import Texts, embed_texts
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.http.replies import inputs_of, reply

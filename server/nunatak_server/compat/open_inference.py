@@ -17,6 +17,7 @@ from starlette.types import Scope as AsgiScope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_server.compat.asking import find_task
 from nunatak_server.compat.failures import TranslatedRoute, router_of
 from nunatak_server.compat.tensors import (
     ALL_BINARY,
@@ -36,7 +37,6 @@ from nunatak_server.compat.tensors import (
     output_tensors,
     with_binary_data,
 )
-from nunatak_server.compat.translation import find_task
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import header_of
 from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of

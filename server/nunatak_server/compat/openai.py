@@ -12,9 +12,8 @@ from pydantic import Field, JsonValue
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message, Text
-from nunatak_server.compat.asking import NAMES
+from nunatak_server.compat.asking import NAMES, Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.compat.failures import router_of
-from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.decisions.decider import visible
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of

@@ -9,7 +9,7 @@ from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, TextPair
 from nunatak_model import Backbone
-from nunatak_server.compat.translation import ModelName, Texts
+from nunatak_server.compat.asking import ModelName, Texts
 from nunatak_server.runtime import Runtime
 
 API_VERSION: Final = "2.3.0"

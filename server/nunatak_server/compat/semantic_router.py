@@ -22,8 +22,8 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
+from nunatak_server.compat.asking import base64_of, embed_texts, find_task, span_of, usage_of
 from nunatak_server.compat.failures import as_router, router_of
-from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of

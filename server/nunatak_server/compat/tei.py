@@ -19,8 +19,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_contract.wire import Score
+from nunatak_server.compat.asking import Texts, embed_texts, find_task, texts_of
 from nunatak_server.compat.failures import router_of
-from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply

@@ -19,9 +19,9 @@ from pydantic import Discriminator, Field, Tag
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
+from nunatak_server.compat.asking import ModelName, Texts, span_of, texts_of, usage_of
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
-from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of

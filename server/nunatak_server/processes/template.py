@@ -26,7 +26,7 @@ import torch
 from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.processes import supervisor
-from nunatak_server.residency.memory import task_memory_budget
+from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import log_failure, write_log
 
