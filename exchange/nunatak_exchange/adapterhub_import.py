@@ -105,8 +105,6 @@ class BottleneckConfig(BaseModel):
 
 
 class AdapterFile(BaseModel):
-    """`adapter_config.json`."""
-
     model_config = ConfigDict(frozen=True)
 
     config: dict[str, JsonValue]

@@ -213,7 +213,6 @@ class Checkpoint:
         return found if isinstance(found, dict) else {}
 
     def max_length(self, backbone: Backbone) -> int | None:
-        """The longest input in the tokenizer's settings; None if not set."""
         if not self.has(TOKENIZER_CONFIG):
             return None
         length = self.parsed(TOKENIZER_CONFIG, _TokenizerLimit).model_max_length

@@ -24,8 +24,7 @@ from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.catalog import following
-from nunatak_server.catalog.catalog import Catalog
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import Catalog, KnownFacts
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream

@@ -37,8 +37,6 @@ NOT_SET = frozenset({"backbone", "method", "layer_choice"})
 
 
 class RegularizerName(StrEnum):
-    """All regularizers."""
-
     NONE = "none"
     GRADDROP = "graddrop"
     LAYER_GRADDROP = "layer-graddrop"
@@ -133,8 +131,6 @@ class TaptSettings(Settings):
 
 
 class Optimizer(StrEnum):
-    """The optimizer."""
-
     ADAMW = "adamw"
     ADAM = "adam"
     SGD = "sgd"
@@ -148,8 +144,6 @@ class Precision(StrEnum):
 
 
 class Schedule(StrEnum):
-    """The course of the learning rate after its warm-up."""
-
     LINEAR = "linear"
     COSINE = "cosine"
     CONSTANT = "constant"

@@ -10,29 +10,18 @@ no release opens the index meanwhile.
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Connection,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    String,
-    Text,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nunatak_registry.errors import StoreUnavailableError
 
 SCHEMA_VERSION = 3
 
-_NAME = String(64)
-_DIGEST = String(64)
-_TIME = String(40)
-_READER = String(200)
-_TOKEN = String(32)
+_NAME = sa.String(64)
+_DIGEST = sa.String(64)
+_TIME = sa.String(40)
+_READER = sa.String(200)
+_TOKEN = sa.String(32)
 
 
 class Base(DeclarativeBase):
@@ -43,11 +32,11 @@ class StateRow(Base):
     """One row: the schema version, and the number and token that change with every change."""
 
     __tablename__ = "nunatak_state"
-    __table_args__ = (CheckConstraint("id = 1"),)
+    __table_args__ = (sa.CheckConstraint("id = 1"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     schema_version: Mapped[int]
-    generation: Mapped[int] = mapped_column(BigInteger)
+    generation: Mapped[int] = mapped_column(sa.BigInteger)
     token: Mapped[str] = mapped_column(_TOKEN)
 
 
@@ -64,12 +53,12 @@ class VersionRow(Base):
     """One published task version."""
 
     __tablename__ = "nunatak_versions"
-    __table_args__ = (UniqueConstraint("task", "content_digest"),)
+    __table_args__ = (sa.UniqueConstraint("task", "content_digest"),)
 
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), primary_key=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     content_digest: Mapped[str] = mapped_column(_DIGEST)
-    manifest: Mapped[str] = mapped_column(Text)
+    manifest: Mapped[str] = mapped_column(sa.Text)
     manifest_digest: Mapped[str] = mapped_column(_DIGEST)
     published_at: Mapped[str] = mapped_column(_TIME)
 
@@ -79,7 +68,7 @@ class BlobRow(Base):
 
     __tablename__ = "nunatak_version_blobs"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -101,7 +90,7 @@ class HoldRow(Base):
 
     __tablename__ = "nunatak_holds"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     reader: Mapped[str] = mapped_column(_READER, primary_key=True)
@@ -120,12 +109,12 @@ class ReplicaRow(Base):
     address: Mapped[str] = mapped_column(_READER)
     release: Mapped[str] = mapped_column(_NAME)
     started: Mapped[str] = mapped_column(_TIME)
-    lease_s: Mapped[float | None] = mapped_column(Double)
-    revision: Mapped[int] = mapped_column(BigInteger)
+    lease_s: Mapped[float | None] = mapped_column(sa.Double)
+    revision: Mapped[int] = mapped_column(sa.BigInteger)
     """The number of the generation that the process has applied; 0 while it is behind."""
-    beat: Mapped[float] = mapped_column(Double)
-    until: Mapped[float] = mapped_column(Double)
-    load: Mapped[str] = mapped_column(Text)
+    beat: Mapped[float] = mapped_column(sa.Double)
+    until: Mapped[float] = mapped_column(sa.Double)
+    load: Mapped[str] = mapped_column(sa.Text)
 
 
 class AliasRow(Base):
@@ -133,7 +122,7 @@ class AliasRow(Base):
 
     __tablename__ = "nunatak_aliases"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -147,9 +136,9 @@ class AliasEventRow(Base):
     __tablename__ = "nunatak_alias_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), index=True)
     alias: Mapped[str] = mapped_column(_NAME)
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(sa.String(16))
     from_version: Mapped[int | None]
     to_version: Mapped[int]
     at: Mapped[str] = mapped_column(_TIME)
@@ -161,15 +150,15 @@ class CandidateRow(Base):
 
     __tablename__ = "nunatak_candidates"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
-        ForeignKeyConstraint(["task", "alias"], [AliasRow.task, AliasRow.alias]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "alias"], [AliasRow.task, AliasRow.alias]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
     alias: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    role: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
     version: Mapped[int]
-    share: Mapped[float] = mapped_column(Double)
+    share: Mapped[float] = mapped_column(sa.Double)
 
 
 class CandidateEventRow(Base):
@@ -178,12 +167,12 @@ class CandidateEventRow(Base):
     __tablename__ = "nunatak_candidate_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), index=True)
     alias: Mapped[str] = mapped_column(_NAME)
-    role: Mapped[str] = mapped_column(String(16))
-    kind: Mapped[str] = mapped_column(String(16))
+    role: Mapped[str] = mapped_column(sa.String(16))
+    kind: Mapped[str] = mapped_column(sa.String(16))
     version: Mapped[int]
-    share: Mapped[float] = mapped_column(Double)
+    share: Mapped[float] = mapped_column(sa.Double)
     at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
 
@@ -195,7 +184,7 @@ class DocumentRow:
 
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    document: Mapped[str] = mapped_column(Text)
+    document: Mapped[str] = mapped_column(sa.Text)
     digest: Mapped[str] = mapped_column(_DIGEST)
     published_at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
@@ -244,13 +233,13 @@ class IndexLayout:
             )
 
 
-def layout_of(connection: Connection) -> IndexLayout:
+def layout_of(connection: sa.Connection) -> IndexLayout:
     """Return the layout of an index that has its tables.
 
     Raises:
         StoreUnavailableError: this release cannot upgrade from the layout.
     """
-    state = connection.execute(text("SELECT * FROM nunatak_state")).mappings().one()
+    state = connection.execute(sa.text("SELECT * FROM nunatak_state")).mappings().one()
     number = abs(int(state["schema_version"]))
     if "token" not in state or number == _TAKEN:
         raise StoreUnavailableError(

@@ -23,17 +23,6 @@ import sqlalchemy as sa
 from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    MetaData,
-    create_engine,
-    insert,
-    select,
-    text,
-    update,
-)
 from sqlalchemy.exc import DBAPIError
 
 from nunatak_contract.errors import NunatakError
@@ -138,33 +127,33 @@ def rehearse(
         with writer_of(url, missing) as writer, _locked(writer) as (connection, found):
             if not (found.is_current or found.is_upgrading):
                 _require_no_readers(connection, now)
-            copy = URL.create("sqlite", database=str(_back_up(connection, found, Path(scratch))))
+            copy = sa.URL.create("sqlite", database=str(_back_up(connection, found, Path(scratch))))
         with writer_of(copy, missing) as writer:
             steps = tuple(_steps(writer, tell))
         return _outcome(copy, found, steps, None)
 
 
-def _place(location: str | Path) -> tuple[URL, NunatakError]:
+def _place(location: str | Path) -> tuple[sa.URL, NunatakError]:
     place = parse_location(location)
     return place.index_url, NunatakError("registry_missing", location=place.shown)
 
 
-def _folder_of(url: URL) -> Path:
+def _folder_of(url: sa.URL) -> Path:
     return Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
 
 
 @contextmanager
-def _locked(writer: Engine) -> Generator[tuple[Connection, IndexLayout]]:
+def _locked(writer: sa.Engine) -> Generator[tuple[sa.Connection, IndexLayout]]:
     """Yield the connection of the only writer, and the layout that the writer found."""
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             # A lock of the row would end in a deadlock with writers that wait for the row, as soon
             # as a step changes the table.
-            connection.execute(text("LOCK TABLE nunatak_state IN EXCLUSIVE MODE"))
+            connection.execute(sa.text("LOCK TABLE nunatak_state IN EXCLUSIVE MODE"))
         yield connection, layout_of(connection)
 
 
-def _steps(writer: Engine, tell: Told) -> Iterator[str]:
+def _steps(writer: sa.Engine, tell: Told) -> Iterator[str]:
     while True:
         with _locked(writer) as (connection, found):
             if found.number == SCHEMA_VERSION:
@@ -181,19 +170,19 @@ def _steps(writer: Engine, tell: Told) -> Iterator[str]:
         yield str(number)
 
 
-def _note(connection: Connection, number: int) -> None:
-    connection.execute(update(StateRow).values(schema_version=number))
+def _note(connection: sa.Connection, number: int) -> None:
+    connection.execute(sa.update(StateRow).values(schema_version=number))
 
 
-def _require_no_readers(connection: Connection, now: datetime | None) -> None:
+def _require_no_readers(connection: sa.Connection, now: datetime | None) -> None:
     now = now or datetime.now(UTC)
-    holds = connection.execute(select(HoldRow.reader, HoldRow.until)).all()
+    holds = connection.execute(sa.select(HoldRow.reader, HoldRow.until)).all()
     readers = sorted({it.reader for it in holds if datetime.fromisoformat(it.until) > now})
     if readers:
         raise NunatakError("registry_in_use", readers=", ".join(readers))
 
 
-def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
+def _back_up(connection: sa.Connection, found: IndexLayout, folder: Path) -> Path:
     """Write a copy of the index, as a SQLite index of its layout, and return the file.
 
     The name has a digest of the bytes, so no copy takes the place of another.
@@ -231,24 +220,26 @@ def _copying(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _copy_rows(source: Connection, target: Path) -> None:
-    tables = MetaData()
+def _copy_rows(source: sa.Connection, target: Path) -> None:
+    tables = sa.MetaData()
     tables.reflect(source, only=lambda name, _: name.startswith("nunatak_"))
     for table in tables.sorted_tables:
         for column in table.columns:
             column.server_default = None
-    engine = create_engine(URL.create("sqlite", database=str(target)))
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(target)))
     try:
         with engine.begin() as copy:
             tables.create_all(copy)
             for table in tables.sorted_tables:
-                for rows in source.execute(select(table)).mappings().partitions(_ROWS):
-                    copy.execute(insert(table), [dict(row) for row in rows])
+                for rows in source.execute(sa.select(table)).mappings().partitions(_ROWS):
+                    copy.execute(sa.insert(table), [dict(row) for row in rows])
     finally:
         engine.dispose()
 
 
-def _outcome(url: URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
+def _outcome(
+    url: sa.URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None
+) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
     unreadable = list[str]()

@@ -101,8 +101,6 @@ TaskPattern = Annotated[
 
 
 class KeyRecord(BaseModel):
-    """The stored part of one key."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: KeyName
@@ -126,8 +124,6 @@ class KeyRecord(BaseModel):
 
 
 class KeyFile(BaseModel):
-    """The content of a file of keys."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
@@ -190,8 +186,6 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampedKeys:
-    """Keys, and the state of their file."""
-
     keys: Keys
     stamp: Stamp
 

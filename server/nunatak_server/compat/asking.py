@@ -29,7 +29,6 @@ ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
 
 
 async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
-    """Return the manifest of the version that a path means."""
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     runtime_of(request).backbones.of(manifest)
@@ -126,7 +125,6 @@ async def ask(
 
 
 def headers_of(decisions: Decisions) -> dict[str, str]:
-    """Return the timings, and how much of the text was read."""
     read = read_headers(decisions.num_tokens, is_cut=decisions.is_cut)
     return {**timing_headers(decisions.timings), **read}
 

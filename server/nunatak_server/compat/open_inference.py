@@ -51,10 +51,7 @@ Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fa
 
 
 class OpenInferenceRoute(TranslatedRoute):
-    """A route that also reads binary tensors."""
-
     def parse(self, scope: AsgiScope, body: bytes) -> object:
-        """Parse a body of JSON, or of JSON and binary tensors."""
         if media_type_of(scope) not in MEDIA_TYPES:
             raise NunatakError("unsupported_media_type")
         declared = header_of(scope, JSON_LENGTH.encode())

@@ -198,7 +198,6 @@ def caller_of(scope: RequestScope) -> Caller:
 
 
 def actor_of(scope: RequestScope) -> str:
-    """Return the name of the caller for histories and the audit log."""
     name = caller_of(scope).name
     has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
     return f"key {name}" if has_key else name

@@ -324,7 +324,6 @@ class StrictRoute(APIRoute):
         return StrictRequest(request, body=body, parsed=parsed)
 
     def parse(self, scope: Scope, body: bytes) -> object:
-        """Parse a body, which must be declared as JSON."""
         if media_type_of(scope) != b"application/json":
             raise NunatakError("unsupported_media_type")
         return parse_json(body)

@@ -46,8 +46,6 @@ STREAM: Final[dict[str, Any]] = {
 
 
 class StreamedRoute(StrictRoute):
-    """A route that reads its body while it answers."""
-
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
@@ -162,7 +160,6 @@ def _as_event(fields: Mapping[str, Any]) -> bytes:
 async def _chunks(
     request: Request, settings: ServerSettings, held: HeldBytes
 ) -> AsyncGenerator[str]:
-    """Yield the texts of a body."""
     read = {PLAIN_TYPE: _plain, LINES_TYPE: _lines, EVENTS_TYPE: _data}
     texts = read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
     async with aclosing(texts):

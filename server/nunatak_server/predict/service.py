@@ -19,7 +19,7 @@ from typing import Final
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import embedding_branch
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
