@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -344,8 +345,8 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             connection.get_execution_options().get("begin_statement", "BEGIN")
         )
 
-    sa.event.listen(engine, "connect", configure)
-    sa.event.listen(engine, "begin", begin)
+    event.listen(engine, "connect", configure)
+    event.listen(engine, "begin", begin)
     return engine
 
 
