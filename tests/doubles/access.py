@@ -12,7 +12,7 @@ from nunatak_server.access.keys import KeyRecord, Scope, change_keys, digest_of,
 from nunatak_server.app import create_app
 from nunatak_server.http.access import Access
 from nunatak_server.http.middleware import StrictRoute
-from nunatak_server.scheduler.admission import Quota
+from nunatak_server.scheduler.turns import Quota
 from nunatak_server.settings import ServerSettings
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
 from nunatak_server.engine.compute import Compute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)

@@ -29,7 +29,7 @@ from nunatak_server.predict.types import Handling, PredictionRequest, Prediction
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings

@@ -35,7 +35,7 @@ from pydantic import (
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 from nunatak_server.errors import KeyFileError
-from nunatak_server.scheduler.admission import Limits, Quota
+from nunatak_server.scheduler.turns import Limits, Quota
 from nunatak_server.settings import ServerSettings
 
 EVERY_TASK: Final = "*"

@@ -33,18 +33,16 @@ from nunatak_server.engine.compute import (
     report_of,
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
-from nunatak_server.scheduler.fairness import Queues
+from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
 from nunatak_server.scheduler.planner import (
-    BatchLimits,
     BatchPlan,
-    BatchTimeModel,
     TurnOrder,
     TurnRules,
     add_shadows,
     plan_next,
     plan_preemption,
 )
-from nunatak_server.scheduler.rows import PendingRow, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, Queues, RowOutcome
 
 Item = TypeVar("Item")
 

@@ -48,9 +48,9 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import Admission, Limits, Permit
+from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
-from nunatak_server.scheduler.turns import Check, Pace, Turns
+from nunatak_server.scheduler.turns import Check, Limits, Pace, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import (
     OK,

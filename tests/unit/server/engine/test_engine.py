@@ -30,7 +30,7 @@ from nunatak_server.errors import (
     OutOfMemoryError,
     TaskUnhealthyError,
 )
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import RowAnswer
 
 

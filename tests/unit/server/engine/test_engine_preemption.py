@@ -21,7 +21,7 @@ from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import Branch
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow
 
 

@@ -28,7 +28,7 @@ from nunatak_server.predict.types import (
     normalised,
 )
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
 
 VECTOR = [3.0, 4.0]

@@ -9,7 +9,7 @@ from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
 

@@ -16,7 +16,7 @@ from nunatak_model import Backbone, Branch
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, OverloadedError
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.tokenization import Tokenization
 
 NUM_TOKENS = 30

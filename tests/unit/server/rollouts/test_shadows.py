@@ -20,7 +20,7 @@ from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskU
 from nunatak_server.predict.types import Predictions, TaskPrediction
 from nunatak_server.rollouts.comparison import ShadowComparison
 from nunatak_server.rollouts.rollouts import PAUSE_S
-from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=256, max_rows=32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from doubles.refusals import raises
 from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
-from nunatak_server.scheduler.planner import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
 PACE = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_server.scheduler.planner import (
+from nunatak_server.scheduler.batch_time import (
     FIXED_SHARE,
     MIN_EFFICIENT_TOKENS,
     SIZE_VARIATION,

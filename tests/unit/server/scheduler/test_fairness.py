@@ -8,7 +8,8 @@ import pytest
 
 from doubles.simulation import Arrival, Machine, rows_at, simulate
 from doubles.waiting import WaitingRow
-from nunatak_server.scheduler.planner import FIXED_SHARE, TurnRules
+from nunatak_server.scheduler.batch_time import FIXED_SHARE
+from nunatak_server.scheduler.planner import TurnRules
 
 TOKENS = 16
 PROCESSOR = Machine(fixed_s=0.002, per_token_s=0.005 / TOKENS)
