@@ -8,8 +8,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nunatak_contract import evidence
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads, TensorDtype
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    ProbeRecord,
+    RecipeRecord,
+    TeacherRecord,
+)
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Method
 from nunatak_contract.names import Digest, TaskName
@@ -85,23 +93,23 @@ class TaskDraft(Record, frozen=True):
     dtype: TensorDtype
     parameter_counts: ParameterCounts
     blobs: Annotated[tuple[BlobRecord, ...], Field(min_length=1, max_length=16)]
-    probe: evidence.ProbeRecord
-    data: evidence.DataRecord | None = None
-    recipe: evidence.RecipeRecord | None = None
-    metrics: tuple[evidence.MetricRecord, ...] = ()
-    test_metrics: tuple[evidence.MetricRecord, ...] = Field(
+    probe: ProbeRecord
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = Field(
         default=(),
         description="of examples that training neither learnt from nor chose by",
         # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda metrics: not metrics,
     )
-    confusion: evidence.ConfusionRecord | None = None
-    calibration: evidence.CalibrationRecord | None = Field(
+    confusion: ConfusionRecord | None = None
+    calibration: CalibrationRecord | None = Field(
         default=None,
         # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda calibration: calibration is None,
     )
-    teacher: evidence.TeacherRecord | None = Field(
+    teacher: TeacherRecord | None = Field(
         default=None,
         # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda teacher: teacher is None,

@@ -23,8 +23,14 @@ from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
-from nunatak_server.catalog import following
 from nunatak_server.catalog.catalog import Catalog, KnownFacts
+from nunatak_server.catalog.following import (
+    HoldRenewal,
+    Membership,
+    RegistryLease,
+    RegistryWatch,
+    run_together,
+)
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
@@ -34,15 +40,28 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.residency import loading, resident_set
+from nunatak_server.residency.loading import (
+    Loader,
+    LoadThrottle,
+    MemoryReturn,
+    VersionLoader,
+    pin_at_start,
+)
 from nunatak_server.residency.residency import Residency
-from nunatak_server.residency.resident_set import key_of
+from nunatak_server.residency.resident_set import (
+    HostTier,
+    find_memory_return,
+    host_memory_budget,
+    key_of,
+    size_in_memory,
+    task_memory_budget,
+    trunk_cache_budget,
+)
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
-from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.planner import TurnRules
+from nunatak_server.scheduler.admission import CALLER_SHARE, Admission, Quotas
+from nunatak_server.scheduler.planner import BatchTimeModel, TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
-from nunatak_server.scheduler.turns import Quotas, Turns
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
@@ -79,8 +98,8 @@ class Runtime:
         """The default backbone."""
         self.registry = registry
         lease_s = settings.registry_lease_s
-        lease = None if lease_s is None else following.RegistryLease(seconds=lease_s)
-        trunk_bytes = resident_set.trunk_cache_budget(
+        lease = None if lease_s is None else RegistryLease(seconds=lease_s)
+        trunk_bytes = trunk_cache_budget(
             settings.trunk_cache_bytes,
             sum(it.num_bytes for it in backbones),
             processes=settings.processes,
@@ -96,7 +115,7 @@ class Runtime:
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
-        self._membership = following.Membership(
+        self._membership = Membership(
             beat=self._beat,
             leave=lambda: self.catalog.note(registry.replicas.leave, self.catalog.reader),
             lease=lease,
@@ -126,7 +145,7 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
-        self._memory_return = loading.MemoryReturn(resident_set.find_memory_return())
+        self._memory_return = MemoryReturn(find_memory_return())
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
@@ -152,22 +171,20 @@ class Runtime:
             quotas=Quotas(settings.quotas()),
             time_model=lambda: self._engine.time_model,
         )
-        throttle = loading.LoadThrottle(self.should_throttle_loads)
-        self.host_tier = resident_set.HostTier(
+        throttle = LoadThrottle(self.should_throttle_loads)
+        self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
-            budget_bytes=resident_set.host_memory_budget(
-                settings.host_memory_bytes, backbone.device
-            ),
+            budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
-        budget_bytes = resident_set.task_memory_budget(settings.task_memory_bytes, backbone.device)
+        budget_bytes = task_memory_budget(settings.task_memory_bytes, backbone.device)
         for each in backbones:
             if each.ops.banks is not None:
                 each.ops.banks.limit(budget_bytes // len(self._computes))
         self.residency = Residency(
-            loader=loading.Loader(
-                load=loading.VersionLoader(backbones, self.host_tier, throttle=throttle),
+            loader=Loader(
+                load=VersionLoader(backbones, self.host_tier, throttle=throttle),
                 return_soon=self._memory_return.soon,
-                size_of=partial(resident_set.size_in_memory, dtype=backbone.dtype),
+                size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
             ),
@@ -211,7 +228,7 @@ class Runtime:
         owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
         for collector in (self.judge.metrics.counter, *chain.from_iterable(owners)):
             self.metrics.include(collector)
-        self._watch = following.RegistryWatch(
+        self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
             on_restore=partial(self.residency.drop_unnamed, self._look_up),
@@ -223,7 +240,7 @@ class Runtime:
         self._process = psutil.Process()
         self._process_bytes = 0
         self._watching: asyncio.Task[None] | None = None
-        self._holding = following.HoldRenewal(
+        self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
             hold=self.catalog.hold,
             held=lambda: self.catalog.note(registry.held, self.catalog.reader),
@@ -250,9 +267,7 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
-        await loading.pin_at_start(
-            self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin
-        )
+        await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         # The weights before they were packed or quantized, and the stored bytes of the pins.
         await self._memory_return.start()
         await self._join()
@@ -260,7 +275,7 @@ class Runtime:
         if self._collector is not None:
             await self._collector.start()
             parts.append(self._collector.run)
-        self._watching = asyncio.create_task(following.run_together(*parts), name="the registry")
+        self._watching = asyncio.create_task(run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
 

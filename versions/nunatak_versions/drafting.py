@@ -8,9 +8,16 @@ from hashlib import sha256
 from pydantic import BaseModel
 from torch import Tensor
 
-from nunatak_contract import evidence
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, RankingScore, Reads, TensorDtype
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    RecipeRecord,
+    TeacherRecord,
+)
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import (
     BackboneRecord,
@@ -38,13 +45,13 @@ PARAMETERS_ROLE = "parameters"
 
 class Provenance(BaseModel, frozen=True):
     created_at: datetime
-    data: evidence.DataRecord | None = None
-    recipe: evidence.RecipeRecord | None = None
-    metrics: tuple[evidence.MetricRecord, ...] = ()
-    test_metrics: tuple[evidence.MetricRecord, ...] = ()
-    confusion: evidence.ConfusionRecord | None = None
-    calibration: evidence.CalibrationRecord | None = None
-    teacher: evidence.TeacherRecord | None = None
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
+    calibration: CalibrationRecord | None = None
+    teacher: TeacherRecord | None = None
     note: str = ""
 
 

@@ -18,7 +18,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.upstreams import UnusableReplyError
-from nunatak_server.access import keys
+from nunatak_server.access.keys import (
+    TOKEN_PREFIX,
+    Authenticator,
+    Caller,
+    Scope,
+    TaskList,
+    TaskPattern,
+)
 from nunatak_server.errors import UnknownSignerError
 from nunatak_server.outgoing import http_client, whole_body
 from nunatak_server.settings import SafeUrl, ServerSettings
@@ -33,11 +40,11 @@ LEEWAY_S: Final = 30.0
 """Most difference between the clocks of the issuer and of this server."""
 MAX_TOKEN_BYTES: Final = 16 * 1024
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-SCOPES: Final = {f"nunatak:{scope}": scope for scope in keys.Scope}
+SCOPES: Final = {f"nunatak:{scope}": scope for scope in Scope}
 """The scopes by their names in tokens, where a bare `admin` would be somebody else's."""
 
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:|@-]{0,99}")
-_TASKS: Final = TypeAdapter(Annotated[tuple[keys.TaskPattern, ...], Field(min_length=1)])
+_TASKS: Final = TypeAdapter(Annotated[tuple[TaskPattern, ...], Field(min_length=1)])
 _REASONS: Final[Mapping[type[Exception], str]] = {
     jwt.ExpiredSignatureError: "it has expired",
     jwt.ImmatureSignatureError: "it is not valid yet",
@@ -131,11 +138,11 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
         raise ValueError(f"{url}: {error}") from None
 
 
-class TokenAuthenticator(keys.Authenticator):
+class TokenAuthenticator(Authenticator):
     def __init__(
         self,
         settings: ServerSettings,
-        keys: keys.Authenticator | None,
+        keys: Authenticator | None,
         *,
         signers: IssuerKeys | None = None,
     ) -> None:
@@ -146,7 +153,7 @@ class TokenAuthenticator(keys.Authenticator):
         if keys is not None:
             self.weights = keys.weights
 
-    def identify(self, presented: bytes | None) -> keys.Caller | None:
+    def identify(self, presented: bytes | None) -> Caller | None:
         # A key has no dots, and a signed token has two.
         if presented is not None and presented.count(b".") == 2:
             return self._caller_in(self._claims_of(presented))
@@ -181,7 +188,7 @@ class TokenAuthenticator(keys.Authenticator):
         except jwt.PyJWTError as error:
             raise _refused(_REASONS.get(type(error), "it is not well formed")) from None
 
-    def _caller_in(self, claims: Mapping[str, Any]) -> keys.Caller:
+    def _caller_in(self, claims: Mapping[str, Any]) -> Caller:
         settings = self._settings
         tenant = _claim(claims, settings.oidc_tenant_claim)
         if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
@@ -191,10 +198,10 @@ class TokenAuthenticator(keys.Authenticator):
         except ValidationError:
             raise _refused("the claim of its tasks must list tasks") from None
         words = _words(_claim(claims, settings.oidc_scopes_claim))
-        return keys.Caller(
-            name=keys.TOKEN_PREFIX + tenant,
+        return Caller(
+            name=TOKEN_PREFIX + tenant,
             scopes=frozenset(SCOPES[word] for word in words if word in SCOPES),
-            tasks=keys.TaskList(patterns=tasks),
+            tasks=TaskList(patterns=tasks),
         )
 
 

@@ -13,7 +13,15 @@ from pydantic import Discriminator, Field, JsonValue, StrictBool, StrictStr, Tag
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import text_of
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
-from nunatak_server.compat import asking
+from nunatak_server.compat.asking import (
+    MAX_QUESTIONS,
+    NAMES,
+    SentQuestions,
+    ask,
+    headers_of,
+    invalid,
+    read_text,
+)
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.http.endpoints import Routed
@@ -82,7 +90,7 @@ class DecisionsRequest(Message):
     model: str
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_ITEMS)]
     questions: Annotated[
-        list[DecisionQuestion], Field(min_length=1, max_length=asking.MAX_QUESTIONS, fail_fast=True)
+        list[DecisionQuestion], Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)
     ]
     prompt_cache_key: str | None = Field(None, description="no effect")
     prompt_cache_options: JsonValue = Field(None, description="no effect")
@@ -106,15 +114,13 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     names = [it.name for it in body.questions]
     given = [it for it in names if it is not None]
     if len(set(given)) != len(given):
-        raise asking.invalid("questions must have different names")
-    sent = asking.SentQuestions(
+        raise invalid("questions must have different names")
+    sent = SentQuestions(
         num_questions=len(names),
         num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
         fields=lambda: zip(names, map(fields_of, body.questions), strict=True),
     )
-    found = await asking.ask(
-        request, handling, sent, text=_conversation(body.input), model=body.model
-    )
+    found = await ask(request, handling, sent, text=_conversation(body.input), model=body.model)
     answers = [
         {"name": asked.name, **_answer(answer)}
         for asked, answer in zip(body.questions, found.answers, strict=True)
@@ -126,8 +132,8 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": found.num_tokens,
     }
-    fields = {"model": asking.NAMES[0], "answers": answers, "usage": usage}
-    return reply(fields, headers=asking.headers_of(found))
+    fields = {"model": NAMES[0], "answers": answers, "usage": usage}
+    return reply(fields, headers=headers_of(found))
 
 
 def fields_of(asked: DecisionQuestion) -> dict[str, object]:
@@ -157,7 +163,7 @@ def _content(content: Content) -> str:
 
 
 def _json(part: JsonPart) -> str:
-    return asking.read_text(part.data if isinstance(part.data, dict) else [*part.data])
+    return read_text(part.data if isinstance(part.data, dict) else [*part.data])
 
 
 def _answer(answer: QuestionAnswer | NunatakError) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from pydantic import ConfigDict, Field, JsonValue, StrictStr
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText
 from nunatak_contract.requests import Message, Text
-from nunatak_server.compat import asking
+from nunatak_server.compat.asking import (
+    MAX_QUESTIONS,
+    NAMES,
+    SentQuestions,
+    ask,
+    headers_of,
+    read_text,
+)
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.http.endpoints import Routed
@@ -41,7 +48,7 @@ class SystemOneRequest(Message):
     state: Text | dict[str, JsonValue] | list[JsonValue]
     questions: Annotated[
         dict[Annotated[StrictStr, Field(min_length=1)], SystemOneQuestion],
-        Field(min_length=1, max_length=asking.MAX_QUESTIONS),
+        Field(min_length=1, max_length=MAX_QUESTIONS),
     ]
     assets: None = Field(None, description="must be absent, because no task reads images")
 
@@ -67,23 +74,21 @@ router = router_of("System One")
 @router.ask("/v1/systemone", answer=SystemOneResponse)
 async def systemone(request: Request, handling: Routed, body: SystemOneRequest) -> Response:
     """Answer typed questions about a state; if one has no answer, the whole request fails."""
-    sent = asking.SentQuestions(
+    sent = SentQuestions(
         num_questions=len(body.questions),
         num_options=sum(map(_num_options, body.questions.values())),
         fields=lambda: ((name, dict(it)) for name, it in body.questions.items()),
     )
-    text = asking.read_text(body.state)
-    decisions = await asking.ask(
-        request, handling, sent, text=text, model=body.model, is_whole=True
-    )
+    text = read_text(body.state)
+    decisions = await ask(request, handling, sent, text=text, model=body.model, is_whole=True)
     answers = dict[str, Mapping[str, object]]()
     for name, answer in zip(body.questions, decisions.answers, strict=True):
         if isinstance(answer, NunatakError):
             raise answer
         answers[name] = _answer(answer)
     usage = {"input_tokens": decisions.num_tokens, "output_tokens": 0}
-    fields = {"model": asking.NAMES[0], "answers": answers, "usage": usage}
-    return reply(fields, headers=asking.headers_of(decisions))
+    fields = {"model": NAMES[0], "answers": answers, "usage": usage}
+    return reply(fields, headers=headers_of(decisions))
 
 
 def _num_options(asked: SystemOneQuestion) -> int:

@@ -26,7 +26,14 @@ from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
-from nunatak_server.outputs import entities
+from nunatak_server.outputs.entities import (
+    AnswerScore,
+    Entity,
+    Join,
+    best_answers,
+    find_entities,
+    window_of,
+)
 from nunatak_server.outputs.scores import (
     DocumentScore,
     LabelScore,
@@ -37,7 +44,7 @@ from nunatak_server.outputs.scores import (
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Logits = Sequence[float]
-Output = list[LabelScore] | list[entities.Entity] | list[entities.AnswerScore] | list[DocumentScore]
+Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
 """The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
@@ -97,7 +104,7 @@ def outputs_of(
     logits: Iterable[Logits],
     *,
     options: Parameters,
-    join: entities.Join,
+    join: Join,
 ) -> tuple[Output, ...]:
     """Return a head's output for each input.
 
@@ -130,14 +137,14 @@ def _output(
     encodings: Encodings,
     logits: Iterable[Logits],
     options: Parameters,
-    join: entities.Join,
+    join: Join,
 ) -> Output:
-    windows = (entities.window_of(*it) for it in zip(encodings, logits, strict=True))
+    windows = (window_of(*it) for it in zip(encodings, logits, strict=True))
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            return entities.find_entities(windows, labels=head.labels, join=join, options=options)
+            return find_entities(windows, labels=head.labels, join=join, options=options)
         case HeadKind.QUESTION_ANSWERING, Question():
-            return entities.best_answers(windows, item.context, options=options)
+            return best_answers(windows, item.context, options=options)
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = FunctionToApply(head.score.value)

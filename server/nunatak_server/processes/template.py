@@ -25,7 +25,15 @@ import torch
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import START_AGAIN, EngineFailedError
-from nunatak_server.processes import supervisor
+from nunatak_server.processes.supervisor import (
+    ANSWERS,
+    ENDS,
+    READY,
+    RESTART_S,
+    SIGNALS,
+    TICK_S,
+    ReplicaPlace,
+)
 from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import log_failure, write_log
@@ -53,15 +61,13 @@ class _Replica:
     def look(self) -> None:
         if not self.is_open and self.news.poll():
             try:
-                self.is_open = self.news.recv_bytes() == supervisor.READY
+                self.is_open = self.news.recv_bytes() == READY
             except EOFError:
                 return
 
 
 class Template:
-    def __init__(
-        self, settings: ServerSettings, place: supervisor.ReplicaPlace, *, serve: Serve
-    ) -> None:
+    def __init__(self, settings: ServerSettings, place: ReplicaPlace, *, serve: Serve) -> None:
         self._settings = divided(settings)
         self._place = place
         self._serve = serve
@@ -75,7 +81,7 @@ class Template:
 
     def run(self) -> int:
         """Serve until a signal, or until a replica fails before all have answered once."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         end_with(self._place.supervisor)
         check_single()
         gc.collect()
@@ -83,8 +89,8 @@ class Template:
         gc.freeze()
         self._start(0)
         while self._replicas or not self._is_ending:
-            received = signal.sigtimedwait(supervisor.SIGNALS, supervisor.TICK_S)
-            if received is not None and received.si_signo in supervisor.ENDS:
+            received = signal.sigtimedwait(SIGNALS, TICK_S)
+            if received is not None and received.si_signo in ENDS:
                 self._end()
             for index in list(self._replicas):
                 self._look(index)
@@ -95,7 +101,7 @@ class Template:
         """Start the missing replicas. The first one starts alone: it may make the registry."""
         if not self._has_answered and any(it.is_open for it in self._replicas.values()):
             self._has_answered = True
-            os.write(self._place.reports_to, supervisor.ANSWERS)
+            os.write(self._place.reports_to, ANSWERS)
         if self._is_ending or not self._has_answered:
             return
         for index in range(self._settings.processes):
@@ -105,7 +111,7 @@ class Template:
         num_open = sum(it.is_open for it in self._replicas.values())
         if not self._has_begun and num_open == self._settings.processes:
             self._has_begun = True
-            os.write(self._place.reports_to, supervisor.READY)
+            os.write(self._place.reports_to, READY)
 
     def _start(self, index: int) -> None:
         context = get_context("fork")
@@ -140,7 +146,7 @@ class Template:
             return
         if self._has_begun or (self._has_answered and status < 0):
             logger.error("process %d ended (status %d) and starts again", index, status)
-            self._not_before[index] = started + supervisor.RESTART_S
+            self._not_before[index] = started + RESTART_S
         else:
             if status < 0:
                 logger.error("process %d was killed at its start (signal %d)", index, -status)
@@ -164,9 +170,7 @@ class Template:
         shared, *own = (socket.socket(fileno=it) for it in self._place.listeners)
         settings = settings_of(self._settings, index, port=own[index].getsockname()[1])
         try:
-            self._serve(
-                settings, [shared, own[index]], lambda _: teller.send_bytes(supervisor.READY)
-            )
+            self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY))
         except NunatakError as error:
             log_failure(error.code, str(error))
             write_log()
