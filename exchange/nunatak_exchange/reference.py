@@ -181,14 +181,10 @@ def vector_branch(backbone: Backbone) -> Branch:
     )
 
 
-def check_answers(
-    checkpoint: Checkpoint,
-    branch: Branch,
-    backbone: Backbone,
-    encodings: Sequence[Encoding],
-    expected: Sequence[Tensor],
+def difference_of(
+    branch: Branch, backbone: Backbone, encodings: Sequence[Encoding], expected: Sequence[Tensor]
 ) -> float:
-    """Refuse a model whose answers here are not those of its own library; return the difference."""
+    """The largest difference of an answer from the expected one, as a part of the largest one."""
     with torch.inference_mode():
         found = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
     largest = max(float(it.abs().max()) for it in expected)
@@ -198,7 +194,18 @@ def check_answers(
     ]
     # A NaN must not pass for a small number.
     is_finite = all(bool(torch.isfinite(it).all()) for it in (*found, *expected))
-    difference = max(differences) / max(largest, 1e-2) if is_finite else float("nan")
+    return max(differences) / max(largest, 1e-2) if is_finite else float("nan")
+
+
+def check_answers(
+    checkpoint: Checkpoint,
+    branch: Branch,
+    backbone: Backbone,
+    encodings: Sequence[Encoding],
+    expected: Sequence[Tensor],
+) -> float:
+    """Refuse a model whose answers here are not those of its own library; return the difference."""
+    difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:
         raise checkpoint.refuse(
             f"its answers here differ from the answers in its own library by {difference:.1e}"

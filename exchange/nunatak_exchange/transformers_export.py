@@ -201,18 +201,8 @@ def write_model(
 ) -> None:
     write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
-    padding_id = config.get("pad_token_id")
-    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
-    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
-    if backbone.tokenizer.tells_texts_apart:
-        inputs.append("token_type_ids")
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "model_input_names": inputs,
-        **_special_tokens(tokenizer, backbone, padding_id),
-    }
-    write_json(folder, TOKENIZER_CONFIG, settings)
+    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
+    write_json(folder, TOKENIZER_CONFIG, tokenizer)
     write_weights(folder, weights)
 
 
@@ -222,6 +212,21 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
         folder / WEIGHTS,
         metadata={"format": "pt"},
     )
+
+
+def _tokenizer_config(
+    backbone: Backbone, padding_id: JsonValue, max_length: int
+) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.tokenizer.tells_texts_apart:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        **_special_tokens(tokenizer, backbone, padding_id),
+    }
 
 
 def _special_tokens(

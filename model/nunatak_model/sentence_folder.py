@@ -74,12 +74,7 @@ def read_embedding(
             f"expected the modules Transformer, Pooling and maybe Normalize in {MODULES}, got "
             f"{', '.join(kinds)}; {PLAIN}"
         )
-    check_prompt(general)
-    if general.get("truncate_dim") is not None:
-        raise UnsupportedBackboneError(
-            f"{SENTENCE_CONFIG} shortens vectors to {general['truncate_dim']} values; set "
-            "truncate_dim to null in a copy of the folder and shorten the vectors yourself"
-        )
+    _check_general(general)
     return Embedding(
         pooling=_pooling(read, modules[1][1]),
         max_tokens=read_max_tokens(read, definition, settings),
@@ -162,6 +157,15 @@ def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise CorruptBackboneError(f"{name} must hold a JSON object, got {type(found).__name__}")
     return cast("dict[str, Any]", found)
+
+
+def _check_general(general: Mapping[str, Any]) -> None:
+    check_prompt(general)
+    if general.get("truncate_dim") is not None:
+        raise UnsupportedBackboneError(
+            f"{SENTENCE_CONFIG} shortens vectors to {general['truncate_dim']} values; set "
+            "truncate_dim to null in a copy of the folder and shorten the vectors yourself"
+        )
 
 
 def _pooling(read: ReadJson, path: str) -> Pooling:

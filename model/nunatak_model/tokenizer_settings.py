@@ -82,14 +82,7 @@ def check_settings(
     config: Mapping[str, Any], settings: Mapping[str, Any], definition: Mapping[str, Any]
 ) -> None:
     """Refuse settings that make transformers read texts differently from `tokenizer.json`."""
-    stored = str(_section(definition, "truncation").get("direction", "right")).lower()
-    side = settings.get("truncation_side", stored)
-    if side != "right":
-        raise UnsupportedBackboneError(
-            f"expected long texts to be cut on the right, got truncation_side={side!r} in "
-            f"{TOKENIZER_CONFIG} or tokenizer.json; set it to 'right' in a copy of the folder if "
-            "no text will be cut"
-        )
+    _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
     if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
@@ -118,6 +111,18 @@ def definition_of(
         raise CorruptBackboneError(f"{VOCABULARY} is no UTF-8: {error}") from error
     # As in transformers: the last of equal lines counts, without white space at its end.
     ids = {word.rstrip(): index for index, word in enumerate(words)}
+    more = _more_tokens(named, ids)
+    more += [ADDED_TOKENS_FILE] if _json_in(read, ADDED_TOKENS_FILE) else []
+    if more:
+        raise UnsupportedBackboneError(
+            f"the folder has {VOCABULARY} without {TOKENIZER}, and it adds tokens to "
+            f"{VOCABULARY} ({', '.join(more)}); {SAVE_ADVICE}"
+        )
+    return json.dumps(_bert_tokenizer(ids, settings), ensure_ascii=False).encode()
+
+
+def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
+    """The settings that add to BERT's own tokens, or that change their ids."""
     more = [name for name in MORE_TOKENS if named.get(name)]
     added: Mapping[str, object] = named.get(ADDED_TOKENS) or {}
     if any(
@@ -130,14 +135,7 @@ def definition_of(
         for name, token in SPECIAL_TOKENS.items()
         if not _is_plain(named.get(name, token), token)
     ]
-    more = more + [f"no {token} in {VOCABULARY}" for token in OWN_TOKENS if token not in ids]
-    more += [ADDED_TOKENS_FILE] if _json_in(read, ADDED_TOKENS_FILE) else []
-    if more:
-        raise UnsupportedBackboneError(
-            f"the folder has {VOCABULARY} without {TOKENIZER}, and it adds tokens to "
-            f"{VOCABULARY} ({', '.join(more)}); {SAVE_ADVICE}"
-        )
-    return json.dumps(_bert_tokenizer(ids, settings), ensure_ascii=False).encode()
+    return more + [f"no {token} in {VOCABULARY}" for token in OWN_TOKENS if token not in ids]
 
 
 def _is_plain(named: object, token: str) -> bool:
@@ -215,6 +213,17 @@ def _class_of(config: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 def _section(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = definition.get(name)
     return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _check_truncation(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
+    stored = str(_section(definition, "truncation").get("direction", "right")).lower()
+    side = settings.get("truncation_side", stored)
+    if side != "right":
+        raise UnsupportedBackboneError(
+            f"expected long texts to be cut on the right, got truncation_side={side!r} in "
+            f"{TOKENIZER_CONFIG} or tokenizer.json; set it to 'right' in a copy of the folder if "
+            "no text will be cut"
+        )
 
 
 def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

@@ -46,18 +46,22 @@ def default_location() -> str:
 def parse_location(location: str | Path) -> Location:
     """Read a folder path or a database URL, without a look at files or network."""
     if isinstance(location, str) and "://" in location:
-        # The URL may hold a password, so no message quotes it.
-        try:
-            url = make_url(location)
-        except (ArgumentError, ValueError) as error:
-            raise StoreUnavailableError(f"{_EXPECTED}; got a URL that cannot be read") from error
-        blob_root = url.query.get("blobs")
-        if not isinstance(blob_root, str) or not blob_root:
-            raise StoreUnavailableError(f"{_EXPECTED}; got a URL without one blobs=...")
-        return Location(index_url=url.difference_update_query(["blobs"]), blob_root=blob_root)
+        return _parse_url(location)
     folder = Path(location).expanduser().absolute()
     return Location(
         index_url=URL.create("sqlite", database=str(folder / "index.sqlite3")),
         blob_root=str(folder / "blobs"),
         folder=folder,
     )
+
+
+def _parse_url(location: str) -> Location:
+    # The URL may hold a password, so no message quotes it.
+    try:
+        url = make_url(location)
+    except (ArgumentError, ValueError) as error:
+        raise StoreUnavailableError(f"{_EXPECTED}; got a URL that cannot be read") from error
+    blob_root = url.query.get("blobs")
+    if not isinstance(blob_root, str) or not blob_root:
+        raise StoreUnavailableError(f"{_EXPECTED}; got a URL without one blobs=...")
+    return Location(index_url=url.difference_update_query(["blobs"]), blob_root=blob_root)

@@ -58,10 +58,11 @@ from nunatak_server.residency.resident_set import (
     trunk_cache_budget,
 )
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import CALLER_SHARE, Admission, Quotas
-from nunatak_server.scheduler.planner import BatchTimeModel, TurnRules
+from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
+from nunatak_server.scheduler.batch_time import BatchTimeModel
+from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
-from nunatak_server.scheduler.turns import Turns
+from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction

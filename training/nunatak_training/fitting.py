@@ -413,15 +413,7 @@ def evaluate(
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
     if settings.frozen is not None:
-        if settings.frozen > config.num_layers:
-            raise NunatakError(
-                "invalid_method",
-                problem=f"frozen layers must be in [0, {config.num_layers}], got {settings.frozen} "
-                f"(the backbone has {config.num_layers} layers)",
-            )
-        if settings.frozen == config.num_layers:
-            return HeadOnly()
-        return TopK(num_layers=config.num_layers - settings.frozen)
+        return _above(settings.frozen, config)
     maths_of(settings.method).check(config)
     return settings.method
 
@@ -430,3 +422,15 @@ def recipe_on(settings: RunSettings, backbone: Backbone) -> Recipe:
     """With the backbone's own name and never a path."""
     method = method_on(settings, backbone.config)
     return default_recipe(method, backbone=backbone.name, changes=settings.changes)
+
+
+def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+    if num_frozen > config.num_layers:
+        raise NunatakError(
+            "invalid_method",
+            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)",
+        )
+    if num_frozen == config.num_layers:
+        return HeadOnly()
+    return TopK(num_layers=config.num_layers - num_frozen)

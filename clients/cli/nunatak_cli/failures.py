@@ -49,8 +49,7 @@ class Program(typer.Typer):
                 return super().__call__(*args, **kwargs)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in UNWRITABLE:
-                with suppress(OSError, ValueError):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _drop_output()
                 failure = NunatakError("output_failed", problem=error.strerror)
                 print_failure(failure.code, str(failure))
                 raise SystemExit(1) from error
@@ -67,6 +66,12 @@ def _flushed() -> Generator[None]:
     finally:
         if sys.stdout is not None:  # closed by the caller of the command
             sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush succeed, because the output takes no more text."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class PlainFormatter(logging.Formatter):

@@ -334,6 +334,16 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
     return read_result(TaskResult, with_head_outputs(entry, num_inputs))
 
 
+def read_timings(headers: Mapping[str, str]) -> wire.Timings:
+    batch_size = _number(headers.get(wire.BATCH_SIZE_HEADER))
+    return wire.Timings(
+        queue_ms=_number(headers.get(wire.QUEUE_HEADER)),
+        tokenize_ms=_number(headers.get(wire.TOKENIZE_HEADER)),
+        compute_ms=_number(headers.get(wire.COMPUTE_HEADER)),
+        batch_size=None if batch_size is None else int(batch_size),
+    )
+
+
 def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[str, Any]:
     """Return the body with head and outputs in one object, and outputs always as a list.
 
@@ -358,14 +368,8 @@ def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[s
 
 
 def _trail(reply: Reply) -> dict[str, object]:
-    batch_size = _number(reply.headers.get(wire.BATCH_SIZE_HEADER))
     return {
-        "timings": wire.Timings(
-            queue_ms=_number(reply.headers.get(wire.QUEUE_HEADER)),
-            tokenize_ms=_number(reply.headers.get(wire.TOKENIZE_HEADER)),
-            compute_ms=_number(reply.headers.get(wire.COMPUTE_HEADER)),
-            batch_size=None if batch_size is None else int(batch_size),
-        ),
+        "timings": read_timings(reply.headers),
         "request_id": reply.headers.get(wire.REQUEST_ID_HEADER),
     }
 

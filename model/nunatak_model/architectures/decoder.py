@@ -96,19 +96,7 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
             "is_causal=False"
         )
     if is_qwen:
-        num_layers = fields["num_layers"]
-        window = raw.get("sliding_window", WINDOW) if raw.get("use_sliding_window") else None
-        full_layers: int = raw.get("max_window_layers", FULL_LAYERS)
-        kinds: list[str] = raw.get("layer_types") or [
-            SLIDING if window is not None and index >= full_layers else WHOLE
-            for index in range(num_layers)
-        ]
-        if set(kinds) != {WHOLE}:
-            raise UnsupportedBackboneError(
-                f"expected a qwen3 with {WHOLE} in all layers, got "
-                f"use_sliding_window={raw.get('use_sliding_window', False)} and layers of "
-                f"{', '.join(sorted(set(kinds)))}"
-            )
+        _check_windows(raw, fields["num_layers"])
         # Qwen3 has no setting for these biases.
         fields["feedforward_bias"] = False
     return DecoderConfig(**fields, is_causal=True, has_score_bias=False, has_head_norms=is_qwen)
@@ -147,6 +135,21 @@ def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[
         "attention_bias": raw["attention_bias"],
         "feedforward_bias": raw["mlp_bias"],
     }
+
+
+def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
+    window = raw.get("sliding_window", WINDOW) if raw.get("use_sliding_window") else None
+    full_layers: int = raw.get("max_window_layers", FULL_LAYERS)
+    kinds: list[str] = raw.get("layer_types") or [
+        SLIDING if window is not None and index >= full_layers else WHOLE
+        for index in range(num_layers)
+    ]
+    if set(kinds) != {WHOLE}:
+        raise UnsupportedBackboneError(
+            f"expected a qwen3 with {WHOLE} in all layers, got "
+            f"use_sliding_window={raw.get('use_sliding_window', False)} and layers of "
+            f"{', '.join(sorted(set(kinds)))}"
+        )
 
 
 def identity(config: DecoderConfig) -> str:

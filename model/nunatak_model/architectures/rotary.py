@@ -139,12 +139,7 @@ ROPES: Mapping[str, type[Rope]] = {it.TYPE: it for it in (Rope, LinearRope, Llam
 def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int) -> Rope:
     """Read transformers' settings; `theta` and `num_positions` stand for missing ones."""
     kind, given = _read_type(settings)
-    found: dict[str, Any] = {THETA: theta}
-    if kind in (Llama3Rope, YarnRope):
-        found[CONTEXT] = num_positions
-    if kind is YarnRope:
-        found |= {"beta_fast": YARN_FAST, "beta_slow": YARN_SLOW, TRUNCATE: True}
-    values = {**found, **given}
+    values = {**_defaults(kind, theta=theta, num_positions=num_positions), **given}
     if kind is YarnRope:
         values["attention_factor"] = _amplitude(values)
     wanted = {field.name for field in fields(kind)}
@@ -190,6 +185,15 @@ def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
             )
     theta = raw.get("rope_theta", default_theta)
     return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
+
+
+def _defaults(kind: type[Rope], *, theta: object, num_positions: int) -> dict[str, Any]:
+    found: dict[str, Any] = {THETA: theta}
+    if kind in (Llama3Rope, YarnRope):
+        found[CONTEXT] = num_positions
+    if kind is YarnRope:
+        found |= {"beta_fast": YARN_FAST, "beta_slow": YARN_SLOW, TRUNCATE: True}
+    return found
 
 
 def _amplitude(settings: Mapping[str, Any]) -> object:

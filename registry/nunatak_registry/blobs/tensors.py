@@ -60,16 +60,7 @@ _TENSORS = TypeAdapter(
 
 def read_header(data: bytes) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file by name, in the order of their bytes, unread."""
-    if len(data) < _PREFIX_BYTES:
-        raise InvalidArtifactError(f"a safetensors file has at least 8 bytes, got {len(data)}")
-    size = int.from_bytes(data[:_PREFIX_BYTES], "little")
-    if size > MAX_HEADER_BYTES:
-        raise InvalidArtifactError(
-            f"the header must be at most {MAX_HEADER_BYTES} bytes, its length field says {size}"
-        )
-    header = data[_PREFIX_BYTES : _PREFIX_BYTES + size]
-    if len(header) < size:
-        raise InvalidArtifactError(f"the header must have {size} bytes, got {len(header)}")
+    header = _header_bytes(data)
     fields = _parse_json(header)
     try:
         _METADATA_FIELDS.validate_python(fields.pop(_METADATA, {}))
@@ -80,21 +71,22 @@ def read_header(data: bytes) -> dict[str, TensorEntry]:
         where = f"header field {field!r}" if field else "header"
         raise InvalidArtifactError(f"{where}: {first['msg']}") from error
     ordered = sorted(tensors.items(), key=lambda named: named[1].data_offsets)
-    num_bytes = len(data) - _PREFIX_BYTES - len(header)
-    position = 0
-    for name, entry in ordered:
-        end = position + entry.num_bytes
-        if entry.data_offsets != [position, end]:
-            raise InvalidArtifactError(
-                f"tensor {name[:80]!r}, {entry.dtype} of shape {entry.shape}, must lie at bytes "
-                f"{[position, end]}, its offsets say {entry.data_offsets}"
-            )
-        position = end
-    if position != num_bytes:
-        raise InvalidArtifactError(
-            f"the tensors must cover {num_bytes} bytes after the header, they cover {position}"
-        )
+    _check_tiling(ordered, len(data) - _PREFIX_BYTES - len(header))
     return dict(ordered)
+
+
+def _header_bytes(data: bytes) -> bytes:
+    if len(data) < _PREFIX_BYTES:
+        raise InvalidArtifactError(f"a safetensors file has at least 8 bytes, got {len(data)}")
+    size = int.from_bytes(data[:_PREFIX_BYTES], "little")
+    if size > MAX_HEADER_BYTES:
+        raise InvalidArtifactError(
+            f"the header must be at most {MAX_HEADER_BYTES} bytes, its length field says {size}"
+        )
+    header = data[_PREFIX_BYTES : _PREFIX_BYTES + size]
+    if len(header) < size:
+        raise InvalidArtifactError(f"the header must have {size} bytes, got {len(header)}")
+    return header
 
 
 def _parse_json(header: bytes) -> dict[str, object]:
@@ -112,3 +104,19 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields) != len(pairs):
         raise InvalidArtifactError("the header names a key twice; every key must be unique")
     return fields
+
+
+def _check_tiling(tensors: list[tuple[str, TensorEntry]], num_bytes: int) -> None:
+    position = 0
+    for name, entry in tensors:
+        end = position + entry.num_bytes
+        if entry.data_offsets != [position, end]:
+            raise InvalidArtifactError(
+                f"tensor {name[:80]!r}, {entry.dtype} of shape {entry.shape}, must lie at bytes "
+                f"{[position, end]}, its offsets say {entry.data_offsets}"
+            )
+        position = end
+    if position != num_bytes:
+        raise InvalidArtifactError(
+            f"the tensors must cover {num_bytes} bytes after the header, they cover {position}"
+        )

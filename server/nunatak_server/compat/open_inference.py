@@ -220,9 +220,7 @@ async def infer(
     request: Request, handling: Routed, task: str, body: InferRequest, version: str | None = None
 ) -> Response:
     """Ask a task."""
-    columns = {tensor.name: _texts(tensor) for tensor in body.inputs}
-    if len(columns) < len(body.inputs):
-        raise invalid_request("every input tensor must occur once; remove the repetitions")
+    columns = _columns(body.inputs)
     reference, inputs = reference_text(task, version), inputs_of(columns)
     options = _options(body.parameters or {}, frozenset(columns))
     result, headers = await ask_task(request, handling, reference, inputs, options)
@@ -255,6 +253,13 @@ def _reply(
         media_type=BINARY_TYPE,
         headers={**headers, JSON_LENGTH: str(len(head))},
     )
+
+
+def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
+    columns = {tensor.name: _texts(tensor) for tensor in tensors}
+    if len(columns) < len(tensors):
+        raise invalid_request("every input tensor must occur once; remove the repetitions")
+    return columns
 
 
 def _texts(tensor: InputTensor) -> list[str]:

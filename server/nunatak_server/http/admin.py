@@ -157,8 +157,7 @@ async def metrics(request: Request) -> Response:
         NunatakError: `shared_port`, the next request might reach another process.
     """
     runtime = runtime_of(request)
-    if runtime.settings.processes > 1 and request.scope["server"][1] != runtime.settings.port:
-        raise NunatakError("shared_port", processes=runtime.settings.processes)
+    check_own_port(request, runtime.settings)
     text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
 
@@ -169,6 +168,12 @@ async def replicas(request: Request) -> Response:
     runtime = runtime_of(request)
     listing = await runtime.catalog.poll(runtime.registry.replicas.listing)
     return reply(listing.model_dump(mode="json"))
+
+
+def check_own_port(request: Request, settings: ServerSettings) -> None:
+    """Refuse a request at the shared port of several processes."""
+    if settings.processes > 1 and request.scope["server"][1] != settings.port:
+        raise NunatakError("shared_port", processes=settings.processes)
 
 
 WaitQuery = Annotated[

@@ -104,8 +104,7 @@ class RequestObserver:
         return response
 
     def conclude(self, scope: Scope, exchange: Exchange) -> None:
-        matched: Any = scope.get("route")
-        route = getattr(matched, "path", NO_ROUTE)
+        route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
         metrics = state_of(scope).runtime.metrics
         metrics.observe_http(
@@ -203,6 +202,11 @@ def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
         "batch_rows": batch_rows,
     }
     return values | {"failed": failed} if failed else values
+
+
+def _route_of(scope: Scope) -> str:
+    route: Any = scope.get("route")
+    return getattr(route, "path", NO_ROUTE)
 
 
 def _ms(seconds: float) -> float:
@@ -307,21 +311,7 @@ class StrictRoute(APIRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
-        limit_s = settings.receive_timeout_s
-        reading = _read(request, settings.max_body_bytes, held)
-        body = await within(
-            limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
-        )
-        if not body:
-            return StrictRequest(request, body=body, parsed=None)
-        encoding = header_of(request.scope, b"content-encoding") or b"identity"
-        if encoding.strip().lower() != b"identity":
-            raise NunatakError("compressed_body")
-        scope, is_long = request.scope, len(body) > MAX_BYTES_ON_LOOP
-        parsed = (
-            await asyncio.to_thread(self.parse, scope, body) if is_long else self.parse(scope, body)
-        )
-        return StrictRequest(request, body=body, parsed=parsed)
+        return await read_strictly(request, settings, held=held, parse=self.parse)
 
     def parse(self, scope: Scope, body: bytes) -> object:
         if media_type_of(scope) != b"application/json":
@@ -360,6 +350,29 @@ def declared_bytes(scope: Scope) -> int | None:
 def media_type_of(scope: Scope) -> bytes:
     content_type = header_of(scope, b"content-type") or b""
     return content_type.partition(b";")[0].strip().lower()
+
+
+async def read_strictly(
+    request: Request,
+    settings: ServerSettings,
+    *,
+    held: HeldBytes,
+    parse: Callable[[Scope, bytes], object],
+) -> StrictRequest:
+    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
+    limit_s = settings.receive_timeout_s
+    reading = _read(request, settings.max_body_bytes, held)
+    body = await within(
+        limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
+    )
+    if not body:
+        return StrictRequest(request, body=body, parsed=None)
+    encoding = header_of(request.scope, b"content-encoding") or b"identity"
+    if encoding.strip().lower() != b"identity":
+        raise NunatakError("compressed_body")
+    scope, is_long = request.scope, len(body) > MAX_BYTES_ON_LOOP
+    parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
+    return StrictRequest(request, body=body, parsed=parsed)
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:

@@ -268,10 +268,14 @@ async def lines_response(
 
 def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -> bytes:
     fields = result_fields(streamed.result, inputs, request_id=request_id)
-    timings = {
-        "queue_ms": round(streamed.timings.queue_s * 1000, 3),
-        "tokenize_ms": round(streamed.timings.tokenize_s * 1000, 3),
-        "compute_ms": round(streamed.timings.compute_s * 1000, 3),
-        "batch_size": streamed.timings.batch_rows,
-    }
+    timings = _timing_fields(streamed.timings)
     return orjson.dumps({**fields, "timings": timings}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
+    return {
+        "queue_ms": round(timings.queue_s * 1000, 3),
+        "tokenize_ms": round(timings.tokenize_s * 1000, 3),
+        "compute_ms": round(timings.compute_s * 1000, 3),
+        "batch_size": timings.batch_rows,
+    }

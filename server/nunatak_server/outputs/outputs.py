@@ -181,12 +181,7 @@ def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
             default = head.labels.index(head.default_label)
             return max(windows, key=lambda logits: _strongest_finding(logits, default))
         case ProblemType.SINGLE_LABEL:
-            totals = [_log_sum(logits) for logits in windows]
-            logs = [
-                [logit - total for logit in logits]
-                for logits, total in zip(windows, totals, strict=True)
-            ]
-            return [_log_sum(values) - math.log(len(windows)) for values in zip(*logs, strict=True)]
+            return _log_mean(windows)
 
 
 def _strongest_finding(logits: Logits, default: int) -> float:
@@ -195,6 +190,15 @@ def _strongest_finding(logits: Logits, default: int) -> float:
     best = max(others)
     others.remove(best)
     return best - _log_sum([*others, logits[default]])
+
+
+def _log_mean(windows: Sequence[Logits]) -> list[float]:
+    """Return the logarithms of the mean probabilities, without underflow."""
+    totals = [_log_sum(logits) for logits in windows]
+    logs = [
+        [logit - total for logit in logits] for logits, total in zip(windows, totals, strict=True)
+    ]
+    return [_log_sum(values) - math.log(len(windows)) for values in zip(*logs, strict=True)]
 
 
 def _log_sum(values: Sequence[float]) -> float:

@@ -177,11 +177,7 @@ def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
     logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
     if log_format is LogFormat.JSON:
-        for name in list(logging.root.manager.loggerDict):
-            logger = logging.getLogger(name)
-            if name not in OWN_LOGGERS and logger.handlers:
-                logger.handlers.clear()
-                logger.propagate = True
+        _give_up_own_handlers()
         sys.stdout, sys.stderr = LoggedText("stdout", sys.stdout), LoggedText("stderr", sys.stderr)
         sys.excepthook = lambda _kind, error, _trace: log_uncaught(error)
         threading.excepthook = _log_uncaught_in_thread
@@ -239,6 +235,15 @@ def log_failure(code: str, message: str) -> None:
 
 def log_uncaught(error: BaseException) -> None:
     SERVER.critical("uncaught exception: %s", error, exc_info=error)
+
+
+def _give_up_own_handlers() -> None:
+    """Let the loggers of imported libraries write to our log instead of their own handlers."""
+    for name in list(logging.root.manager.loggerDict):
+        logger = logging.getLogger(name)
+        if name not in OWN_LOGGERS and logger.handlers:
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:

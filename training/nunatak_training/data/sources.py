@@ -255,20 +255,7 @@ def _open_source(source: Data, delimiter: str | None, load_dataset: DatasetLoade
         return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
     if isinstance(source, Path) or _is_path(source):
         return _open_path(Path(source), delimiter)
-    reference = HubReference.parse(source)
-    found = load_dataset(reference)
-    if "train" not in found:
-        raise NunatakError(
-            "data_not_found",
-            where=str(reference),
-            problem=f"the data set must have a split 'train', it has {sorted(found)}",
-        )
-    dev_name = next((name for name in ("validation", "dev") if name in found), None)
-    return _Source(
-        name=str(reference),
-        train=read_split(found["train"], f"{reference}/train"),
-        dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
-    )
+    return _open_hub(HubReference.parse(source), load_dataset)
 
 
 def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
@@ -360,6 +347,22 @@ def _open_path(path: Path, delimiter: str | None) -> _Source:
 def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     candidates = (folder / f"{name}.{suffix}" for name in names for suffix in FileFormat)
     return next((path for path in candidates if path.is_file()), None)
+
+
+def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
+    found = load_dataset(reference)
+    if "train" not in found:
+        raise NunatakError(
+            "data_not_found",
+            where=str(reference),
+            problem=f"the data set must have a split 'train', it has {sorted(found)}",
+        )
+    dev_name = next((name for name in ("validation", "dev") if name in found), None)
+    return _Source(
+        name=str(reference),
+        train=read_split(found["train"], f"{reference}/train"),
+        dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
+    )
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:

@@ -100,6 +100,16 @@ def split_off_named(
     return examples, []
 
 
+def split_off_groups(
+    examples: list[ReadExample], *, group_of: PartOf, seed: int
+) -> tuple[list[ReadExample], list[ReadExample]]:
+    """Split in the given order, with `DEV_SHARE` of the whole groups, at least two, in dev."""
+    groups = sorted({group_of(read) for read in examples})
+    generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
+    drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
+    return _parts(examples, {it for it, read in enumerate(examples) if group_of(read) in drawn})
+
+
 def _parts(
     examples: list[ReadExample], in_dev: set[int]
 ) -> tuple[list[ReadExample], list[ReadExample]]:
@@ -235,12 +245,7 @@ def _drawn(
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
                 raise too_few(name, "expected at least 2 queries, to keep one for dev")
-            groups = sorted({_group(read) for read in examples})
-            generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-            drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-            return _parts(
-                examples, {it for it, read in enumerate(examples) if _group(read) in drawn}
-            )
+            return split_off_groups(examples, group_of=_group, seed=seed)
         case _:
             if len(examples) < 2:
                 raise too_few(name, "expected at least 2 examples, to keep one for dev")

@@ -99,38 +99,34 @@ def evaluation_of(
     """
     match kind:
         case TaskKind.SINGLE_LABEL:
-            expected = examples.labels(str)
-            predicted = [cast("str", it.value) for it in said]
-            statistics, counts = label_pair_statistics(labels, expected, predicted)
-            is_right = np.array(expected) == np.array(predicted)
-            confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
-            return Evaluation(
-                **_scores(statistics),
-                majority=majority(expected),
-                labels=_reports(labels, counts, len(said)),
-                confusion=statistics.confusion,
-                calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
-                misses=tuple(map(float, ~is_right)),
-            )
+            return _single_label(labels, examples.labels(str), said)
         case TaskKind.MULTI_LABEL:
             return _multi_label(labels, examples.labels(LabelSet), said)
         case TaskKind.REGRESSION:
-            right, found = np.array(examples.labels(float), dtype=float), _numbers(said)
-            errors = np.abs(right - found)
-            return Evaluation(
-                **_scores(value_statistics(right, found)),
-                errors={
-                    "mean_absolute_error": float(errors.mean()),
-                    "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
-                },
-                misses=tuple(map(float, errors)),
-            )
+            return _regression(examples.labels(float), said)
         case TaskKind.TOKEN_CLASSIFICATION:
             return _tags(labels, examples.labels(TaggedWords), said)
         case TaskKind.QUESTION_ANSWERING:
             return _answers(examples.labels(Answers), said)
         case TaskKind.RANKING:
             return _ranking(examples.labels(Relevance), said)
+
+
+def _single_label(
+    labels: Sequence[str], expected: Sequence[str], said: Sequence[ExampleAnswer]
+) -> Evaluation:
+    predicted = [cast("str", it.value) for it in said]
+    statistics, counts = label_pair_statistics(labels, expected, predicted)
+    is_right = np.array(expected) == np.array(predicted)
+    confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
+    return Evaluation(
+        **_scores(statistics),
+        majority=majority(expected),
+        labels=_reports(labels, counts, len(said)),
+        confusion=statistics.confusion,
+        calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
+        misses=tuple(map(float, ~is_right)),
+    )
 
 
 def _multi_label(
@@ -150,6 +146,19 @@ def _multi_label(
         labels=_reports(labels, counts, len(said)),
         calibration_error=calibration_error(confidences, outcomes),
         misses=tuple(misses),
+    )
+
+
+def _regression(expected: Sequence[float], said: Sequence[ExampleAnswer]) -> Evaluation:
+    right, found = np.array(expected, dtype=float), _numbers(said)
+    errors = np.abs(right - found)
+    return Evaluation(
+        **_scores(value_statistics(right, found)),
+        errors={
+            "mean_absolute_error": float(errors.mean()),
+            "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
+        },
+        misses=tuple(map(float, errors)),
     )
 
 

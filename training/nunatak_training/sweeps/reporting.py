@@ -242,20 +242,7 @@ def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]
     runs, table, scores, curves = paths
     runs.write_text(runs_csv(ordered), encoding="utf-8")
     table.write_text(cells_markdown(cells), encoding="utf-8")
-    drawing, panels = panels_by_task(cells)
-    for axes, (task, members) in panels:
-        found = [cell for cell in reversed(members) if cell.scores]
-        axes.errorbar(
-            [mean(cell.scores) for cell in found],
-            range(len(found)),
-            xerr=[deviation(cell.scores) for cell in found],
-            fmt="o",
-            capsize=3,
-        )
-        axes.set_yticks(range(len(found)), [label_of(cell, cells) for cell in found])
-        axes.set_xlabel(f"{found[0].outcomes[0].metric}, of dev examples" if found else "")
-        axes.set_title(task)
-    drawing.savefig(scores, dpi=120)
+    save_scores(cells, scores)
     save_curves(cells, curves)
     return paths
 
@@ -276,6 +263,24 @@ def _order(record: RunRecord) -> tuple[str, int, str, str, str, float, int]:
         run.recipe.learning_rate,
         run.recipe.seed,
     )
+
+
+def save_scores(cells: Sequence[Cell], path: Path) -> None:
+    """One panel a task: mean score of each setting, with one standard deviation over seeds."""
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        found = [cell for cell in reversed(members) if cell.scores]
+        axes.errorbar(
+            [mean(cell.scores) for cell in found],
+            range(len(found)),
+            xerr=[deviation(cell.scores) for cell in found],
+            fmt="o",
+            capsize=3,
+        )
+        axes.set_yticks(range(len(found)), [label_of(cell, cells) for cell in found])
+        axes.set_xlabel(f"{found[0].outcomes[0].metric}, of dev examples" if found else "")
+        axes.set_title(task)
+    drawing.savefig(path, dpi=120)
 
 
 def save_curves(cells: Sequence[Cell], path: Path) -> None:

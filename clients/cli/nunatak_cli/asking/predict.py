@@ -138,11 +138,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         else:
             with open_predictor(server, registry=registry, backbone=backbone) as predictor:
                 found = predictor.ask_one(source, task, parameters)
-            if as_json:
-                print_json({"results": [_answer_json(answer) for answer in found]})
-            else:
-                console().print(_answers_table(found))
-            has_failed = any(answer.error is not None for answer in found)
+            has_failed = _print_answers(found, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)
 
@@ -172,6 +168,15 @@ def _ask_file(
             print_json_line({"place": placed.where, "results": results})
             progress.advance()
     return has_failed
+
+
+def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
+    """Print the answers to one input; return whether a task failed."""
+    if as_json:
+        print_json({"results": [_answer_json(answer) for answer in found]})
+    else:
+        console().print(_answers_table(found))
+    return any(answer.error is not None for answer in found)
 
 
 def _source(

@@ -299,13 +299,7 @@ def thresholds(
     """Show thresholds on the scores of a calibrated version, and what they find on dev examples."""
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
-    if manifest.calibration is None:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{manifest.reference} has no record of thresholds: expected a version that "
-            "was trained with --calibrate; train the task again with this option",
-        )
-    calibration = manifest.calibration
+    calibration = _calibration_of(manifest)
     chosen: Chosen = []
     for curve in _curves(calibration, manifest, label):
         if label is not None and precision is None and recall is None:
@@ -318,21 +312,18 @@ def thresholds(
     remark = f"Counts of the {num_examples:,} dev examples, with 95 % intervals (Wilson)."
     if precision is not None or recall is not None:
         remark += " The threshold was chosen on these examples; check it on others."
-    document = {
-        "reference": manifest.reference,
-        "temperature": calibration.temperature,
-        "num_examples": calibration.dev.num_examples,
-        "data_digest": calibration.dev.data_digest,
-        "labels": [
-            {
-                "label": curve.label,
-                "num_expected": curve.num_expected,
-                "points": [{name: getattr(it, name) for name in POINT_MEMBERS} for it in points],
-            }
-            for curve, points in chosen
-        ],
-    }
+    document = _thresholds_json(manifest, calibration, chosen)
     print_outcome(document, _thresholds_table(manifest, chosen), remark, as_json=as_json)
+
+
+def _calibration_of(manifest: "TaskManifest") -> "CalibrationRecord":
+    if manifest.calibration is None:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{manifest.reference} has no record of thresholds: expected a version that "
+            "was trained with --calibrate; train the task again with this option",
+        )
+    return manifest.calibration
 
 
 def _curves(
@@ -378,3 +369,22 @@ def _thresholds_table(manifest: "TaskManifest", chosen: Chosen) -> Table:
 
 def _share_text(share: float, interval: tuple[float, float]) -> str:
     return f"{share:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _thresholds_json(
+    manifest: "TaskManifest", calibration: "CalibrationRecord", chosen: Chosen
+) -> dict[str, object]:
+    return {
+        "reference": manifest.reference,
+        "temperature": calibration.temperature,
+        "num_examples": calibration.dev.num_examples,
+        "data_digest": calibration.dev.data_digest,
+        "labels": [
+            {
+                "label": curve.label,
+                "num_expected": curve.num_expected,
+                "points": [{name: getattr(it, name) for name in POINT_MEMBERS} for it in points],
+            }
+            for curve, points in chosen
+        ],
+    }

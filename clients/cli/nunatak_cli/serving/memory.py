@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
+from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, ServerOption, group
 from nunatak_cli.output import console, plain_table, print_outcome
@@ -35,11 +36,7 @@ def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
         f"{decimal(host.budget_bytes)} in host memory"
     )
     document, lines = report.model_dump(mode="json"), (budgets, saved_line(report))
-    table = plain_table("version", "method", "size", "pinned")
-    for task in report.tasks:
-        pinned = "yes" if task.pinned else ""
-        table.add_row(f"{task.task}/{task.version}", task.method, decimal(task.bytes), pinned)
-    print_outcome(document, table, *lines, as_json=as_json)
+    print_outcome(document, _report_table(report), *lines, as_json=as_json)
 
 
 def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
@@ -96,6 +93,14 @@ def saved_line(report: "MemoryReport") -> str:
     )
 
 
+def _report_table(report: "MemoryReport") -> Table:
+    table = plain_table("version", "method", "size", "pinned")
+    for task in report.tasks:
+        pinned = "yes" if task.pinned else ""
+        table.add_row(f"{task.task}/{task.version}", task.method, decimal(task.bytes), pinned)
+    return table
+
+
 memory_app = group(
     "memory",
     "Show and choose the task versions in a server's memory.",
@@ -136,13 +141,7 @@ def savings(
             report = client.memory()
         found["server"] = report.model_dump(mode="json")
         lines.append(saved_line(report))
-    full = f"{found['tasks']} full models, MB"
-    table = plain_table("own layers", "own MB a task", f"{found['tasks']} tasks, MB", full, "saved")
-    for row in found["by_own_layers"]:
-        numbers = (row["task_bytes"], row["shared_bytes"], found["dedicated_bytes"])
-        shown = (f"{number / 1e6:,.1f}" for number in numbers)
-        table.add_row(str(row["own_layers"]), *shown, f"{row['saved_share']:.1%}")
-    print_outcome(found, table, *lines, as_json=as_json)
+    print_outcome(found, _table(found), *lines, as_json=as_json)
 
 
 def _by_formula(backbone: str, num_tasks: int) -> dict[str, Any]:
@@ -173,3 +172,13 @@ def _by_formula(backbone: str, num_tasks: int) -> dict[str, Any]:
         "dedicated_bytes": round(FLOAT32_BYTES * dedicated),
         "by_own_layers": rows,
     }
+
+
+def _table(found: dict[str, Any]) -> Table:
+    full = f"{found['tasks']} full models, MB"
+    table = plain_table("own layers", "own MB a task", f"{found['tasks']} tasks, MB", full, "saved")
+    for row in found["by_own_layers"]:
+        numbers = (row["task_bytes"], row["shared_bytes"], found["dedicated_bytes"])
+        shown = (f"{number / 1e6:,.1f}" for number in numbers)
+        table.add_row(str(row["own_layers"]), *shown, f"{row['saved_share']:.1%}")
+    return table

@@ -5,6 +5,7 @@
 from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
+from rich.table import Table
 
 from nunatak_cli.options import JsonOption, group
 from nunatak_cli.output import console, plain_table, print_outcome
@@ -27,6 +28,18 @@ def show(*, as_json: JsonOption = False) -> None:
             {"written_at": it.written_at, "num_bytes": it.num_bytes} for it in contents.checkpoints
         ],
     }
+    print_outcome(document, _contents_table(contents), _total_line(contents), as_json=as_json)
+
+
+def clear() -> None:
+    """Remove every file that no running process needs."""
+    with needs_extra("training"):
+        from nunatak_training.cache import clear_cache
+    console().print(_total_line(clear_cache()))
+
+
+def _contents_table(contents: "CacheContents") -> Table:
+    """Return one row per file, the least recently used first."""
     table = plain_table("what", "backbone", "depth", "texts", "tokens", "size", "last used")
     for stored in contents.states:
         facts = stored.facts
@@ -36,14 +49,7 @@ def show(*, as_json: JsonOption = False) -> None:
     for stored in contents.checkpoints:
         written = f"{stored.written_at:%Y-%m-%d %H:%M}"
         table.add_row("checkpoint", "", "", "", "", decimal(stored.num_bytes), written)
-    print_outcome(document, table, _total_line(contents), as_json=as_json)
-
-
-def clear() -> None:
-    """Remove every file that no running process needs."""
-    with needs_extra("training"):
-        from nunatak_training.cache import clear_cache
-    console().print(_total_line(clear_cache()))
+    return table
 
 
 def _total_line(contents: "CacheContents") -> str:

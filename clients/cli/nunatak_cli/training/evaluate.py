@@ -331,12 +331,7 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
         told = "the version was trained on these examples: the scores of others will be lower"
         parts.append(Text(told, style="yellow"))
     if found.labels:
-        numbers = ("precision", "recall", "f1", "expected", "predicted")
-        table = plain_table("label", *numbers, right=numbers)
-        for label in found.labels:
-            scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
-            table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
-        parts.append(table)
+        parts.append(_labels_table(found))
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
         parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
     if scored.num_truncated:
@@ -357,6 +352,15 @@ def _metrics_table(found: "Evaluation") -> Table:
         table.add_row(name, f"{value:.4f}", "")
     if found.calibration_error is not None:
         table.add_row("expected_calibration_error", f"{found.calibration_error:.4f}", "")
+    return table
+
+
+def _labels_table(found: "Evaluation") -> Table:
+    numbers = ("precision", "recall", "f1", "expected", "predicted")
+    table = plain_table("label", *numbers, right=numbers)
+    for label in found.labels:
+        scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
+        table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
     return table
 
 

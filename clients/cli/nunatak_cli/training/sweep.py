@@ -20,6 +20,7 @@ from nunatak_contract.progress import shown_progress
 
 if TYPE_CHECKING:
     from nunatak_training.sweeps.results import RunRecord
+    from nunatak_training.sweeps.running import Runner
 
 ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
 
@@ -66,16 +67,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         kept.drop_failures()
     with ExitStack() as held:
         if on is not None:
-            with needs_extra("ray"):
-                from nunatak_cluster.runs import OnRay
-                from nunatak_cluster.session import joined
-            if jobs != 1:
-                problem = (
-                    "--jobs counts local processes; with --on, --threads gives the cores of a run"
-                )
-                raise NunatakError("invalid_option", problem=problem)
-            held.enter_context(joined(on))
-            runner = OnRay(checkpoints=results.absolute(), threads=threads or 1, device=device)
+            runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
         elif jobs == 1:
             runner = running.OneByOne(context)
         else:
@@ -91,6 +83,19 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     )
     if failures:
         raise typer.Exit(1)
+
+
+def _on_cluster(
+    on: str, held: ExitStack, results: Path, *, jobs: int, threads: int | None, device: str
+) -> "Runner":
+    with needs_extra("ray"):
+        from nunatak_cluster.runs import OnRay
+        from nunatak_cluster.session import joined
+    if jobs != 1:
+        problem = "--jobs counts local processes; with --on, --threads gives the cores of a run"
+        raise NunatakError("invalid_option", problem=problem)
+    held.enter_context(joined(on))
+    return OnRay(checkpoints=results.absolute(), threads=threads or 1, device=device)
 
 
 def report(

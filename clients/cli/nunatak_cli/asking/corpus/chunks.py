@@ -98,18 +98,7 @@ def read_chunks(
             yield Chunk(index=index, rows=[], num_rows=len(part), end=end, is_done=True)
         else:
             chunk = Chunk(index=index, rows=[it for it, _ in part], num_rows=len(part), end=end)
-            for place, row in enumerate(chunk.rows):
-                problem = row.problem or _find_collision(row, taken)
-                if problem is None:
-                    try:
-                        item = row_input(row, spelt)
-                    except NunatakError as error:
-                        problem = str(error.fields["problem"])
-                    else:
-                        chunk.inputs.append(item)
-                        chunk.places.append(place)
-                if problem is not None:
-                    chunk.problems[place] = problem
+            _find_inputs(chunk, spelt, taken)
             yield chunk
         index += 1
 
@@ -120,6 +109,22 @@ def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[F
         for row in read_rows(file, columns=spelt.inputs):
             yield row, begin + row.end
         begin += file.path.stat().st_size
+
+
+def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None:
+    """Fill the inputs of a chunk, and the problems of the other rows."""
+    for place, row in enumerate(chunk.rows):
+        problem = row.problem or _find_collision(row, taken)
+        if problem is None:
+            try:
+                item = row_input(row, spelt)
+            except NunatakError as error:
+                problem = str(error.fields["problem"])
+            else:
+                chunk.inputs.append(item)
+                chunk.places.append(place)
+        if problem is not None:
+            chunk.problems[place] = problem
 
 
 def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
