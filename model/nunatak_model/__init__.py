@@ -41,10 +41,9 @@ from nunatak_model.savings import (
     dedicated_parameters,
     encoder_parameters,
     model_size,
-    number_format,
     parameters_saved,
-    with_speeds,
 )
+from nunatak_model.speeds import number_format, with_speeds
 from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (

@@ -18,7 +18,7 @@ from nunatak_registry.aliases import AliasState
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
 from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.snapshot import Snapshot
-from nunatak_registry.listing import check_place
+from nunatak_registry.publication import check_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,7 @@ from typing import Self
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import TaskReference, check_alias_name, check_reader_name
-from nunatak_registry.aliases import (
-    AliasEvent,
-    AliasEventKind,
-    Traffic,
-    actor,
-    check_expected,
-)
+from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor, check_expected
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
@@ -30,13 +24,11 @@ from nunatak_registry.listing import (
     DamagedTask,
     ListedTask,
     ListedVersion,
-    check_place,
-    check_publication,
     list_versions,
-    number_draft,
     summarize,
 )
 from nunatak_registry.locations import parse_location
+from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import Upkeep

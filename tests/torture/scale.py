@@ -12,7 +12,7 @@ from doubles.drafts import make_draft
 from nunatak_registry import Registry
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.index.index import Index
-from nunatak_registry.listing import number_draft
+from nunatak_registry.publication import number_draft
 
 NUM_TASKS = 100
 PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)

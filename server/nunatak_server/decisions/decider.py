@@ -25,11 +25,11 @@ from nunatak_server.decisions.answers import (
     AnswerSource,
     AskedQuestion,
     Decisions,
-    Likeness,
     QuestionAnswer,
     probabilities_of,
 )
 from nunatak_server.decisions.collection import Collector
+from nunatak_server.decisions.likeness import Likeness
 from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.service import PredictionService

@@ -2,8 +2,9 @@
 
 from nunatak_training.data import TaskData
 from nunatak_training.kinds import TaskKind
-from nunatak_training.objectives.answering import Answering, Tagging
+from nunatak_training.objectives.answering import Answering
 from nunatak_training.objectives.base import Objective
+from nunatak_training.objectives.tagging import Tagging
 from nunatak_training.objectives.texts import (
     OUTPUT_BIAS,
     OUTPUT_WEIGHT,

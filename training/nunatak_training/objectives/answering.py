@@ -1,20 +1,17 @@
-"""Answers that are places in a text: spans that answer a question, and tags of words.
+"""Extractive question answering: a start and an end score for every token.
 
 Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3. Each token of question and context gets a
 start and an end score. The targets of a window without the answer, and of a question without an
 answer, are the first token. Answers are read as in the server: each window gives its own
 probabilities, and the best span of at most 15 tokens over all windows is the answer.
 
-The first token of every word gives the word's tag. The words are joined by spaces to one text, like
-a text from a caller of the server. Long texts are read in windows that do not overlap, so that
-every word is tagged once.
-
-Axes: tokens = tokens of a window, tags.
+Axes: tokens = tokens of a window.
 """
 
-from bisect import bisect_right
+# torch types some of its methods partly.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,16 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model import Alignment, Encoding, TextTokenizer
-from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaggedWords, TaskData, Word
+from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
-from nunatak_training.scoring.evaluation import answer_statistics, tag_statistics
-from nunatak_training.scoring.statistics import Statistics, uses_bio
-
-# torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
-
+from nunatak_training.scoring.evaluation import answer_statistics
+from nunatak_training.scoring.statistics import Statistics
 
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15
@@ -142,108 +135,3 @@ def _alignment(window: Encoding) -> Alignment:
     if window.alignment is None:
         raise ValueError("answers need aligned encodings")
     return window.alignment
-
-
-# torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
-
-
-NO_TARGET = -100
-"""The target of tokens that begin no word, which the loss ignores."""
-OUTSIDE = "O"
-
-
-class Tagging(Objective):
-    """One tag per word: softmax and cross-entropy over first tokens."""
-
-    def __init__(self, data: TaskData) -> None:
-        self._tags = data.labels
-        self._number_of = {tag: number for number, tag in enumerate(data.labels)}
-        by_word = (Metric.ACCURACY, Metric.F1_MACRO, Metric.F1_MICRO)
-        has_entities = uses_bio(data.labels)
-        self.metrics = (Metric.ENTITY_F1, *by_word) if has_entities else by_word
-        self.reported = (Metric.ENTITY_F1, Metric.ACCURACY) if has_entities else (Metric.ACCURACY,)
-
-    def encode(
-        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
-    ) -> EncodedSet:
-        """Targets are tag numbers, for every first token of a word."""
-        texts = [example.text for example in examples.examples]
-        windows = tokenizer.encode_windows(texts, max_length=max_length, stride=0)
-        return encoded_windows(windows, examples.labels(TaggedWords), self._targets)
-
-    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        together = torch.cat(list(logits))
-        numbers = torch.cat(list(targets)).to(together.device)
-        total = functional.cross_entropy(together, numbers, ignore_index=NO_TARGET, reduction="sum")
-        # A batch may have no first token of a word, and the mean of no values is NaN.
-        return total / (numbers != NO_TARGET).sum().clamp(min=1)
-
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Entities too if the tags mark them; a sentence is a unit."""
-        labels = examples.labels(TaggedWords)
-        expected = [[word.tag for word in label.words] for label in labels]
-        chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
-        predicted = [
-            self._read(windows, numbers, label.words)
-            for windows, numbers, label in zip(
-                encoded.by_example(encoded.encodings),
-                encoded.by_example(chosen),
-                labels,
-                strict=True,
-            )
-        ]
-        named = [[self._tags[number] for number in row] for row in predicted]
-        return tag_statistics(self._tags, expected, named)[0]
-
-    def _targets(
-        self, windows: Sequence[Encoding], label: TaggedWords
-    ) -> list[Int[Tensor, " tokens"]]:
-        targets = [torch.full((window.num_tokens,), NO_TARGET) for window in windows]
-        for target, found in zip(targets, first_tokens(windows, label.words), strict=True):
-            for word, token in found.items():
-                target[token] = self._number_of[label.words[word].tag]
-        return targets
-
-    def _read(
-        self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
-    ) -> list[int]:
-        """A word without any token counts as outside."""
-        tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
-        for found, row in zip(first_tokens(windows, words), numbers, strict=True):
-            for word, token in found.items():
-                tags[word] = row[token]
-        return tags
-
-
-def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:
-    """The first token of each word, by the word's number, for the windows of a text.
-
-    A word that a window's end divides belongs to the window with its beginning. Its first token may
-    come after its first character: tokenizers drop characters such as zero-width spaces.
-    """
-    begins = [word.begin for word in words]
-    last = -1
-    found: list[dict[int, int]] = []
-    for window in windows:
-        starting: dict[int, int] = {}
-        for token, end in _text_tokens(window):
-            # The last character decides, because some tokenizers count the space before a word as
-            # its first.
-            word = bisect_right(begins, end - 1) - 1
-            if word > last:
-                starting[word] = token
-                last = word
-        found.append(starting)
-    return tuple(found)
-
-
-def _text_tokens(window: Encoding) -> Iterator[tuple[int, int]]:
-    alignment = window.alignment
-    if alignment is None:
-        raise ValueError("words need aligned encodings")
-    for token, ((begin, end), text) in enumerate(
-        zip(alignment.offsets, alignment.text_ids, strict=True)
-    ):
-        if text is not None and begin < end:
-            yield token, end

@@ -5,7 +5,8 @@ import pytest
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_training.data import Answers, Word
-from nunatak_training.objectives.answering import NOWHERE, answer_tokens, first_tokens
+from nunatak_training.objectives.answering import NOWHERE, answer_tokens
+from nunatak_training.objectives.tagging import first_tokens
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)

@@ -8,7 +8,7 @@ from nunatak_model import Alignment, Encoding
 from nunatak_training.data import Example, ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
-from nunatak_training.objectives.answering import NO_TARGET, first_tokens
+from nunatak_training.objectives.tagging import NO_TARGET, first_tokens
 
 
 def sentence(*words: tuple[str, str]) -> Example:
