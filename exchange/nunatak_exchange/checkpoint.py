@@ -28,7 +28,7 @@ from nunatak_model import (
 )
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_model.errors import mismatch_of
-from nunatak_model.text.bounds import is_panic
+from nunatak_model.text.tokenizer import is_panic
 from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
@@ -212,7 +212,6 @@ class Checkpoint:
         return found if isinstance(found, dict) else {}
 
     def max_length(self, backbone: Backbone) -> int | None:
-        """The longest input in the tokenizer's settings; None if not set."""
         if not self.has(TOKENIZER_CONFIG):
             return None
         length = self.parsed(TOKENIZER_CONFIG, _TokenizerLimit).model_max_length

@@ -38,8 +38,6 @@ NOT_SET = frozenset({"backbone", "method", "layer_choice"})
 
 
 class RegularizerName(StrEnum):
-    """All regularizers."""
-
     NONE = "none"
     GRADDROP = "graddrop"
     LAYER_GRADDROP = "layer-graddrop"
@@ -134,8 +132,6 @@ class TaptSettings(Settings):
 
 
 class Optimizer(StrEnum):
-    """The optimizer."""
-
     ADAMW = "adamw"
     ADAM = "adam"
     SGD = "sgd"
@@ -149,8 +145,6 @@ class Precision(StrEnum):
 
 
 class Schedule(StrEnum):
-    """The course of the learning rate after its warm-up."""
-
     LINEAR = "linear"
     COSINE = "cosine"
     CONSTANT = "constant"

@@ -23,8 +23,6 @@ LARGE = 2**53
 
 
 class Settings(BaseModel):
-    """Base of all models of settings."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 

@@ -131,8 +131,6 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOutcome:
-    """The published version and its training."""
-
     manifest: TaskManifest
     is_new: bool
     """False: the registry had its content already."""

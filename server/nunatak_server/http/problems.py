@@ -19,8 +19,7 @@ from nunatak_contract.problems import REASONS
 from nunatak_contract.record import message_text
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server.http.access import sharing_headers
-from nunatak_server.http.state import request_id_of
+from nunatak_server.http.access import request_id_of, sharing_headers
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10

@@ -11,6 +11,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
 from nunatak_model import TextInput
 from nunatak_rows.inputs import bad_row
+from nunatak_training.data.bad_rows import look_alikes, spelt_out
 from nunatak_training.data.examples import (
     Answers,
     ExampleSet,
@@ -23,7 +24,6 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
-from nunatak_training.data.look_alikes import look_alikes, spelt_out
 from nunatak_training.data.rows import VALUE_NAME
 from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind

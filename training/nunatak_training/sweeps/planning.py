@@ -44,8 +44,6 @@ class _RecipeEntry(Settings):
 
 
 class TaskEntry(_RecipeEntry):
-    """One task, and its examples."""
-
     name: TaskName
     data: str | None = Field(default=None, description="a path or data set; null: the task's name")
     kind: TaskKind | None = Field(default=None, description="null: the first train row decides")

@@ -127,8 +127,6 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """Does runs in this process, one after another."""
-
     context: RunContext
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:

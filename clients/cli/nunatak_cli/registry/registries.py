@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.table import Table
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
@@ -20,7 +19,6 @@ from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
-    from nunatak_contract.wire import ReplicaListing
     from nunatak_registry import AliasEvent, Registry
 
 COPY_EXAMPLE = (
@@ -125,23 +123,6 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
         listing = opened.replicas.listing()
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
-    print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
-
-
-def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them."""
-    found = registry.replicas.wait(seconds).replicas
-    without_lease = sum(it.lease_s is None for it in found)
-    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
-    if without_lease:
-        line += (
-            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
-            "lease that the registry has not heard of for two minutes is not counted"
-        )
-    return line
-
-
-def _replicas_table(listing: "ReplicaListing") -> Table:
     table = plain_table(
         "replica", "address", "release", "seen", "serves", "lease", "load", "memory"
     )
@@ -158,7 +139,20 @@ def _replicas_table(listing: "ReplicaListing") -> Table:
             f"{counted(load.versions, 'version')}, {decimal(load.version_bytes)} of "
             f"{decimal(load.process_bytes)}",
         )
-    return table
+    print_outcome(document, table, as_json=as_json, empty=empty)
+
+
+def wait_for_replicas(registry: "Registry", seconds: float) -> str:
+    """Wait until every live replica follows the last change; return the line about them."""
+    found = registry.replicas.wait(seconds).replicas
+    without_lease = sum(it.lease_s is None for it in found)
+    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
+    if without_lease:
+        line += (
+            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
+            "lease that the registry has not heard of for two minutes is not counted"
+        )
+    return line
 
 
 FAILURES_OF_A_TASK = {

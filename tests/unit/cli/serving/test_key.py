@@ -6,7 +6,7 @@ import pytest
 
 from doubles.terminals import nunatak
 from nunatak_server.access.keys import digest_of, read_keys
-from nunatak_server.scheduler.quotas import Quota
+from nunatak_server.scheduler.turns import Quota
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
