@@ -20,6 +20,7 @@ from nunatak_client.transport import (
     PIECE_BYTES,
     Attempts,
     Connections,
+    Lines,
     RetryPolicy,
     VerdictExchange,
     key_headers,
@@ -147,11 +148,12 @@ class AsyncClient:
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
                     if response.is_success:
-                        answered = list[str]()
-                        async for line in response.aiter_lines():
-                            result = stream.read(line)
-                            answered.append(result.reference)
-                            yield result
+                        answered, lines = list[str](), Lines()
+                        async for part in response.aiter_bytes():
+                            for line in lines.received(part):
+                                result = stream.read(line)
+                                answered.append(result.reference)
+                                yield result
                         stream.check_whole(answered)
                         return
                     await response.aread()
