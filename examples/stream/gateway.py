@@ -19,19 +19,20 @@ class AnswerGuard(CustomGuardrail):
         user_api_key_dict: Any,  # noqa: ANN401 - LiteLLM's own
         response: AsyncIterable[ModelResponseStream],
         request_data: dict[str, Any],
-    ) -> AsyncGenerator[ModelResponseStream]:
+    ) -> AsyncGenerator[object]:
         """Yield the judged answer, and then its end as the LLM said it."""
         seen = list[ModelResponseStream]()
 
         async def texts() -> AsyncGenerator[str]:
             async for chunk in response:
-                seen[:] = [chunk] if not seen or chunk.choices else seen
-                yield text_of(chunk)
+                text = text_of(chunk)
+                seen[:] = [chunk] if chunk.choices else seen
+                yield text
 
         try:
             async for text in released(texts()):
                 yield chunk_of(seen[0], text)
-            yield chunk_of(seen[0], "", finish=seen[0].choices[0].finish_reason or "stop")
+            yield chunk_of(seen[0], "", finish=seen[0].choices[0].finish_reason)
         except BlockedError as error:
             yield chunk_of(seen[0] if seen else None, str(error), finish="content_filter")
 
@@ -62,12 +63,25 @@ def text_of(said: object) -> str:
     """
     if not isinstance(said, ModelResponse | ModelResponseStream) or len(said.choices) > 1:
         raise BlockedError(UNREAD)
-    if not said.choices:
-        return ""
-    choice = said.choices[0].model_dump(exclude_none=True)
-    parts = {**choice.pop("delta", {}), **choice.pop("message", {})}
-    text = parts.pop("content", "")
-    others = {*parts} - {"role", "provider_specific_fields"} if any(parts.values()) else set()
-    if others or choice["index"] or not isinstance(text, str):
-        raise BlockedError(UNREAD)
-    return text
+    for choice in said.choices:
+        parts = choice.model_dump()
+        message = parts.pop("delta", None) or parts.pop("message", None) or {}
+        text = message.pop("content", None) or ""
+        parts.pop("finish_reason", None)
+        message.pop("role", None)
+        if not isinstance(text, str) or has_more(parts) or has_more(message):
+            raise BlockedError(UNREAD)
+        return text
+    return ""
+
+
+def has_more(part: object) -> bool:
+    """Return whether a part has any value."""
+    return any(map(has_more, part.values())) if isinstance(part, dict) else bool(part)
+
+
+def chunk_of(like: ModelResponseStream | None, text: str, finish: str | None = None) -> object:
+    """Return a part of a judged answer, with the ids of the LLM's own parts."""
+    chunk = ModelResponseStream() if like is None else like.model_copy()
+    chunk.choices = [StreamingChoices(index=0, delta=Delta(content=text), finish_reason=finish)]
+    return chunk

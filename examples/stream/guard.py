@@ -6,6 +6,8 @@ from nunatak_client import AsyncClient, NunatakClientError
 from nunatak_contract.enums import VerdictAction
 
 NUNATAK, POLICY = "http://127.0.0.1:8080", "answers"
+TIMEOUT_S = 5.0
+"""For the verdict, after the last part of the answer."""
 BLOCKED = "[The answer was blocked.]"
 
 
@@ -20,7 +22,7 @@ async def released(chunks: AsyncIterable[str]) -> AsyncGenerator[str]:
         BlockedError: the policy blocks, or there is no final verdict, for any reason.
     """
     try:
-        async with AsyncClient(NUNATAK) as guard:
+        async with AsyncClient(NUNATAK, timeout_s=TIMEOUT_S) as guard:
             async for event in guard.judge_stream(POLICY, chunks):
                 if event.text:
                     yield event.text
