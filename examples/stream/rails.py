@@ -1,4 +1,4 @@
-"""Streams an answer through the output rail of NeMo Guardrails, and prints what the rail releases."""
+"""Prints what the output rail of NeMo Guardrails releases of a streamed answer."""
 
 import asyncio
 import sys

@@ -166,10 +166,6 @@ class Connections(Generic[HttpT]):
             ) from error
 
 
-def to_reply(response: httpx.Response) -> Reply:
-    return Reply(status=response.status_code, headers=response.headers, content=response.content)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Capped exponential backoff with full jitter.
