@@ -313,7 +313,7 @@ def test_a_text_leaves_without_its_personal_data(url: str, tmp_path: Path) -> No
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n\r\n"
 TEXT_EVENT = b'{"event": "text", "text": "It is "}\n'
-VERDICT = {
+VERDICT: dict[str, object] = {
     "policy": "answers", "version": 1, "mode": "enforce", "action": "block", "decided": "block",
     "by_failure": False, "message": "No.", "rules": [], "texts": None, "tasks": [], "failures": [],
 }  # fmt: skip
@@ -335,7 +335,7 @@ async def test_an_answer_without_a_verdict_ends_blocked(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply, expected, message = FAILURES[failure]
-    monkeypatch.syspath_prepend(EXAMPLES / "stream")
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES / "stream"), *sys.path])
     guard = importlib.import_module("guard")
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
