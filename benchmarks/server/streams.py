@@ -20,6 +20,7 @@ from benchmarks.server.tenants import publish, server
 from doubles.policies import make_policy, make_rule, when
 from doubles.streams import StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
+from nunatak_client import OverloadedError
 from nunatak_client.transport import PIECE_BYTES, VerdictExchange
 from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -154,12 +155,13 @@ async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> No
 
 async def load(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
     """Record what goes wrong while a third breaks off and a third reads late."""
-    wrong, hung, left = list[float](), list[float](), list[float]()
+    wrong, hung, left, refused = (list[float]() for _ in range(4))
     for _ in range(sheet.rounds):
         asked = [asyncio.create_task(end_of(address, number % 3)) for number in range(num_streams)]
         ended, late = await asyncio.wait(asked, timeout=HUNG_S)
         hung.append(len(late))
-        wrong.append(sum(it.exception() is not None or not it.result() for it in ended))
+        wrong.append(sum(it.exception() is not None or it.result() == "wrong" for it in ended))
+        refused.append(sum(it.exception() is None and it.result() == "refused" for it in ended))
         for it in late:
             it.cancel()
         async with httpx.AsyncClient(base_url=address) as client:
@@ -173,10 +175,14 @@ async def load(address: str, sheet: Sheet, num_streams: int, start: str) -> None
     sheet.record(f"{start}.load.wrong", wrong, unit=f"streams, {unit}", goal="<= 0")
     sheet.record(f"{start}.load.hung", hung, unit=f"streams after {HUNG_S} s, {unit}", goal="<= 0")
     sheet.record(f"{start}.load.left", left, unit=f"requests and bytes held, {unit}", goal="<= 0")
+    sheet.record(f"{start}.load.refused", refused, unit=f"streams by overload, {unit}")
 
 
-async def end_of(address: str, kind: int) -> bool:
-    """Return whether a stream shows its own text: of kind 0 breaks off, of kind 1 reads late."""
+async def end_of(address: str, kind: int) -> str:
+    """Return how a stream ends: of kind 0 breaks off, of kind 1 reads late.
+
+    `refused` ends with an overload or a block by failure, after a part of its own text or nothing.
+    """
     text, url = text_of(300), httpx.URL(address)
     exchange = VerdictExchange(url, {}, "guard")
     reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -184,15 +190,21 @@ async def end_of(address: str, kind: int) -> bool:
     await writer.drain()
     if kind == 0:
         writer.transport.abort()
-        return True
+        return "gone"
     writer.write(exchange.end())
     shown, verdict = "", None
-    while not exchange.is_over:
-        for event in exchange.received(await reader.read(64 if kind == 1 else PIECE_BYTES)):
-            shown, verdict = shown + event.text, event.verdict
-        await asyncio.sleep(0.05 if kind == 1 else 0)
+    try:
+        while not exchange.is_over:
+            for event in exchange.received(await reader.read(64 if kind == 1 else PIECE_BYTES)):
+                shown, verdict = shown + event.text, event.verdict
+            await asyncio.sleep(0.05 if kind == 1 else 0)
+    except OverloadedError:
+        verdict = None
     writer.close()
-    return shown == text and verdict is not None
+    is_right = verdict is not None and not verdict.by_failure
+    if shown == text if is_right else text.startswith(shown):
+        return "answered" if is_right else "refused"
+    return "wrong"
 
 
 @dataclass(slots=True)
