@@ -155,7 +155,7 @@ async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> No
 
 async def load(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
     """Record what goes wrong while a third breaks off and a third reads late."""
-    wrong, hung, left, refused = (list[float]() for _ in range(4))
+    held, (wrong, hung, left, refused) = 0.0, (list[float]() for _ in range(4))
     for _ in range(sheet.rounds):
         asked = [asyncio.create_task(end_of(address, number % 3)) for number in range(num_streams)]
         ended, late = await asyncio.wait(asked, timeout=HUNG_S)
