@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.record import problems_text
 from nunatak_model import (
     Backbone,
     CorruptBackboneError,
@@ -187,9 +188,7 @@ class Checkpoint:
         try:
             return model.model_validate_json(data)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "document"
-            raise self.corrupt(name, f"does not read: {where}: {first['msg']}") from error
+            raise self.corrupt(name, f"does not read: {problems_text(error)}") from error
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Ia3, Lora, Method
+from nunatak_contract.plain_text import counted
 from nunatak_exchange import checks, peft_config, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
@@ -279,7 +280,7 @@ class _PeftImport(checks.Import):
         has_embeddings = any(it.startswith("embeddings.") for it in parameters)
         method = {**peft_config.NATIVE, **peft_config.MERGED}[self.method]
         found = (
-            f"{method} folder, merged: {len(layers)} of {config.num_layers} layers"
+            f"{method} folder, merged: {len(layers)} of {counted(config.num_layers, 'layer')}"
             f"{' and the embeddings' if has_embeddings else ''} its own, {size / 1e6:.0f} MB"
         )
         return _Found(spec=spec, parameters=parameters, found=found)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
+from nunatak_contract.plain_text import counted
 from nunatak_exchange import checks, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
@@ -41,7 +42,7 @@ class Divergence:
         method = self.method()
         match method:
             case HeadOnly():
-                return f"no layer differs: head on all {self.num_layers} layers"
+                return f"no layer differs: head on all {counted(self.num_layers, 'layer')}"
             case TopK():
                 return f"{_layers(self.layers)}: top-{method.num_layers} of {self.num_layers}"
             case Full():

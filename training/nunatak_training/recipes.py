@@ -19,9 +19,10 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from nunatak_contract import methods
 from nunatak_contract.enums import OnLong, Pooling
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.record import problems_text
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
-from nunatak_training.settings import Setting, Settings, nested, problems_in, settings_of
+from nunatak_training.settings import Setting, Settings, nested, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
@@ -395,4 +396,4 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
-        raise InvalidRecipeError(problems_in(error)) from error
+        raise InvalidRecipeError(problems_text(error, "recipe")) from error

@@ -14,6 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_contract.plain_text import counted
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import (
@@ -69,7 +70,9 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
             low = middle + 1
     made = tuple(LayerRun(layers=layers, score=score) for layers, score in runs.items())
     if best is None:
-        tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
+        tried = ", ".join(
+            f"{counted(layers, 'layer')} {score:.4f}" for layers, score in runs.items()
+        )
         found = (
             f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
             "--layers or --method full"

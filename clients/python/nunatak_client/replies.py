@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationErro
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
 from nunatak_contract import wire
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.record import Result
+from nunatak_contract.record import Result, problems_of
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -383,8 +383,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _unexpected(expected: str, error: ValidationError) -> InvalidResponseError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])) or "the body"
+    place, problem = problems_of(error)[0]
     return InvalidResponseError(
-        f"expected {expected}, but {place}: {first['msg']}; is this a Nunatak server?"
+        f"expected {expected}, but {place or 'the body'}: {problem}; is this a Nunatak server?"
     )

@@ -29,6 +29,7 @@ from nunatak_client.errors import (
 )
 from nunatak_client.replies import Reply, error_of, raise_for_problem
 from nunatak_contract.names import API_KEY_VARIABLE
+from nunatak_contract.record import problems_text
 from nunatak_contract.wire import DEADLINE_HEADER, LINES_TYPE, StreamEvent
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -362,7 +363,7 @@ class VerdictExchange:
             try:
                 event = StreamEvent.model_validate_json(line)
             except ValidationError as error:
-                raise InvalidResponseError(f"expected an event: {error}") from error
+                raise InvalidResponseError(f"expected an event: {problems_text(error)}") from error
             if event.error is not None:
                 raise error_of(event.error)
             self.is_over = event.final

@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
+from nunatak_contract.record import problems_text
 from nunatak_server.errors import KeyFileError
 from nunatak_server.scheduler.quotas import Limits, Quota
 
@@ -228,9 +229,7 @@ def _parse(path: Path, data: bytes) -> Keys:
     try:
         return KeyFile.model_validate_json(data).keys
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise KeyFileError(path, f"{place}: {first['msg']}") from None
+        raise KeyFileError(path, problems_text(error, "the file")) from None
 
 
 def _write(path: Path, content: KeyFile) -> None:

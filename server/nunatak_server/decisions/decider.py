@@ -304,6 +304,11 @@ def answer_of(
         raise AssertionError("the card of another question")
     if isinstance(result, TaskFailure):
         return result.error
+    num_unread = max((it.num_unread for it in result.extents), default=0)
+    if num_unread and not card.document.unjudged:
+        return NunatakError(
+            "text_unread", task=result.task, version=result.version, count=num_unread
+        )
     head = AnsweringHead(
         kind=result.head, problem_type=result.problem_type, labels=tuple(result.labels)
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 from nunatak_rows import FileRow, RowFormat
 from nunatak_training.data.examples import ReadExample
 from nunatak_training.data.rows import parse_row
@@ -90,8 +91,8 @@ class BadRows:
         shown = "; ".join(f"{len(rows):,}: {text} ({_places(rows)})" for text, rows in ordered[:10])
         more = f"; and {len(ordered) - SHOWN:,} other reasons" if len(ordered) > SHOWN else ""
         return (
-            f"{len(self._found):,} of {self._num_rows:,} rows cannot be used. {shown}{more}. "
-            "Correct these rows, or leave them out with --on-bad-row skip"
+            f"{len(self._found):,} of {counted(self._num_rows, 'row')} cannot be used. "
+            f"{shown}{more}. Correct these rows, or leave them out with --on-bad-row skip"
         )
 
 

@@ -11,6 +11,7 @@ from nunatak_cli.options import JsonOption, RevisionOption, group
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_exchange.backbones import AddedBackbone
@@ -113,8 +114,8 @@ def verify(
 
 def _shape(added: "AddedBackbone") -> str:
     return (
-        f"{added.model_type}, {added.num_layers} layers of width {added.hidden_width}, up to "
-        f"{added.max_tokens} tokens"
+        f"{added.model_type}, {counted(added.num_layers, 'layer')} of width {added.hidden_width}, "
+        f"up to {added.max_tokens} tokens"
     )
 
 

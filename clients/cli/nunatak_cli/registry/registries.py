@@ -16,6 +16,7 @@ from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def upgrade(
     elif dry_run:
         line = f"a copy has layout {done.layout} now; the registry is unchanged"
     else:
-        line = f"the index has layout {done.layout} now; its {done.num_versions} versions stay"
+        kept = counted(done.num_versions, "version")
+        line = f"the index has layout {done.layout} now; {kept} kept"
     if as_json or not quiet:
         print_outcome({**asdict(done), "dry_run": dry_run}, line, as_json=as_json)
     if done.unreadable:
@@ -153,7 +155,7 @@ def _replicas_table(listing: "ReplicaListing") -> Table:
             f"{'current' if it.is_current else 'older'}, {'ready' if load.ready else 'not ready'}",
             "none" if it.lease_s is None else f"{it.lease_s:g} s",
             f"{load.running} running, {load.waiting} waiting",
-            f"{load.versions} versions, {decimal(load.version_bytes)} of "
+            f"{counted(load.versions, 'version')}, {decimal(load.version_bytes)} of "
             f"{decimal(load.process_bytes)}",
         )
     return table
@@ -260,7 +262,7 @@ def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
     parts = [
         _versions_text(done.versions) if done.versions else "no new version",
         *([f"{len(done.present)} there already"] if done.present else []),
-        f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
+        f"{counted(done.num_events, 'event')} of aliases",
         decimal(done.num_bytes),
     ]
     is_same = not done.versions and not done.num_events

@@ -15,6 +15,7 @@ from rich.table import Table
 from nunatak_cli.options import JsonOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.record import problems_text
 
 if TYPE_CHECKING:
     from nunatak_server.access.keys import KeyRecord, Keys
@@ -135,11 +136,9 @@ def _create_key(file: Path, **members: object) -> str:
     try:
         record = KeyRecord.model_validate({**members, "sha256": digest_of(key.encode())})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise NunatakError(
-            "invalid_option", problem=f"{place}: {first['msg']}, got {first['input']!r}"
-        ) from error
+        given = error.errors(include_url=False, include_context=False)[0]["input"]
+        problem = f"{problems_text(error)}, got {given!r}"
+        raise NunatakError("invalid_option", problem=problem) from error
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):
