@@ -325,7 +325,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     return fan_out
 
 
-def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
+def read_line(line: bytes, *, num_inputs: int | None) -> TaskResult:
     """Read one line of a stream: the answer or failure of one task."""
     try:
         entry = _OBJECT.validate_json(line)
