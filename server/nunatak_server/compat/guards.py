@@ -26,8 +26,8 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
+from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
-from nunatak_server.http.state import state_of
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement

@@ -20,7 +20,7 @@ from nunatak_contract.questions import AnsweringHead, Outcome, TypedQuestion, fi
 from nunatak_model import Backbone
 from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.decisions.answers import (
     AnswerSource,
     AskedQuestion,
