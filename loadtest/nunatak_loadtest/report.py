@@ -103,8 +103,8 @@ def render(report: LoadReport) -> Group:
 
 
 def _request_table(report: LoadReport) -> Table:
-    table = Table(title="Requests", title_justify="left", title_style="bold")
-    table.add_column("of", overflow="fold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("requests", overflow="fold")
     for heading in ("answers/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "failed"):
         table.add_column(heading, justify="right")
     most_asked = sorted(report.by_name.items(), key=lambda item: -item[1].requests)
@@ -112,7 +112,6 @@ def _request_table(report: LoadReport) -> Table:
         table.add_row(name, *_figures(statistics))
     if len(most_asked) > MOST_TASKS:
         table.add_row(f"... and {len(most_asked) - MOST_TASKS} more", *[""] * 6)
-    table.add_section()
     table.add_row("all", *_figures(report.overall), style="bold")
     return table
 
@@ -150,8 +149,8 @@ def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
     if memory is None:
         yield Text("no memory: that needs a key with the scope `read` for all tasks")
         return
-    table = Table(title="Memory", title_justify="left", title_style="bold")
-    table.add_column("what", overflow="fold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("memory", overflow="fold")
     table.add_column("bytes", justify="right")
     table.add_row(f"backbone {memory.backbone.name}", decimal(memory.backbone.bytes))
     for task in memory.tasks[:MOST_TASKS]:
@@ -159,11 +158,9 @@ def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
     if len(memory.tasks) > MOST_TASKS:
         rest = sum(task.bytes for task in memory.tasks[MOST_TASKS:])
         table.add_row(f"... and {len(memory.tasks) - MOST_TASKS} more", decimal(rest))
-    table.add_section()
     table.add_row("all of this, shared", decimal(memory.shared_bytes))
     table.add_row("one full model per task instead", decimal(memory.dedicated_bytes))
     table.add_row("saved", f"{memory.saved_share:.1%}")
-    table.add_section()
     for name in ("pss_bytes", "rss_bytes"):
         found = (getattr(it, name) for it in report.memory)
         seen = max((it for it in found if it is not None), default=None)

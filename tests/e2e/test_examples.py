@@ -36,7 +36,7 @@ BLOCKED = "[The answer was blocked.]"
 ANSWER = "Blue light is scattered most."
 START_LIMIT_S = 300
 SOURCES = (ROOT / "clients" / "python", ROOT / "contract")
-"""What `pip install nunatak` brings into the environments of the gateways."""
+"""What `pip install .` brings into the environments of the gateways."""
 
 
 def commands(case: str, program: str) -> list[list[str]]:

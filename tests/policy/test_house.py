@@ -10,13 +10,13 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (419, 4),
     "nunatak_exchange": (3925, 14),
-    "nunatak_cli": (7078, 40),
+    "nunatak_cli": (7074, 40),
     "nunatak": (474, 3),
     "nunatak_client": (1847, 7),
     "nunatak_cluster": (570, 6),
     "nunatak_contract": (4205, 20),
     "nunatak_rows": (781, 7),
-    "nunatak_loadtest": (1123, 7),
+    "nunatak_loadtest": (1120, 7),
     "nunatak_model": (9271, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
@@ -25,7 +25,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_993, 321
+MAX_LINES, MAX_FILES = 62_986, 321
 MIN_CODE_SHARE = 0.521
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

@@ -5,10 +5,9 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from nunatak_cli.options import JsonOption, RevisionOption, group
-from nunatak_cli.output import plain_table, print_outcome
+from nunatak_cli.output import facts_table, plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 
@@ -77,17 +76,15 @@ def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
         from nunatak_model.checkpoint import added_backbones
     found = read_backbone(name)
     folder = str(added_backbones() / name)
-    table = Table(show_header=False, box=None)
-    for label, value in (
-        ("name", found.name),
-        ("source", found.source),
-        ("shape", _shape(found)),
-        ("digest", found.digest),
-        ("difference", f"{found.difference:.1e} of the vectors' size, from transformers"),
-        ("folder", folder),
-    ):
-        table.add_row(label, value)
-    print_outcome({**found.model_dump(), "folder": folder}, table, as_json=as_json)
+    facts = {
+        "name": found.name,
+        "source": found.source,
+        "shape": _shape(found),
+        "digest": found.digest,
+        "difference": f"{found.difference:.1e} of the vectors' size, from transformers",
+        "folder": folder,
+    }
+    print_outcome({**found.model_dump(), "folder": folder}, facts_table(facts), as_json=as_json)
 
 
 def verify(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.table import Table
 
 from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
@@ -259,7 +258,7 @@ def list_cards(*, registry: RegistryOption = None, as_json: JsonOption = False) 
 
     with existing_registry(registry) as opened:
         cards = opened.questions.newest()
-    table = Table("card", "version", "type", "task", "question", box=None)
+    table = plain_table("card", "version", "type", "task", "question")
     for it in cards:
         card = it.document
         asked = text_of(card.question.instructions or card.question.yes or "")
