@@ -35,7 +35,7 @@ from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.memory import size_in_memory
+from nunatak_server.residency.resident_set import size_in_memory
 
 QUIET = tuple(f"quiet-{index}" for index in range(9))
 QUIET_SHARES, NOISE = (0.3, 0.1), 2.0

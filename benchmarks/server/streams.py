@@ -20,6 +20,7 @@ from benchmarks.server.tenants import publish, server
 from doubles.policies import make_policy, make_rule, when
 from doubles.streams import StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
+from nunatak_client import OverloadedError
 from nunatak_client.transport import PIECE_BYTES, VerdictExchange
 from nunatak_contract.enums import OnFailure, StreamEventKind, VerdictAction
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -33,6 +34,8 @@ CHUNK = 5
 HOLD_MS = 1000
 SPREAD_S = 4.0
 """About the time in which a stream fills a window, so that windows close at all times alike."""
+HUNG_S, SETTLE_S = 300, 30
+GAUGES = ("nunatak_waiting_requests", "nunatak_running_requests", "nunatak_held_body_bytes")
 TOKENS = "nunatak_task_tokens_total"
 WORDS = "the answer of a model about ships and the sea in the north last year".split()  # noqa: SIM905
 
@@ -40,14 +43,15 @@ WORDS = "the answer of a model about ships and the sea in the north last year".s
 def main() -> None:
     """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=3)
-    parser.add_argument("parts", nargs="*", default=["equal", "served"], metavar="equal|served")
+    parser.add_argument("parts", nargs="*", default=["equal", "served", "load"])
     parser.add_argument("--divisions", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--at-once", type=int, default=200)
     parser.add_argument("--backbone", default=DEFAULT_BACKBONE)
     options, sheet = open_sheet(parser)
     if "equal" in options.parts:
         asyncio.run(equality(sheet, options.divisions))
-    if "served" in options.parts:
+    if not {"served", "load"}.isdisjoint(options.parts):
         os.environ["NUNATAK_BACKBONE"] = options.backbone
         backbone = load_backbone(options.backbone)
         with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
@@ -60,7 +64,10 @@ def main() -> None:
             registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
             with server(folder, task_memory_bytes=2**30) as address:
                 name = f"stream{'.int8' * backbone.is_quantized}"
-                asyncio.run(served(address, sheet, options.streams, name))
+                if "load" in options.parts:
+                    asyncio.run(load(address, sheet, options.at_once, name))
+                if "served" in options.parts:
+                    asyncio.run(served(address, sheet, options.streams, name))
 
 
 async def equality(sheet: Sheet, divisions: int) -> None:
@@ -144,6 +151,60 @@ async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> No
         sheet.record(
             f"{start}.{name}", firsts, unit=f"ms at {RATE:g} words a second{hold}", goal=goal
         )
+
+
+async def load(address: str, sheet: Sheet, num_streams: int, start: str) -> None:
+    """Record what goes wrong while a third breaks off and a third reads late."""
+    held, (wrong, hung, left, refused) = 0.0, (list[float]() for _ in range(4))
+    for _ in range(sheet.rounds):
+        asked = [asyncio.create_task(end_of(address, number % 3)) for number in range(num_streams)]
+        ended, late = await asyncio.wait(asked, timeout=HUNG_S)
+        hung.append(len(late))
+        wrong.append(sum(it.exception() is not None or it.result() == "wrong" for it in ended))
+        refused.append(sum(it.exception() is None and it.result() == "refused" for it in ended))
+        for it in late:
+            it.cancel()
+        async with httpx.AsyncClient(base_url=address) as client:
+            for _ in range(SETTLE_S):
+                held = sum([await metric(client, it) for it in GAUGES])
+                if not held:
+                    break
+                await asyncio.sleep(1)
+        left.append(held)
+    unit = f"of {num_streams} streams at once, a third broken off, a third read late"
+    sheet.record(f"{start}.load.wrong", wrong, unit=f"streams, {unit}", goal="<= 0")
+    sheet.record(f"{start}.load.hung", hung, unit=f"streams after {HUNG_S} s, {unit}", goal="<= 0")
+    sheet.record(f"{start}.load.left", left, unit=f"requests and bytes held, {unit}", goal="<= 0")
+    sheet.record(f"{start}.load.refused", refused, unit=f"streams by overload, {unit}")
+
+
+async def end_of(address: str, kind: int) -> str:
+    """Return how a stream ends: of kind 0 breaks off, of kind 1 reads late.
+
+    `refused` ends with an overload or a block by failure, after a part of its own text or nothing.
+    """
+    text, url = text_of(300), httpx.URL(address)
+    exchange = VerdictExchange(url, {}, "guard")
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(exchange.head() + exchange.chunk(text))
+    await writer.drain()
+    if kind == 0:
+        writer.transport.abort()
+        return "gone"
+    writer.write(exchange.end())
+    shown, verdict = "", None
+    try:
+        while not exchange.is_over:
+            for event in exchange.received(await reader.read(64 if kind == 1 else PIECE_BYTES)):
+                shown, verdict = shown + event.text, event.verdict
+            await asyncio.sleep(0.05 if kind == 1 else 0)
+    except OverloadedError:
+        verdict = None
+    writer.close()
+    is_right = verdict is not None and not verdict.by_failure
+    if shown == text if is_right else text.startswith(shown):
+        return "answered" if is_right else "refused"
+    return "wrong"
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScor
 from nunatak_contract.evidence import ConfusionCell, MetricRecord, ReliabilityBin, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.plain_text import visible, visible_lines
+from nunatak_contract.plain_text import counted, visible, visible_lines
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """If more than this share of the examples is cut, the card warns."""
@@ -89,10 +89,10 @@ def teacher_text(manifest: TaskManifest) -> str | None:
     found = manifest.teacher
     if found is None:
         return None
-    told = f"{found.name} ({found.digest[:12]}...): {found.num_texts:,} texts"
+    told = f"{found.name} ({found.digest[:12]}...): {counted(found.num_texts, 'text')}"
     told += f", asked in {found.seconds:.1f} s" * (found.seconds > 0)
     agreed, score, own = found.agreement, found.score, found.own_score
-    told += f"; agreement on {agreed.num_examples:,} held-out texts: {score_text(agreed)}"
+    told += f"; agreement on {counted(agreed.num_examples, 'held-out text')}: {score_text(agreed)}"
     if score is not None and own is not None:
         told += f"; {score.name} of {score.num_examples:,} labelled ones: teacher "
         told += f"{score_text(score)}, task {score_text(own)}"
@@ -132,9 +132,11 @@ def long_text(manifest: TaskManifest) -> str:
 
 
 def long_examples_text(manifest: TaskManifest) -> str | None:
-    """The number of examples that did not fit, with a warning if high; None if not counted."""
+    """The number of examples that did not fit, with a warning if high; None if none is known."""
     data = manifest.data
     if data is None or data.num_train_long is None or data.num_dev_long is None:
+        return None
+    if not data.num_train_long + data.num_dev_long:
         return None
     told = (
         f"{data.num_train_long:,} of {data.num_train:,} train examples and "
@@ -171,7 +173,7 @@ def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
         ),
         "stored": f"{stored_bytes(manifest):,} bytes ({manifest.dtype})",
         "backbone": f"{manifest.backbone.name}, {manifest.backbone.digest[:12]}...",
-        "longest input": f"{manifest.max_length} tokens; {long_text(manifest)}",
+        "longest input": f"{counted(manifest.max_length, 'token')}; {long_text(manifest)}",
         "long examples": long_examples_text(manifest),
         "calibration": calibration_text(manifest),
         "teacher": teacher_text(manifest),

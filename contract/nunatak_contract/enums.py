@@ -301,6 +301,8 @@ class UnjudgedPart(StrEnum):
     TOOL_CALLS = "tool_calls"
     FILES = "files"
     AUDIO = "audio"
+    TURNS = "turns"
+    """Texts of one role with other roles between, as one text."""
     OTHER = "other"
     UNREAD = "unread"
     """Characters of a text for which a task has no token."""

@@ -16,6 +16,7 @@ from nunatak_contract.enums import (
     MethodKind,
     Norms,
 )
+from nunatak_contract.plain_text import counted
 from nunatak_contract.record import Record
 
 FirstLayer = Annotated[int, Field(ge=0, le=1000, description="layers below stay shared")]
@@ -49,7 +50,7 @@ class TopK(_MethodRecord, frozen=True):
     @property
     def text(self) -> str:
         """The method with the number of its layers."""
-        return f"{self.kind}, {self.num_layers} layer{'s' if self.num_layers > 1 else ''}"
+        return f"{self.kind}, {counted(self.num_layers, 'layer')}"
 
 
 class HeadOnly(_MethodRecord, frozen=True):
@@ -124,7 +125,7 @@ class Ia3(_MethodRecord, frozen=True):
     def text(self) -> str:
         """The method with the number of its vectors."""
         number = len(self.scaled_outputs) + len(self.scaled_inputs)
-        return f"{self.kind}, {number} vector{'s' if number > 1 else ''} a layer"
+        return f"{self.kind}, {counted(number, 'vector')} a layer"
 
 
 class Full(_MethodRecord, frozen=True):

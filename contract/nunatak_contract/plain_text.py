@@ -18,6 +18,11 @@ _CONTROLS = re.compile(
 )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 row` or `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def visible(text: str) -> str:
     """Spell out every control character, line ends included, so that the result is one line."""
     return _CONTROLS.sub(_spelt, text)

@@ -101,7 +101,8 @@ class Policy(Record, frozen=True):
         default=frozenset(),
         description="parts of a gateway's request that may pass without a judgement; all others "
         "are refused, because no task reads them. `unread`: characters for which a task has no "
-        "token; else the task counts as failed about such a text",
+        "token; else the task counts as failed about such a text. `turns`: a sentence that is "
+        "cut over texts of one role with other roles between",
     )
 
     @property

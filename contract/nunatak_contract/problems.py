@@ -374,7 +374,7 @@ SERVER: Mapping[str, Reason] = {
     "text_unread": Reason(
         "version {version} of task {task!r} has not read {count} characters of a text, because its "
         "backbone has no token for them; use a backbone that knows the script, or let such "
-        "characters pass with unjudged ['unread'] in the policy",
+        "characters pass with unjudged ['unread'] in the policy or card",
         _INVALID,
     ),
     "question_unknown": Reason(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from nunatak_contract.plain_text import visible, visible_json
+from nunatak_contract.plain_text import counted, visible, visible_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -63,14 +63,12 @@ class Work:
     def text(self, now: float) -> str:
         """Return the state in words."""
         per_s, left_s = self.pace(now)
-        of = "" if self.total is None else f" of {self.total:,}"
-        plural = "" if (self.total or self.done) == 1 else "s"
-        parts = [f"{self.done:,}{of} {self.unit}{plural}"]
+        of = "" if self.total is None else f"{self.done:,} of "
+        parts = [of + counted(self.done if self.total is None else self.total, self.unit)]
         if per_s is not None:
             is_fast = per_s >= 1
-            parts += [
-                f"{per_s:,.0f} {self.unit}s/s" if is_fast else f"{1 / per_s:.1f} s/{self.unit}"
-            ]
+            slow = f"{1 / per_s:.1f} s/{self.unit}"
+            parts += [f"{counted(round(per_s), self.unit)}/s" if is_fast else slow]
         if left_s:
             parts += [f"{timedelta(seconds=round(left_s))} left"]
         return ", ".join([*parts, *([visible(self.note)] if self.note else [])])

@@ -12,7 +12,7 @@ from typing import Final, Literal, Self, TypeAlias, cast
 
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StrictStr, model_validator
 
-from nunatak_contract.enums import HeadKind, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, ProblemType, Reads, UnjudgedPart
 from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName
 from nunatak_contract.policies import Reference
@@ -200,6 +200,12 @@ class QuestionCard(Record, frozen=True):
         le=1,
         exclude_if=lambda it: it is None,
         description="an answer with a lower confidence is asked of the server's upstream",
+    )
+    unjudged: frozenset[Literal[UnjudgedPart.UNREAD]] = Field(
+        default=frozenset(),
+        exclude_if=lambda it: not it,
+        description="`unread`: the task answers although it has no token for characters of a text; "
+        "else such a text has no answer",
     )
 
     @cached_property

@@ -1,5 +1,6 @@
 """The bases of all records and of all answers, and the types of their fields."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -11,6 +12,7 @@ from pydantic import (
     ConfigDict,
     GetJsonSchemaHandler,
     PlainSerializer,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -18,6 +20,33 @@ from pydantic.json_schema import JsonSchemaValue
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of everything stored: frozen, without unknown fields, without NaN."""
+
+
+MAX_PROBLEMS: Final = 10
+"""Most wrong fields that an error names."""
+
+
+def message_text(message: str) -> str:
+    """Return a message of pydantic about a field, without names of classes."""
+    told = message.removeprefix("Value error, ")
+    return re.sub("a valid dictionary or instance of [A-Za-z]+", "an object", told)
+
+
+def problems_of(error: ValidationError) -> list[tuple[str, str]]:
+    """Return the places of wrong fields, such as `keys.0.name`, and what is wrong; no values."""
+    told = error.errors(include_url=False, include_context=False, include_input=False)[:100]
+    return [
+        (".".join(map(str, it["loc"])), message_text(it["msg"]))
+        for it in told
+        # A list is also too short because its items are wrong.
+        if it["type"] != "too_short"
+        or all(other["loc"][: len(it["loc"])] != it["loc"] for other in told if other != it)
+    ][:MAX_PROBLEMS]
+
+
+def problems_text(error: ValidationError, whole: str = "document") -> str:
+    """Return all problems as one line; `whole` names a place that is no field."""
+    return "; ".join(f"{place or whole}: {problem}" for place, problem in problems_of(error))
 
 
 MAX_REPR_CHARS: Final = 2_000

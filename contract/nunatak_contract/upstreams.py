@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from nunatak_contract.questions import TypedQuestion
 
+MAX_REPLY_BYTES: Final = 8 * 1024**2
 MAX_SUM_ERROR, MAX_ROUNDING = 0.05, 0.005
 """How far probabilities may be from a sum of 1, and from their rounding (jevcompat 0.1)."""
 
@@ -23,6 +24,27 @@ Shares: TypeAlias = tuple[float, ...]
 
 class UnusableReplyError(Exception):
     """The reply of an upstream is no answer. The message repeats nothing of the reply."""
+
+
+class ReplyBody(bytearray):
+    """The body of a reply that may be broken or hostile, gathered within a bound of bytes.
+
+    Raises:
+        UnusableReplyError: a compressed body, or more than `max_bytes`.
+    """
+
+    def __init__(self, headers: Mapping[str, str], *, max_bytes: int = MAX_REPLY_BYTES) -> None:
+        super().__init__()
+        # A small compressed part can become gigabytes before anybody can count them.
+        if headers.get("content-encoding", "identity") != "identity":
+            raise UnusableReplyError("its reply is compressed")
+        self._max_bytes = max_bytes
+
+    def take(self, part: bytes) -> None:
+        """Add a part."""
+        self += part
+        if len(self) > self._max_bytes:
+            raise UnusableReplyError(f"its reply has more than {self._max_bytes} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,33 +2,48 @@
 
 import csv
 import json
+import os
+import statistics
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 HERE = Path(__file__).parent
-QUESTIONS = json.loads((HERE / "questions.json").read_text(encoding="utf-8"))
+GATEWAY = "http://127.0.0.1:4000"
 
 
-def said(name: str, answer: dict[str, object]) -> object:
+def said(answer: dict[str, Any]) -> str:
     """Return the likeliest answer, by the names that the file of tickets has."""
-    if "noul" in answer:
-        return "yes" if answer["noul"] >= 0.5 else "no"
-    if "choice" in answer:
-        return answer["choice"]
-    shares = answer["probabilities"]
-    return QUESTIONS[name]["criteria"][int(max(shares, key=shares.get))]
+    match answer["type"]:
+        case "predicate":
+            return "yes" if answer["probability"] >= 0.5 else "no"
+        case "choice":
+            return answer["choice"]
+        case "score":
+            return max(answer["probabilities"], key=lambda it: it["probability"])["label"]
+        case other:
+            return other
 
 
-right, sources = Counter[str](), dict[str, str]()
-with httpx.Client(base_url="http://127.0.0.1:8080", timeout=60) as client:
-    tickets = list(csv.DictReader((HERE / "new.csv").open(encoding="utf-8")))
+questions = json.loads((HERE / "questions.json").read_text(encoding="utf-8"))
+tickets = list(csv.DictReader((HERE / "new.csv").open(encoding="utf-8")))
+right, sources, times = Counter[str](), dict[str, str](), list[float]()
+key = {"authorization": f"Bearer {os.environ['LITELLM_MASTER_KEY']}"}
+address = sys.argv[1] if len(sys.argv) > 1 else GATEWAY
+with httpx.Client(base_url=address, headers=key, timeout=60) as client:
     for ticket in tickets:
-        body = {"model": "nunatak", "state": ticket["text"], "questions": QUESTIONS}
-        answers = client.post("/v1/systemone", json=body).raise_for_status().json()["answers"]
-        for name, answer in answers.items():
-            right[name] += said(name, answer) == ticket[name]
-            sources[name] = answer["x_source"]["kind"]
-for name in QUESTIONS:
-    print(f"{name}: {right[name]} of {len(tickets)} right, by {sources[name]}")
+        body = {"model": "nunatak", "input": ticket["text"], "questions": questions}
+        reply = client.post("/v1/decisions", json=body).raise_for_status()
+        times.append(reply.elapsed.total_seconds())
+        for answer in reply.json()["answers"]:
+            name, source = answer["name"], answer.get("x_source")
+            right[name] += said(answer) == ticket[name]
+            # LiteLLM passes on OpenAI's fields alone, without the source.
+            sources[name] = f", by {source['kind']}" if source else ""
+for name, source in sources.items():
+    print(f"{name}: {right[name]} of {len(tickets)} right{source}")
+share = right.total() / (len(questions) * len(tickets))
+print(f"all: {share:.1%} right, {1000 * statistics.median(times):.0f} ms a request")

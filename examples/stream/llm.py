@@ -26,6 +26,8 @@ async def complete() -> StreamingResponse:
             chunk = {"choices": [{"index": 0, "delta": {"content": f"{word} "}}]}
             yield f"data: {json.dumps(chunk)}\n\n"
             await asyncio.sleep(1 / 30)
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        yield f"data: {json.dumps(last)}\n\n"
         yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")

@@ -9,11 +9,9 @@ import httpx
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
+from guard import BlockedError, released
 
-from nunatak_client import AsyncClient, NunatakClientError
-
-LLM, NUNATAK, POLICY = "http://127.0.0.1:4001", "http://127.0.0.1:8080", "answers"
-BLOCKED = "[The answer was blocked.]"
+LLM = "http://127.0.0.1:4001"
 app = FastAPI()
 
 
@@ -25,16 +23,12 @@ async def complete(request: Request) -> StreamingResponse:
 
 
 async def judged(asked: dict[str, Any]) -> AsyncGenerator[str]:
-    """Yield the events of an answer; an error ends the answer like a block."""
+    """Yield the events of an answer."""
     try:
-        async with AsyncClient(NUNATAK) as guard:
-            async for event in guard.judge_stream(POLICY, answer(asked)):
-                if event.text:
-                    yield chunk(event.text)
-                if event.final and event.verdict and event.verdict.action == "block":
-                    yield chunk(event.verdict.message or BLOCKED, finish="content_filter")
-    except NunatakClientError:
-        yield chunk(BLOCKED, finish="content_filter")
+        async for text in released(answer(asked)):
+            yield chunk(text)
+    except BlockedError as error:
+        yield chunk(str(error), finish="content_filter")
     yield "data: [DONE]\n\n"
 
 
@@ -43,10 +37,14 @@ async def answer(asked: dict[str, Any]) -> AsyncGenerator[str]:
     url = f"{LLM}/v1/chat/completions"
     async with httpx.AsyncClient(timeout=60) as llm, llm.stream("POST", url, json=asked) as reply:
         reply.raise_for_status()
-        async for line in reply.aiter_lines():
-            data = line.removeprefix("data: ")
-            if data and data != "[DONE]":
-                yield json.loads(data)["choices"][0]["delta"].get("content") or ""
+        rest = b""
+        async for part in reply.aiter_bytes():
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                field, _, data = line.strip().partition(b":")
+                if field == b"data" and data.strip() != b"[DONE]":
+                    for choice in json.loads(data)["choices"][:1]:
+                        yield choice["delta"].get("content") or ""
 
 
 def chunk(text: str, *, finish: str | None = None) -> str:

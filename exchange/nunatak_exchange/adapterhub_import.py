@@ -1,5 +1,9 @@
 """Import of the bottleneck folders of AdapterHub (the `adapters` package).
 
+The fields are from `adapters` 1.3 (`BnConfig`, `PredictionHead`). Older files have the same fields
+or fewer. An unknown field is accepted while it is off (null, false, empty). An unknown field that
+is on is refused.
+
 Heads first. A head of `adapters`' own classes is a chain of dropout, linear maps and
 non-linearities; the names of its tensors are positions in this chain. Such a head may read the
 pooler of the base model in place of the first token. Folders of transformers' classes hold the
@@ -14,12 +18,15 @@ multiplied into `up`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
 
 import torch
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 from torch import Tensor
 
 from nunatak_contract.enums import (
+    Activation,
     AdaptedBlocks,
     AdapterInput,
     HeadKind,
@@ -27,8 +34,8 @@ from nunatak_contract.enums import (
     Pooling,
     ProblemType,
 )
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck, HeadOnly
-from nunatak_exchange import adapterhub_config as files
 from nunatak_exchange import checks
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import Checkpoint
@@ -37,6 +44,154 @@ from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
 from nunatak_model.architectures import bert
 from nunatak_model.heads import head_shapes
 from nunatak_model.weights import Linear
+
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter"
+HEAD_FILE, HEAD_STEM = "head_config.json", "model_head"
+
+Factor = Annotated[float, Field(gt=0)]
+
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "swish": Activation.SILU,
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "leakyrelu": Activation.LEAKY_RELU,
+    "tanh": Activation.TANH,
+}
+REFUSED = {
+    "ln_before": "a layer norm inside the adapter (ln_before)",
+    "ln_after": "a layer norm inside the adapter (ln_after)",
+    "is_parallel": "parallel adapters (is_parallel)",
+    "use_gating": "gated adapters (use_gating)",
+    "inv_adapter": "invertible adapters (inv_adapter)",
+    "phm_layer": "Compacter layers (phm_layer)",
+    "cross_adapter": "adapters of cross attention (cross_adapter)",
+}
+TRAINING_ALONE = frozenset(
+    {
+        *("dropout", "stochastic_depth", "init_weights", "init_weights_seed"),
+        *("phm_dim", "factorized_phm_W", "shared_W_phm", "shared_phm_rule", "phm_rank", "phm_bias"),
+        *("factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm"),
+        *("hypercomplex_nonlinearity", "inv_adapter_reduction_factor"),
+        # Without a norm in between, both orders of adding give the same sum.
+        "adapter_residual_before_ln",
+    }
+)
+"""Settings without effect on a trained adapter's results, and settings of refused features."""
+
+
+class Scaling(StrEnum):
+    """Trained factors of an adapter's output: one for all, or one for each channel."""
+
+    LEARNED = "learned"
+    CHANNEL = "channel"
+
+
+class BottleneckConfig(BaseModel):
+    """A bottleneck configuration; the fields are documented by `adapters`' `BnConfig`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
+
+    mh_adapter: bool
+    output_adapter: bool
+    reduction_factor: Factor | dict[str, Factor]
+    non_linearity: str
+    original_ln_before: bool = False
+    original_ln_after: bool = True
+    residual_before_ln: bool | str = True
+    scaling: float | str = 1.0
+    leave_out: tuple[NonNegativeInt, ...] = ()
+
+
+class AdapterFile(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    config: dict[str, JsonValue]
+    name: str
+    model_type: str
+    hidden_size: int
+    model_name: str | None = None
+
+
+class FlexibleHead(BaseModel):
+    """The head of a model class of `adapters`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    head_type: str
+    num_labels: Annotated[int, Field(ge=1)] = 2
+    layers: int
+    activation_function: str | None = None
+    label2id: dict[str, NonNegativeInt] | None = None
+    use_pooler: bool = False
+    bias: bool = True
+    dropout_prob: float | None = None
+
+
+class HeadFile(BaseModel):
+    """`head_config.json`; heads of transformers' own classes have no `config`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config: FlexibleHead | None
+    name: str | None
+    model_class: str
+    num_labels: Annotated[int, Field(ge=1)] | None = None
+    label2id: dict[str, NonNegativeInt] | None = None
+
+
+def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConfig:
+    architecture = file.config.get("architecture")
+    if architecture is not None:
+        raise unsupported(
+            checkpoint, f"it is an adapter of architecture {str(architecture)[:80]!r}"
+        )
+    config = checkpoint.parsed(CONFIG_FILE, _ConfigOnly).config
+    for name, value in (config.__pydantic_extra__ or {}).items():
+        if value and name not in TRAINING_ALONE:
+            found = REFUSED.get(name, f"the unknown setting {name} = {str(value)[:80]!r}")
+            raise unsupported(checkpoint, f"it uses {found}")
+    if config.non_linearity.lower() not in ACTIVATIONS:
+        raise unsupported(checkpoint, f"its non-linearity is {config.non_linearity[:80]!r}")
+    if isinstance(config.scaling, str) and config.scaling not in set(Scaling):
+        raise unsupported(checkpoint, f"its scaling is {config.scaling[:80]!r}")
+    # If the adapter reads the block alone, the residual setting has no effect.
+    residuals = (True,) if config.original_ln_before else (True, False)
+    if config.residual_before_ln not in residuals or not config.original_ln_after:
+        raise unsupported(
+            checkpoint,
+            "its norms and residuals have another place than Houlsby's or Pfeiffer's "
+            f"(residual_before_ln={config.residual_before_ln!r}, "
+            f"original_ln_after={config.original_ln_after})",
+        )
+    return config
+
+
+def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width: int) -> int:
+    factor = config.reduction_factor
+    if isinstance(factor, dict):
+        found = factor.get(str(layer), factor.get("default"))
+        if found is None:
+            raise checkpoint.invalid(
+                f"its reduction_factor names neither layer {layer} nor a default"
+            )
+        factor = found
+    return max(1, int(width // factor))
+
+
+def unsupported(checkpoint: Checkpoint, found: str) -> NunatakError:
+    return checkpoint.refuse(
+        found,
+        "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",
+    )
+
+
+class _ConfigOnly(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    config: BottleneckConfig
+
 
 HEAD_TYPES = {
     "classification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -111,14 +266,14 @@ class _AdapterHubImport(checks.Import):
                 f"the backbone is a {config.model_type}",
                 f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
             )
-        file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
-        bottleneck = files.read_bottleneck(checkpoint, file)
+        file = checkpoint.parsed(CONFIG_FILE, AdapterFile)
+        bottleneck = read_bottleneck(checkpoint, file)
         self._check_backbone(file)
         if checkpoint.settings:
             self.check_reading()
         layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
         shapes = self._shapes(bottleneck, layers, file.name)
-        tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+        tensors = checkpoint.adapter_tensors(WEIGHTS_STEM, advice=PICKLE_ADVICE)
         checkpoint.check_tensors(
             tensors,
             {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
@@ -127,8 +282,8 @@ class _AdapterHubImport(checks.Import):
         method, parameters = HeadOnly(), dict[str, Tensor]()
         if adapters:
             method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
-        head_file = checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
-        tensors = checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
+        head_file = checkpoint.parsed(HEAD_FILE, HeadFile)
+        tensors = checkpoint.adapter_tensors(HEAD_STEM, advice=PICKLE_ADVICE)
         head = (
             self._class_head(head_file, tensors)
             if head_file.config is None
@@ -145,7 +300,7 @@ class _AdapterHubImport(checks.Import):
             base=file.model_name,
         )
 
-    def _check_backbone(self, file: files.AdapterFile) -> None:
+    def _check_backbone(self, file: AdapterFile) -> None:
         theirs, ours = file.model_type, self.backbone.config.model_type
         width, difference = self.backbone.config.hidden_width, None
         if theirs != ours:
@@ -156,7 +311,7 @@ class _AdapterHubImport(checks.Import):
             raise self.checkpoint.foreign(self.backbone, difference)
 
     def _shapes(
-        self, config: files.BottleneckConfig, layers: str, name: str
+        self, config: BottleneckConfig, layers: str, name: str
     ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
         """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
         width = self.backbone.config.hidden_width
@@ -164,11 +319,11 @@ class _AdapterHubImport(checks.Import):
             "attention_adapter": config.mh_adapter,
             "feedforward_adapter": config.output_adapter,
         }
-        is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
+        is_trained, one = isinstance(config.scaling, str), config.scaling == Scaling.LEARNED
         scaling = {"scaling": (1 if one else width,)} if is_trained else {}
         shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
         for layer in sorted(set(range(self.backbone.config.num_layers)) - set(config.leave_out)):
-            size = files.size_at(self.checkpoint, config, layer, width)
+            size = size_at(self.checkpoint, config, layer, width)
             own: dict[str, tuple[int, ...]] = {
                 "adapter_down.0.weight": (size, width),
                 "adapter_down.0.bias": (size,),
@@ -181,9 +336,7 @@ class _AdapterHubImport(checks.Import):
                     shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
         return shapes
 
-    def _flexible_head(
-        self, head: files.FlexibleHead, name: str, tensors: Mapping[str, Tensor]
-    ) -> _Head:
+    def _flexible_head(self, head: FlexibleHead, name: str, tensors: Mapping[str, Tensor]) -> _Head:
         spec = self._spec(head)
         positions = {OUTPUT: FIRST_LINEAR}
         if head.layers == 2:
@@ -207,7 +360,7 @@ class _AdapterHubImport(checks.Import):
             label2id=head.label2id,
         )
 
-    def _class_head(self, file: files.HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
+    def _class_head(self, file: HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
         kind = layout.kind_of_class(file.model_class)
         if kind is None:
             found = f"its head belongs to {file.model_class[:80]!r}"
@@ -245,7 +398,7 @@ class _AdapterHubImport(checks.Import):
             f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
         }
 
-    def _spec(self, head: files.FlexibleHead) -> HeadSpec:
+    def _spec(self, head: FlexibleHead) -> HeadSpec:
         kind, checkpoint = HEAD_TYPES.get(head.head_type), self.checkpoint
         if kind is None:
             raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
@@ -271,9 +424,7 @@ class _AdapterHubImport(checks.Import):
         return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
 
 
-def _stored(
-    prefix: str, config: files.BottleneckConfig, tensors: Mapping[str, Tensor]
-) -> StoredAdapter:
+def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
     scale = config.scaling
     factor = tensors[f"{prefix}.scaling"] if isinstance(scale, str) else torch.tensor([scale])
     return StoredAdapter(
@@ -288,7 +439,7 @@ def _stored(
     )
 
 
-def _settings(config: files.BottleneckConfig) -> Bottleneck:
+def _settings(config: BottleneckConfig) -> Bottleneck:
     match config.mh_adapter, config.output_adapter:
         case True, True:
             blocks = AdaptedBlocks.BOTH
@@ -299,7 +450,7 @@ def _settings(config: files.BottleneckConfig) -> Bottleneck:
     return Bottleneck(
         blocks=blocks,
         reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
-        activation=files.ACTIVATIONS[config.non_linearity.lower()],
+        activation=ACTIVATIONS[config.non_linearity.lower()],
         norms=Norms.FROZEN,
         size=1,  # found in the tensors
     )

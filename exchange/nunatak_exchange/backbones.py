@@ -56,8 +56,7 @@ from nunatak_model import (
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
-from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
-from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.text.tokenizer import TextTokenizer, check_bounds, check_token_ids, patterns_in
 from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

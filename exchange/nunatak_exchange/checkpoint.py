@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.record import problems_text
 from nunatak_model import (
     Backbone,
     CorruptBackboneError,
@@ -27,7 +28,7 @@ from nunatak_model import (
 )
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_model.errors import mismatch_of
-from nunatak_model.text.bounds import is_panic
+from nunatak_model.text.tokenizer import is_panic
 from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
@@ -187,9 +188,7 @@ class Checkpoint:
         try:
             return model.model_validate_json(data)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "document"
-            raise self.corrupt(name, f"does not read: {where}: {first['msg']}") from error
+            raise self.corrupt(name, f"does not read: {problems_text(error)}") from error
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
@@ -213,7 +212,6 @@ class Checkpoint:
         return found if isinstance(found, dict) else {}
 
     def max_length(self, backbone: Backbone) -> int | None:
-        """The longest input in the tokenizer's settings; None if not set."""
         if not self.has(TOKENIZER_CONFIG):
             return None
         length = self.parsed(TOKENIZER_CONFIG, _TokenizerLimit).model_max_length

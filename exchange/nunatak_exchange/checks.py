@@ -24,7 +24,7 @@ from nunatak_model import (
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
-from nunatak_model.text.bounds import check_bounds
+from nunatak_model.text.tokenizer import check_bounds
 from nunatak_model.tokenizer_settings import (
     SAVE_ADVICE,
     TOKENIZER,

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
+from nunatak_contract.record import problems_of
 from nunatak_exchange import checks
 from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint
@@ -102,7 +103,7 @@ def draft_imported(
             thresholds=choices.thresholds,
         )
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        problem = problems_of(error)[0][1]
         raise NunatakError(
             "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
         ) from error

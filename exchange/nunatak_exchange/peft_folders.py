@@ -25,7 +25,6 @@ from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Ia3, Lora, Method
 from nunatak_exchange import checks, peft_config, reference
-from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, new_folder, write_json
 from nunatak_exchange.checks import check_exact
@@ -39,7 +38,7 @@ from nunatak_exchange.transformers_export import (
     meaning_fields,
     merged_weights,
 )
-from nunatak_exchange.transformers_import import find_divergence
+from nunatak_exchange.transformers_import import find_divergence, is_ranking, read_cross_encoder
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -109,8 +108,8 @@ class _PeftImport(checks.Import):
         if self.checkpoint.settings:
             self.check_reading()
         num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
-        cross_encoder = cross_encoders.read_cross_encoder(self.checkpoint, self.backbone)
-        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+        cross_encoder = read_cross_encoder(self.checkpoint, self.backbone)
+        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
             self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
         )
         head = layout.head_spec(
@@ -306,7 +305,16 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     check_no_bottleneck(task, "no folder of peft", f"write it {KEEP_IT}")
     check_head(task, backbone, "write it with --format sentence-transformers")
     method = _method(task)
-    task_type = _task_type(task, backbone)
+    kind = task.branch.spec.head.kind
+    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+        raise export_refusal(
+            task,
+            "peft's class for question answering gives its model no token types, and the task "
+            "reads them",
+            "write it with --format transformers",
+        )
+    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
+    task_type = next(name for name, it in TASK_KINDS.items() if it is wanted)
     held = layout.ClassLayout(backbone.config, task.branch.spec.head.kind)
     names = held.head_names
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
@@ -350,19 +358,6 @@ def _method(task: LoadedTask) -> Lora | Ia3:
         f"its method is {method.kind}, peft folders hold LoRA and IA3",
         "write it with --format transformers",
     )
-
-
-def _task_type(task: LoadedTask, backbone: Backbone) -> str:
-    kind = task.branch.spec.head.kind
-    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise export_refusal(
-            task,
-            "peft's class for question answering gives its model no token types, and the task "
-            "reads them",
-            "write it with --format transformers",
-        )
-    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
-    return next(name for name, it in TASK_KINDS.items() if it is wanted)
 
 
 def _given_by_base(

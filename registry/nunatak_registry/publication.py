@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pydantic import ValidationError
 
 from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.record import problems_text
 from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, BlobStore, digest_of
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -64,4 +65,6 @@ def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
     try:
         return TaskManifest.model_validate({**fields, "version": version})
     except ValidationError as error:
-        raise InvalidManifestError(f"the draft of {draft.task!r} is invalid: {error}") from error
+        raise InvalidManifestError(
+            f"the draft of {draft.task!r} is invalid: {problems_text(error)}"
+        ) from error

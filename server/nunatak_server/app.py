@@ -17,7 +17,7 @@ from starlette.types import Scope
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry import Registry
 from nunatak_server.access.audit import AuditLog
-from nunatak_server.access.authenticators import authenticator_for, check_exposure
+from nunatak_server.access.keys import authenticator_for, check_exposure
 from nunatak_server.compat import (
     decisions,
     hugging_face,
@@ -35,12 +35,16 @@ from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes, streams
-from nunatak_server.http.limits import LoadShedder, StrictRoute
-from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
+from nunatak_server.http.access import AppState
+from nunatak_server.http.middleware import (
+    LoadShedder,
+    ObservingMiddleware,
+    RequestObserver,
+    StrictRoute,
+)
 from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from nunatak_server.http.state import AppState
 from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings

@@ -22,6 +22,7 @@ from pydantic_settings import EnvSettingsSource
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE
+from nunatak_contract.record import problems_of
 from nunatak_server.settings import ServerSettings
 
 PREFIX: Final = "NUNATAK_"
@@ -123,14 +124,13 @@ def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin
 def _as_known(
     error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
 ) -> NunatakError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
+    name, message = problems_of(error)[0]
+    if not name:
         return NunatakError("invalid_settings", problem=message)
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
+    kind = error.errors(include_url=False)[0]["type"]
+    if kind == "extra_forbidden":
         message = "there is no such setting; `nunatak serve --show-config` lists them all"
-    elif first["type"] == "string_pattern_mismatch":
+    elif kind == "string_pattern_mismatch":
         message = f"expected this form: {ServerSettings.model_fields[name].description}"
     match _origin(name, sources):
         case Origin.ENVIRONMENT:

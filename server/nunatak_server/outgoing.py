@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from nunatak_contract.upstreams import UnusableReplyError
+from nunatak_contract.upstreams import MAX_REPLY_BYTES, ReplyBody, UnusableReplyError
 
 
 def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx
@@ -18,7 +18,7 @@ def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> htt
     )
 
 
-async def whole_body(reply: httpx.Response, *, max_bytes: int) -> bytes:
+async def whole_body(reply: httpx.Response, *, max_bytes: int = MAX_REPLY_BYTES) -> bytes:
     """Read and close a streamed reply.
 
     Raises:
@@ -28,14 +28,9 @@ async def whole_body(reply: httpx.Response, *, max_bytes: int) -> bytes:
     try:
         if reply.status_code != HTTPStatus.OK:
             raise UnusableReplyError(f"its status is {reply.status_code}")
-        # A small compressed part can become gigabytes before anybody can count them.
-        if reply.headers.get("content-encoding", "identity") != "identity":
-            raise UnusableReplyError("its reply is compressed")
-        data = bytearray()
+        body = ReplyBody(reply.headers, max_bytes=max_bytes)
         async for part in reply.aiter_raw():
-            data += part
-            if len(data) > max_bytes:
-                raise UnusableReplyError(f"its reply has more than {max_bytes} bytes")
-        return bytes(data)
+            body.take(part)
+        return bytes(body)
     finally:
         await reply.aclose()

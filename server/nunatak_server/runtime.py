@@ -23,8 +23,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
-from nunatak_server.catalog.catalog import Catalog
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import Catalog, KnownFacts
 from nunatak_server.catalog.following import (
     HoldRenewal,
     Membership,
@@ -48,27 +47,25 @@ from nunatak_server.residency.loading import (
     VersionLoader,
     pin_at_start,
 )
-from nunatak_server.residency.memory import (
+from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.resident_set import (
     HostTier,
     find_memory_return,
     host_memory_budget,
+    key_of,
     size_in_memory,
     task_memory_budget,
     trunk_cache_budget,
 )
-from nunatak_server.residency.residency import Residency
-from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.quotas import Quotas
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
-from nunatak_server.scheduler.turns import Turns
+from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
-from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
-from nunatak_server.telemetry.records import note_prediction
+from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge

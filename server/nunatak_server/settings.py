@@ -14,7 +14,7 @@ from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
 from nunatak_contract.upstreams import PROTOCOLS
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
-from nunatak_server.scheduler.quotas import Limits, Quota
+from nunatak_server.scheduler.turns import Limits, Quota
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Quantity = Annotated[int, Field(ge=1, le=2**53)] | None

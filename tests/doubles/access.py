@@ -11,8 +11,8 @@ from nunatak_contract.problems import REASONS
 from nunatak_server.access.keys import KeyRecord, Scope, change_keys, digest_of, new_key
 from nunatak_server.app import create_app
 from nunatak_server.http.access import Access
-from nunatak_server.http.limits import StrictRoute
-from nunatak_server.scheduler.quotas import Quota
+from nunatak_server.http.middleware import StrictRoute
+from nunatak_server.scheduler.turns import Quota
 from nunatak_server.settings import ServerSettings
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)

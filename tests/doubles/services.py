@@ -19,7 +19,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.ask import RowSink

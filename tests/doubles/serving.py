@@ -24,8 +24,7 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
-from nunatak_server.catalog.catalog import Found
-from nunatak_server.catalog.facts import KnownFacts, LookUp
+from nunatak_server.catalog.catalog import Found, KnownFacts, LookUp
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
-from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
     BatchPlan,
     TurnOrder,
@@ -14,6 +13,7 @@ from nunatak_server.scheduler.planner import (
     plan_next,
     plan_preemption,
 )
+from nunatak_server.scheduler.rows import Queues
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 

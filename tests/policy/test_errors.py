@@ -1,6 +1,7 @@
 """Every error names a listed reason with the values of its message, and every reason is in use."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,13 @@ def trees() -> dict[Path, ast.Module]:
     """Parse each file of the product."""
     files = [it for package in house.product_files().values() for it in package]
     return {file: ast.parse(file.read_text()) for file in files}
+
+
+def test_only_one_place_puts_the_errors_of_pydantic_into_words() -> None:
+    raw = re.compile(r"""Value error|\[["']msg["']\]|\.errors\(.*\["msg"\]""")
+    read = {file.name for file in trees() if raw.search(file.read_text())}
+
+    assert read == {"problems.py", "record.py"}
 
 
 def made_errors() -> Iterator[Raised]:

@@ -8,26 +8,26 @@ import pytest
 MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
-    "nunatak_versions": (426, 4),
-    "nunatak_exchange": (3978, 17),
-    "nunatak_cli": (7074, 40),
+    "nunatak_versions": (419, 4),
+    "nunatak_exchange": (3925, 14),
+    "nunatak_cli": (7078, 40),
     "nunatak": (474, 3),
-    "nunatak_client": (1832, 7),
+    "nunatak_client": (1847, 7),
     "nunatak_cluster": (570, 6),
-    "nunatak_contract": (4139, 20),
+    "nunatak_contract": (4205, 20),
     "nunatak_rows": (781, 7),
     "nunatak_loadtest": (1123, 7),
-    "nunatak_model": (9277, 51),
+    "nunatak_model": (9271, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4302, 25),
-    "nunatak_server": (20113, 105),
-    "nunatak_training": (8955, 44),
+    "nunatak_registry": (4269, 23),
+    "nunatak_server": (20074, 97),
+    "nunatak_training": (8945, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_056, 337
-MIN_CODE_SHARE = 0.52
-MAX_FILES_OF_ONE_PREDICT = 59
+MAX_LINES, MAX_FILES = 62_993, 321
+MIN_CODE_SHARE = 0.521
+MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3
 
 

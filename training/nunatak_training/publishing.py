@@ -12,6 +12,7 @@ from nunatak_contract import evidence
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import Note, TaskManifest
+from nunatak_contract.record import problems_of
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import Example, ExampleSet, Label, LabelSet, TaskData
@@ -53,9 +54,9 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
         try:
             record()
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            place = ".".join(map(str, (part, *problem["loc"])))
-            raise NunatakError("unpublishable", place=place, problem=problem["msg"]) from error
+            place, problem = problems_of(error)[0]
+            place = f"{part}.{place}".removesuffix(".")
+            raise NunatakError("unpublishable", place=place, problem=problem) from error
 
 
 def draft_trained(

@@ -19,9 +19,10 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from nunatak_contract import methods
 from nunatak_contract.enums import OnLong, Pooling
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.record import problems_text
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
-from nunatak_training.settings import Setting, Settings, nested, problems_in, settings_of
+from nunatak_training.settings import Setting, Settings, nested, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
@@ -37,8 +38,6 @@ NOT_SET = frozenset({"backbone", "method", "layer_choice"})
 
 
 class RegularizerName(StrEnum):
-    """All regularizers."""
-
     NONE = "none"
     GRADDROP = "graddrop"
     LAYER_GRADDROP = "layer-graddrop"
@@ -133,8 +132,6 @@ class TaptSettings(Settings):
 
 
 class Optimizer(StrEnum):
-    """The optimizer."""
-
     ADAMW = "adamw"
     ADAM = "adam"
     SGD = "sgd"
@@ -148,8 +145,6 @@ class Precision(StrEnum):
 
 
 class Schedule(StrEnum):
-    """The course of the learning rate after its warm-up."""
-
     LINEAR = "linear"
     COSINE = "cosine"
     CONSTANT = "constant"
@@ -395,4 +390,4 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
-        raise InvalidRecipeError(problems_in(error)) from error
+        raise InvalidRecipeError(problems_text(error, "recipe")) from error

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
+from nunatak_contract.record import problems_text
 from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.settings import (
@@ -19,7 +20,6 @@ from nunatak_training.settings import (
     Settings,
     check_name,
     flattened,
-    problems_in,
     settings_of,
 )
 
@@ -95,7 +95,7 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
     try:
         method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
-        raise InvalidRecipeError(problems_in(error)) from error
+        raise InvalidRecipeError(problems_text(error, "recipe")) from error
     recipes.default_recipe(method, changes=flat)
     return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
@@ -141,7 +141,7 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
     try:
         chosen = LayerSettings.model_validate(named)
     except ValidationError as error:
-        raise InvalidRecipeError(problems_in(error)) from error
+        raise InvalidRecipeError(problems_text(error, "recipe")) from error
     if "layers" in named and chosen.frozen is not None:
         raise InvalidRecipeError("layers and frozen set the same number; give one of them")
     if "target" in named and chosen.layers != "auto":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from nunatak_training.errors import InvalidRecipeError
 
@@ -23,8 +23,6 @@ LARGE = 2**53
 
 
 class Settings(BaseModel):
-    """Base of all models of settings."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -180,14 +178,6 @@ class _UniqueKeys(yaml.SafeLoader):
                 problem_mark=key.start_mark,
             )
         return cast("dict[Hashable, object]", super().construct_mapping(node, deep=deep))
-
-
-def problems_in(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: "
-        f"{problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_url=False)
-    )
 
 
 def _settings_in(

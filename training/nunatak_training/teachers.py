@@ -20,7 +20,13 @@ from nunatak_client.transport import RetryPolicy, key_headers, server_url
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
 from nunatak_contract.questions import QuestionCard
-from nunatak_contract.upstreams import PROTOCOLS, UnusableReplyError, UpstreamProtocol, read_reply
+from nunatak_contract.upstreams import (
+    PROTOCOLS,
+    ReplyBody,
+    UnusableReplyError,
+    UpstreamProtocol,
+    read_reply,
+)
 from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data.examples import Teacher
@@ -135,10 +141,17 @@ class _Upstream(Client):
         """
         content = json.dumps(body).encode()
         call = _Call(
-            method="POST", path=url, read=lambda it: it, content=content, deadline_s=DEADLINE_S
+            method="POST",
+            path=url,
+            read=lambda it: it,
+            content=content,
+            deadline_s=DEADLINE_S,
+            headers={"accept-encoding": "identity"},
         )
         try:
             reply = self._run(call)
+        except UnusableReplyError as error:
+            return f"the reply cannot be used: {error}"
         except NunatakClientError as error:
             if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
                 raise
@@ -151,6 +164,12 @@ class _Upstream(Client):
         if reply.status in OF_A_TEXT:
             return told
         raise _failed(f"{url} does not answer: {told}")
+
+    def _read(self, response: httpx.Response) -> Reply:
+        body = ReplyBody(response.headers)
+        for part in response.iter_bytes():
+            body.take(part)
+        return Reply(status=response.status_code, headers=response.headers, content=bytes(body))
 
 
 def _upstream_teacher(

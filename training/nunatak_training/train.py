@@ -14,6 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_contract.plain_text import counted
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import (
@@ -69,7 +70,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
             low = middle + 1
     made = tuple(LayerRun(layers=layers, score=score) for layers, score in runs.items())
     if best is None:
-        tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
+        tried = ", ".join(f"{counted(it, 'layer')} {score:.4f}" for it, score in runs.items())
         found = (
             f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
             "--layers or --method full"
@@ -130,8 +131,6 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOutcome:
-    """The published version and its training."""
-
     manifest: TaskManifest
     is_new: bool
     """False: the registry had its content already."""

@@ -7,11 +7,10 @@ was never trained, or copied layers would load without an error and answer like 
 No later check would notice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
@@ -88,7 +87,13 @@ def load_task(
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(data)
-    _check_dtype(manifest, parameters, backbone)
+    expected: torch.dtype = getattr(torch, manifest.dtype)
+    # Own layers in integers, and their scales.
+    others = {torch.int8, torch.float32} if backbone.is_quantized else set[torch.dtype]()
+    for name, tensor in parameters.items():
+        if tensor.dtype is not expected and tensor.dtype not in others:
+            found = f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}"
+            raise _unservable(manifest, found)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
         raise _unservable(
@@ -124,18 +129,6 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
     if manifest.max_length > backbone.config.max_tokens:
         most = f"its backbone at most {backbone.config.max_tokens}"
         raise _unservable(manifest, f"it reads up to {manifest.max_length} tokens, {most}")
-
-
-def _check_dtype(
-    manifest: TaskManifest, parameters: Mapping[str, Tensor], backbone: Backbone
-) -> None:
-    expected: torch.dtype = getattr(torch, manifest.dtype)
-    # Own layers in integers, and their scales.
-    others = {torch.int8, torch.float32} if backbone.is_quantized else set[torch.dtype]()
-    for name, tensor in parameters.items():
-        if tensor.dtype is not expected and tensor.dtype not in others:
-            found = f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}"
-            raise _unservable(manifest, found)
 
 
 def _unservable(manifest: TaskManifest, reason: str) -> NunatakError:

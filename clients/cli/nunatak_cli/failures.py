@@ -21,12 +21,11 @@ from typer.core import TyperGroup
 
 from nunatak_cli.output import error_console, plain
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.record import problems_of
 
 _format_warning = warnings.formatwarning
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE})
 """Errors of an output that is full or closed."""
-MAX_PROBLEMS = 10
-"""Most problems of one file that are named at once."""
 
 
 class Program(typer.Typer):
@@ -116,16 +115,8 @@ def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        told = error.errors(include_url=False)
-        found = [
-            (".".join(map(str, it["loc"])) or "file", it["msg"].removeprefix("Value error, "))
-            for it in told
-            # A list is also too short because its items are wrong.
-            if it["type"] != "too_short"
-            or all(other["loc"][: len(it["loc"])] != it["loc"] for other in told if other != it)
-        ][:MAX_PROBLEMS]
-        (place, problem), *others = found
+        (place, problem), *others = problems_of(error)
         more = "".join(f"; {where}: {what}" for where, what in others)
-        raise made(place, problem + more) from error
+        raise made(place or "file", problem + more) from error
     except ValueError as error:
         raise made("file", str(error)) from error

@@ -1,8 +1,9 @@
 """Options: those that several commands share, those made from settings, and their values."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,13 @@ from nunatak_rows import RowFormat
 class DeviceName(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
+
+
+def _without_bars(is_given: bool) -> bool:  # noqa: FBT001 - typer gives it by place
+    """Keep the bars of huggingface_hub, which reads this when it is imported, out of the output."""
+    if is_given:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    return is_given
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
@@ -42,13 +50,14 @@ RegistryOption = Annotated[
     ),
 ]
 CreateOption = Annotated[
-    bool, typer.Option("--create", help="Make a new registry if the named place has none.")
+    bool, typer.Option("--create", help="Make a registry if the place has none, before all work.")
 ]
+_Barless = partial(typer.Option, callback=_without_bars)
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
+    bool, _Barless("--json", help="Print JSON for programs instead of tables for people.")
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", help="Show no progress, and nothing of steps that succeed.")
+    bool, _Barless("--quiet", help="Show no progress, and nothing of steps that succeed.")
 ]
 BackboneOption = Annotated[
     str | None,

@@ -20,6 +20,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_contract.plain_text import counted
 from nunatak_rows import RowFormat
 
 
@@ -98,9 +99,8 @@ def print_text(value: str) -> None:
 def tell_rejected(spelt: RowFormat) -> None:
     if spelt.rejected is not None and spelt.rejected.exists():
         num_rows = len(spelt.rejected.read_bytes().splitlines())
-        error_console().print(
-            f"{num_rows:,} rows are left out; the reasons are in {spelt.rejected}", soft_wrap=True
-        )
+        told = f"left out {counted(num_rows, 'row')}; the reasons are in {spelt.rejected}"
+        error_console().print(told, soft_wrap=True)
 
 
 def _plain_segment(segment: Segment) -> Segment:

@@ -18,6 +18,7 @@ from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.record import problems_text
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
@@ -141,6 +142,4 @@ def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:
     try:
         return requests.Parameters.model_validate(options)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise NunatakError("invalid_request", problem=f"{place}: {problem['msg']}") from error
+        raise NunatakError("invalid_request", problem=problems_text(error, "options")) from error

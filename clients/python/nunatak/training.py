@@ -17,6 +17,7 @@ from nunatak_client.payloads import ShownOptions
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import shown_progress
 from nunatak_contract.questions import card_of
 from nunatak_rows import RowFormat
@@ -265,8 +266,8 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
     if len(texts) != len(named):
         raise NunatakError(
             "invalid_option",
-            problem=f"expected one label for each text, got {len(texts)} texts and "
-            f"{len(named)} labels",
+            problem=f"expected one label for each text, got "
+            f"{counted(len(texts), 'text')} and {counted(len(named), 'label')}",
         )
     return [_row(text, label) for text, label in zip(texts, named, strict=True)]
 

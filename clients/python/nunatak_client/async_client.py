@@ -13,19 +13,19 @@ from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
-from nunatak_client.replies import FanOut, Prediction, TaskResult
+from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     PIECE_BYTES,
     Attempts,
     Connections,
+    Lines,
     RetryPolicy,
     VerdictExchange,
     key_headers,
     server_url,
     tls_context,
-    to_reply,
     without_proxy,
 )
 from nunatak_contract import wire
@@ -147,18 +147,18 @@ class AsyncClient:
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
                     if response.is_success:
-                        answered = list[str]()
-                        async for line in response.aiter_lines():
-                            result = stream.read(line)
-                            answered.append(result.reference)
-                            yield result
+                        answered, lines = list[str](), Lines()
+                        async for part in response.aiter_bytes():
+                            for line in lines.received(part):
+                                result = stream.read(line)
+                                answered.append(result.reference)
+                                yield result
                         stream.check_whole(answered)
                         return
-                    await response.aread()
+                    reply = await self._read(response)
             except httpx.RequestError as error:
                 delay_s = attempts.after_failure(error)
             else:
-                reply = to_reply(response)
                 retry_s = attempts.after_reply(reply)
                 if retry_s is None:
                     stream.refuse(reply)
@@ -320,6 +320,11 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
+    async def _read(self, response: httpx.Response) -> Reply:
+        return Reply(
+            status=response.status_code, headers=response.headers, content=await response.aread()
+        )
+
     async def _connect(self, url: httpx.URL) -> httpcore.AsyncNetworkStream:
         port = url.port or {"http": 80, "https": 443}[url.scheme]
         backend: httpcore.AsyncNetworkBackend = httpcore.AnyIOBackend()  # pyright: ignore[reportAssignmentType] - a conditional import there
@@ -332,18 +337,18 @@ class AsyncClient:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                response = await self._connections.here().request(
+                async with self._connections.here().stream(
                     call.method,
                     call.path,
                     params=call.query or None,
                     content=call.content,
                     headers={**attempts.headers(), **call.headers},
                     timeout=attempts.timeout_s(self._timeout_s),
-                )
+                ) as response:
+                    reply = await self._read(response)
             except httpx.RequestError as error:
                 delay_s = attempts.after_failure(error)
             else:
-                reply = to_reply(response)
                 retry_s = attempts.after_reply(reply)
                 if retry_s is None:
                     return call.answer(reply)

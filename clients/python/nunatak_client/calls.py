@@ -113,7 +113,7 @@ class StreamCall:
     tasks: Sequence[str]
     num_inputs: int | None
 
-    def read(self, line: str) -> replies.TaskResult:
+    def read(self, line: bytes) -> replies.TaskResult:
         """Read one line.
 
         Raises:

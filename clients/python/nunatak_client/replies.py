@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationErro
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
 from nunatak_contract import wire
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.record import Result
+from nunatak_contract.record import Result, problems_of
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -325,7 +325,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     return fan_out
 
 
-def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
+def read_line(line: bytes, *, num_inputs: int | None) -> TaskResult:
     """Read one line of a stream: the answer or failure of one task."""
     try:
         entry = _OBJECT.validate_json(line)
@@ -383,8 +383,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _unexpected(expected: str, error: ValidationError) -> InvalidResponseError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])) or "the body"
+    place, problem = problems_of(error)[0]
     return InvalidResponseError(
-        f"expected {expected}, but {place}: {first['msg']}; is this a Nunatak server?"
+        f"expected {expected}, but {place or 'the body'}: {problem}; is this a Nunatak server?"
     )

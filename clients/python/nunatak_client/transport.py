@@ -29,6 +29,7 @@ from nunatak_client.errors import (
 )
 from nunatak_client.replies import Reply, error_of, raise_for_problem
 from nunatak_contract.names import API_KEY_VARIABLE
+from nunatak_contract.record import problems_text
 from nunatak_contract.wire import DEADLINE_HEADER, LINES_TYPE, StreamEvent
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -166,10 +167,6 @@ class Connections(Generic[HttpT]):
             ) from error
 
 
-def to_reply(response: httpx.Response) -> Reply:
-    return Reply(status=response.status_code, headers=response.headers, content=response.content)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Capped exponential backoff with full jitter.
@@ -280,6 +277,21 @@ def _translated(error: httpx.RequestError) -> NunatakClientError:
 PIECE_BYTES: Final = 65536
 
 
+class Lines:
+    """The lines of JSON in a stream of bytes: a line ends at a line feed alone.
+
+    A JSON text may have other separators of lines, such as U+2028, within a string.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def received(self, data: bytes) -> list[bytes]:
+        """Return the lines that are whole now, without empty lines."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [it for it in lines if it]
+
+
 class VerdictExchange:
     """The bytes to send for the chunks of a text, and the events in the received bytes."""
 
@@ -303,7 +315,7 @@ class VerdictExchange:
         request = h11.Request(method="POST", target=target, headers=list(fields.items()))
         self._head = self._protocol.send(request) or b""
         self._reply: h11.Response | None = None
-        self._rest = b""
+        self._refusal, self._lines = b"", Lines()
         self.is_over = False
         """Whether the last event is there."""
 
@@ -335,8 +347,7 @@ class VerdictExchange:
                     case h11.Response() as reply:
                         self._reply = reply
                     case h11.Data(data=part):
-                        self._rest += part
-                        yield from self._events()
+                        yield from self._events(part)
                     case h11.EndOfMessage() | h11.ConnectionClosed():
                         self._refuse()
                     case _:
@@ -344,15 +355,15 @@ class VerdictExchange:
         except h11.RemoteProtocolError as error:
             raise ConnectionFailedError(f"the stream of the verdict broke: {error}") from error
 
-    def _events(self) -> Iterator[StreamEvent]:
+    def _events(self, part: bytes) -> Iterator[StreamEvent]:
         if self._reply is None or self._reply.status_code // 100 != 2:
+            self._refusal += part
             return
-        *lines, self._rest = self._rest.split(b"\n")
-        for line in lines:
+        for line in self._lines.received(part):
             try:
                 event = StreamEvent.model_validate_json(line)
             except ValidationError as error:
-                raise InvalidResponseError(f"expected an event: {error}") from error
+                raise InvalidResponseError(f"expected an event: {problems_text(error)}") from error
             if event.error is not None:
                 raise error_of(event.error)
             self.is_over = event.final
@@ -362,6 +373,6 @@ class VerdictExchange:
         if self._reply is not None:
             headers = httpx.Headers(list(self._reply.headers))
             raise_for_problem(
-                Reply(status=self._reply.status_code, headers=headers, content=self._rest)
+                Reply(status=self._reply.status_code, headers=headers, content=self._refusal)
             )
         raise ConnectionFailedError("the stream of the verdict ended without a final verdict")

@@ -88,6 +88,17 @@ test("a late answer is a failure, also in the midst of a stream", async () => {
   await expect(slow.stream("hello", ["tone"]).next()).rejects.toThrow(/within the time/);
 });
 
+test("only a line feed ends a line", async () => {
+  const labels = [...'\u2028\u2029\u0085\r'].map((it) => `one${it}two`);
+  const outputs = [labels.map((label) => ({ label, score: 0.5 }))];
+  const url = await serving((response) => response.end(`${JSON.stringify({ ...ANSWER, reference: "tone", outputs })}\n`));
+  const seen: unknown[] = [];
+
+  for await (const result of new api.Client(url).stream(["hello"], ["tone"])) seen.push(result);
+
+  expect(seen).toMatchObject([{ outputs }]);
+});
+
 test("the time of a slow reader of a stream is not counted", async () => {
   const url = await serving((response) => {
     response.write(line("tone"));

@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
+from nunatak_contract.record import problems_of
 from nunatak_registry.errors import InvalidArtifactError
 
 # A full copy of a 24-layer encoder has about 400 tensors and 50 KiB of header.
@@ -66,10 +67,9 @@ def read_header(data: bytes) -> dict[str, TensorEntry]:
         _METADATA_FIELDS.validate_python(fields.pop(_METADATA, {}))
         tensors = _TENSORS.validate_python(fields)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(str(part)[:80] for part in first["loc"])
-        where = f"header field {field!r}" if field else "header"
-        raise InvalidArtifactError(f"{where}: {first['msg']}") from error
+        field, problem = problems_of(error)[0]
+        where = f"header field {field[:80]!r}" if field else "header"
+        raise InvalidArtifactError(f"{where}: {problem}") from error
     ordered = sorted(tensors.items(), key=lambda named: named[1].data_offsets)
     _check_tiling(ordered, len(data) - _PREFIX_BYTES - len(header))
     return dict(ordered)

@@ -18,27 +18,14 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    Executable,
-    PoolProxiedConnection,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
-from nunatak_registry.index.layouts import layout_of
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow, layout_of
 
 FileIdentity = tuple[int, int]
 """Device and inode. No other file can have the same pair while the file is open."""
@@ -56,7 +43,7 @@ _LOST_PEER = {
     "keepalives_count": "3",
 }
 # Half of PostgreSQL's default time until it looks for deadlocks.
-_SHORT_WAIT = text("SET LOCAL lock_timeout = '500ms'")
+_SHORT_WAIT = sa.text("SET LOCAL lock_timeout = '500ms'")
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
 _CREATION_LOCK = 0x6E756E6174616B
 # After one of these errors, the content of the disk is unknown. PostgreSQL stops by itself.
@@ -70,7 +57,7 @@ class IndexFile:
         self._path = path
 
     @classmethod
-    def of(cls, url: URL) -> Self:
+    def of(cls, url: sa.URL) -> Self:
         """Return the file that a URL names by its path."""
         database = url.database
         if database is None or database in {"", ":memory:"}:
@@ -90,7 +77,7 @@ class IndexFile:
         with closing(sqlite3.connect(self._path)):
             pass
 
-    def url(self, url: URL) -> URL:
+    def url(self, url: sa.URL) -> sa.URL:
         """Return a URL by which SQLite opens the file and never creates one."""
         named = url.set(database=self._path.as_uri())
         return named.update_query_dict({"mode": "rw", "uri": "true"})
@@ -122,7 +109,9 @@ class Database:
     Every method raises `StoreUnavailableError` if the database or its file is out of reach.
     """
 
-    def __init__(self, *, reader: Engine, writer: Engine, file: IndexFile | None = None) -> None:
+    def __init__(
+        self, *, reader: sa.Engine, writer: sa.Engine, file: IndexFile | None = None
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._file = file
@@ -130,11 +119,11 @@ class Database:
         self._opened: FileIdentity | None = None if file is None else file.identity()
         self._following = threading.Lock()
         self._sync_failure: str | None = None
-        self._marker: PoolProxiedConnection | None = None
+        self._marker: sa.PoolProxiedConnection | None = None
         self._marking = threading.Lock()
 
     @classmethod
-    def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
+    def open(cls, url: sa.URL, *, missing: NunatakError | None = None) -> Self:
         """Connect, and create missing tables; raise `missing`, if given, instead of creating them.
 
         Raises:
@@ -160,28 +149,28 @@ class Database:
         self._reader.dispose()
 
     @contextmanager
-    def reading(self) -> Generator[Connection]:
+    def reading(self) -> Generator[sa.Connection]:
         """Yield a connection within one read transaction."""
         with _refusals():
             self._follow_file()
             with self._reader.connect() as connection, connection.begin():
                 yield connection
 
-    def writing(self) -> AbstractContextManager[Connection]:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """Yield the connection of the only writer; commits unless the body raises."""
-        return self._changing(select(StateRow.id).with_for_update())
+        return self._changing(sa.select(StateRow.id).with_for_update())
 
-    def noting(self) -> AbstractContextManager[Connection]:
+    def noting(self) -> AbstractContextManager[sa.Connection]:
         """Yield a connection for rows that only this process writes; commits like `writing`.
 
         On PostgreSQL the connection neither waits for the writer nor delays it. It gives up before
         a restore by `pg_restore` could be found in a deadlock with it.
         """
         is_sqlite = self._writer.dialect.name == "sqlite"
-        return self._changing(select(StateRow.id) if is_sqlite else _SHORT_WAIT)
+        return self._changing(sa.select(StateRow.id) if is_sqlite else _SHORT_WAIT)
 
     @contextmanager
-    def _changing(self, lock: Executable) -> Generator[Connection]:
+    def _changing(self, lock: sa.Executable) -> Generator[sa.Connection]:
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         with _refusals(), self._failed_sync_is_final():
@@ -247,17 +236,17 @@ class Database:
             raise
 
 
-def raise_generation(connection: Connection) -> None:
+def raise_generation(connection: sa.Connection) -> None:
     """Increase the generation, by which readers in every process notice changes.
 
     The token changes too, because a restored index repeats earlier numbers.
     """
     connection.execute(
-        update(StateRow).values(generation=StateRow.generation + 1, token=secrets.token_hex(16))
+        sa.update(StateRow).values(generation=StateRow.generation + 1, token=secrets.token_hex(16))
     )
 
 
-def _engines(url: URL) -> tuple[Engine, Engine]:
+def _engines(url: sa.URL) -> tuple[sa.Engine, sa.Engine]:
     match url.get_backend_name():
         case "sqlite":
             engine = _sqlite_engine(url)
@@ -275,7 +264,7 @@ def _engines(url: URL) -> tuple[Engine, Engine]:
 
 
 @contextmanager
-def writer_of(url: URL, missing: NunatakError) -> Generator[Engine]:
+def writer_of(url: sa.URL, missing: NunatakError) -> Generator[sa.Engine]:
     """Yield the engine of a writer to an index of any layout; raise `missing` if there is none."""
     with _refusals():
         reader, writer, _ = _connect(url, missing)
@@ -286,47 +275,51 @@ def writer_of(url: URL, missing: NunatakError) -> Generator[Engine]:
             writer.dispose()
 
 
-def _connect(url: URL, missing: NunatakError | None) -> tuple[Engine, Engine, IndexFile | None]:
+def _connect(
+    url: sa.URL, missing: NunatakError | None
+) -> tuple[sa.Engine, sa.Engine, IndexFile | None]:
     file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
     if file is not None:
         file.create(missing)
     return *_engines(url if file is None else file.url(url)), file
 
 
-def _prepare(reader: Engine, writer: Engine, missing: NunatakError | None) -> None:
+def _prepare(reader: sa.Engine, writer: sa.Engine, missing: NunatakError | None) -> None:
     with reader.connect() as connection, connection.begin():
-        is_new = not inspect(connection).has_table(StateRow.__tablename__)
+        is_new = not sa.inspect(connection).has_table(StateRow.__tablename__)
     if is_new:
         if missing is not None:
             raise missing
         _create_tables(writer)
 
 
-def _create_tables(writer: Engine) -> None:
+def _create_tables(writer: sa.Engine) -> None:
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             connection.execute(
-                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK}
+                sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK}
             )
         # Another process may have created the tables. Under the lock, they are complete.
         Base.metadata.create_all(connection)
-        if connection.execute(select(StateRow.id)).first() is None:
+        if connection.execute(sa.select(StateRow.id)).first() is None:
             connection.execute(
-                insert(StateRow).values(
+                sa.insert(StateRow).values(
                     id=1, schema_version=SCHEMA_VERSION, generation=0, token=secrets.token_hex(16)
                 )
             )
 
 
-def _check_layout(reader: Engine) -> None:
+def _check_layout(reader: sa.Engine) -> None:
     with reader.connect() as connection, connection.begin():
         layout_of(connection).require_current()
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     # The driver must not begin transactions by itself. It would begin every transaction as a
     # reader, and a reader that becomes a writer can fail at once instead of waiting.
-    engine = create_engine(url, connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S})
+    engine = sa.create_engine(
+        url, connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S}
+    )
     mode = journal_mode(sqlite3.sqlite_version_info)
 
     def configure(connection: DBAPIConnection, _record: object) -> None:
@@ -347,7 +340,7 @@ def _sqlite_engine(url: URL) -> Engine:
                 "close every other process that uses it and open it again"
             )
 
-    def begin(connection: Connection) -> None:
+    def begin(connection: sa.Connection) -> None:
         connection.exec_driver_sql(
             connection.get_execution_options().get("begin_statement", "BEGIN")
         )
@@ -357,10 +350,10 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
-def _postgresql_engine(url: URL) -> Engine:
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
     chosen = {name: it for name, it in _LOST_PEER.items() if name not in url.query}
     with needs_extra("postgres"):
-        return create_engine(url, pool_pre_ping=True, connect_args=chosen)
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=chosen)
 
 
 @contextmanager

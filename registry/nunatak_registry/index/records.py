@@ -12,6 +12,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Policy
 from nunatak_contract.questions import QuestionCard
+from nunatak_contract.record import problems_text
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError
 from nunatak_registry.index.schema import DocumentRow, PolicyRow, QuestionRow
@@ -49,7 +50,8 @@ def _parse_anew(record: VersionRecord) -> TaskManifest:
         manifest = TaskManifest.model_validate_json(record.manifest)
     except ValidationError as error:
         raise InvalidManifestError(
-            f"the manifest of {record.reference} does not follow schema version 1: {error}"
+            f"the manifest of {record.reference} does not follow schema version 1: "
+            f"{problems_text(error)}"
         ) from error
     if (manifest.task, manifest.version) != (record.task, record.version):
         raise InvalidManifestError(
@@ -146,9 +148,10 @@ class DocumentRecord:
         try:
             document = kind.model.model_validate_json(self.document)
             published_at = datetime.fromisoformat(self.published_at)
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
+            told = problems_text(error) if isinstance(error, ValidationError) else error
             raise kind.invalid(
-                f"the stored {kind.name} {reference} cannot be read: {error}"
+                f"the stored {kind.name} {reference} cannot be read: {told}"
             ) from error
         if document.name != self.name:
             raise kind.invalid(

@@ -1,28 +1,27 @@
-"""The tables of the index.
+"""The tables of the index, and the layout of an index by the number in its state row.
 
 A task's row outlives its versions, because the row's counter prevents the reuse of a deleted
 version's number. Every manifest is stored as the exact text that was published, with its digest.
+
+The number is negative while an upgrade is under way, or after an upgrade that was killed, so that
+no release opens the index meanwhile.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    String,
-    Text,
-    UniqueConstraint,
-)
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from nunatak_registry.errors import StoreUnavailableError
 
 SCHEMA_VERSION = 3
 
-_NAME = String(64)
-_DIGEST = String(64)
-_TIME = String(40)
-_READER = String(200)
-_TOKEN = String(32)
+_NAME = sa.String(64)
+_DIGEST = sa.String(64)
+_TIME = sa.String(40)
+_READER = sa.String(200)
+_TOKEN = sa.String(32)
 
 
 class Base(DeclarativeBase):
@@ -33,11 +32,11 @@ class StateRow(Base):
     """One row: the schema version, and the number and token that change with every change."""
 
     __tablename__ = "nunatak_state"
-    __table_args__ = (CheckConstraint("id = 1"),)
+    __table_args__ = (sa.CheckConstraint("id = 1"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     schema_version: Mapped[int]
-    generation: Mapped[int] = mapped_column(BigInteger)
+    generation: Mapped[int] = mapped_column(sa.BigInteger)
     token: Mapped[str] = mapped_column(_TOKEN)
 
 
@@ -54,12 +53,12 @@ class VersionRow(Base):
     """One published task version."""
 
     __tablename__ = "nunatak_versions"
-    __table_args__ = (UniqueConstraint("task", "content_digest"),)
+    __table_args__ = (sa.UniqueConstraint("task", "content_digest"),)
 
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), primary_key=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     content_digest: Mapped[str] = mapped_column(_DIGEST)
-    manifest: Mapped[str] = mapped_column(Text)
+    manifest: Mapped[str] = mapped_column(sa.Text)
     manifest_digest: Mapped[str] = mapped_column(_DIGEST)
     published_at: Mapped[str] = mapped_column(_TIME)
 
@@ -69,7 +68,7 @@ class BlobRow(Base):
 
     __tablename__ = "nunatak_version_blobs"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -91,7 +90,7 @@ class HoldRow(Base):
 
     __tablename__ = "nunatak_holds"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     reader: Mapped[str] = mapped_column(_READER, primary_key=True)
@@ -110,12 +109,12 @@ class ReplicaRow(Base):
     address: Mapped[str] = mapped_column(_READER)
     release: Mapped[str] = mapped_column(_NAME)
     started: Mapped[str] = mapped_column(_TIME)
-    lease_s: Mapped[float | None] = mapped_column(Double)
-    revision: Mapped[int] = mapped_column(BigInteger)
+    lease_s: Mapped[float | None] = mapped_column(sa.Double)
+    revision: Mapped[int] = mapped_column(sa.BigInteger)
     """The number of the generation that the process has applied; 0 while it is behind."""
-    beat: Mapped[float] = mapped_column(Double)
-    until: Mapped[float] = mapped_column(Double)
-    load: Mapped[str] = mapped_column(Text)
+    beat: Mapped[float] = mapped_column(sa.Double)
+    until: Mapped[float] = mapped_column(sa.Double)
+    load: Mapped[str] = mapped_column(sa.Text)
 
 
 class AliasRow(Base):
@@ -123,7 +122,7 @@ class AliasRow(Base):
 
     __tablename__ = "nunatak_aliases"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -137,9 +136,9 @@ class AliasEventRow(Base):
     __tablename__ = "nunatak_alias_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), index=True)
     alias: Mapped[str] = mapped_column(_NAME)
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(sa.String(16))
     from_version: Mapped[int | None]
     to_version: Mapped[int]
     at: Mapped[str] = mapped_column(_TIME)
@@ -151,15 +150,15 @@ class CandidateRow(Base):
 
     __tablename__ = "nunatak_candidates"
     __table_args__ = (
-        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
-        ForeignKeyConstraint(["task", "alias"], [AliasRow.task, AliasRow.alias]),
+        sa.ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        sa.ForeignKeyConstraint(["task", "alias"], [AliasRow.task, AliasRow.alias]),
     )
 
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
     alias: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    role: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
     version: Mapped[int]
-    share: Mapped[float] = mapped_column(Double)
+    share: Mapped[float] = mapped_column(sa.Double)
 
 
 class CandidateEventRow(Base):
@@ -168,12 +167,12 @@ class CandidateEventRow(Base):
     __tablename__ = "nunatak_candidate_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    task: Mapped[str] = mapped_column(_NAME, sa.ForeignKey(TaskRow.name), index=True)
     alias: Mapped[str] = mapped_column(_NAME)
-    role: Mapped[str] = mapped_column(String(16))
-    kind: Mapped[str] = mapped_column(String(16))
+    role: Mapped[str] = mapped_column(sa.String(16))
+    kind: Mapped[str] = mapped_column(sa.String(16))
     version: Mapped[int]
-    share: Mapped[float] = mapped_column(Double)
+    share: Mapped[float] = mapped_column(sa.Double)
     at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
 
@@ -185,7 +184,7 @@ class DocumentRow:
 
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    document: Mapped[str] = mapped_column(Text)
+    document: Mapped[str] = mapped_column(sa.Text)
     digest: Mapped[str] = mapped_column(_DIGEST)
     published_at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
@@ -201,3 +200,55 @@ class QuestionRow(DocumentRow, Base):
     """One published version of a question card."""
 
     __tablename__ = "nunatak_questions"
+
+
+# Code before the first release gave out 1 to 5. The first four have no token, and no release may
+# give out 5 again.
+_TAKEN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLayout:
+    number: int
+    is_upgrading: bool = False
+    """Whether an upgrade to a later layout has begun and has not ended."""
+
+    @property
+    def is_current(self) -> bool:
+        return self.number == SCHEMA_VERSION and not self.is_upgrading
+
+    def require_current(self) -> None:
+        """Raise `StoreUnavailableError` for an index that must not be read."""
+        if self.is_upgrading:
+            raise StoreUnavailableError(
+                f"the index is being upgraded, and has reached layout {self.number} of "
+                f"{SCHEMA_VERSION}; wait for the end of `nunatak registry upgrade`, or run it "
+                "again if it was killed"
+            )
+        if not self.is_current:
+            raise StoreUnavailableError(
+                f"the index has layout {self.number}, and this release reads layout "
+                f"{SCHEMA_VERSION}; stop all servers of the older release and run `nunatak "
+                "registry upgrade`, or use the release that wrote the index"
+            )
+
+
+def layout_of(connection: sa.Connection) -> IndexLayout:
+    """Return the layout of an index that has its tables.
+
+    Raises:
+        StoreUnavailableError: this release cannot upgrade from the layout.
+    """
+    state = connection.execute(sa.text("SELECT * FROM nunatak_state")).mappings().one()
+    number = abs(int(state["schema_version"]))
+    if "token" not in state or number == _TAKEN:
+        raise StoreUnavailableError(
+            "the index was made by code from before the first release, and no release reads it; "
+            "publish its tasks again, to a new registry"
+        )
+    if not 1 <= number <= SCHEMA_VERSION:
+        raise StoreUnavailableError(
+            f"the index has layout {number}, which this release does not know (its own is "
+            f"{SCHEMA_VERSION}); use the release that wrote the index, or a later one"
+        )
+    return IndexLayout(number=number, is_upgrading=state["schema_version"] < 0)

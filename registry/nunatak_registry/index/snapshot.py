@@ -8,22 +8,8 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
+import sqlalchemy as sa
 from pydantic import TypeAdapter
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    String,
-    and_,
-    bindparam,
-    cast,
-    extract,
-    func,
-    inspect,
-    select,
-    tuple_,
-)
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nunatak_contract.enums import CandidateRole
@@ -70,8 +56,8 @@ _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
 
 Record = TypeVar("Record", AliasEvent, Candidate, CandidateEvent)
-VersionQuery: TypeAlias = "Select[str, int, str, str]"
-_VERSIONS: VersionQuery = select(
+VersionQuery: TypeAlias = "sa.Select[str, int, str, str]"
+_VERSIONS: VersionQuery = sa.select(
     VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
 )
 
@@ -93,17 +79,21 @@ class Snapshot:
     `TaskNotFoundError`, `VersionNotFoundError` or `alias_not_found`, and `InvalidNameError`.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
 
     def generation(self) -> Generation:
-        number, token = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
+        number, token = self._connection.execute(
+            sa.select(StateRow.generation, StateRow.token)
+        ).one()
         return Generation(number=number, token=token)
 
     def find(self, wanted: TaskReference) -> VersionRecord:
         task = wanted.task
         if wanted.alias is not None:
-            target = and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
+            target = sa.and_(
+                AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version
+            )
             own = AliasRow.task == task, AliasRow.alias == wanted.alias
             record = self._one(_VERSIONS.join(AliasRow, target).where(*own))
         elif wanted.version is not None:
@@ -192,7 +182,9 @@ class Snapshot:
         return self._all(query.order_by(VersionRow.task, VersionRow.version))
 
     def publication_times(self, task: str) -> dict[int, datetime]:
-        query = select(VersionRow.version, VersionRow.published_at).where(VersionRow.task == task)
+        query = sa.select(VersionRow.version, VersionRow.published_at).where(
+            VersionRow.task == task
+        )
         rows = self._connection.execute(query)
         with _damage_of(f"the times of the versions of task {task!r}"):
             return {version: datetime.fromisoformat(at) for version, at in rows}
@@ -200,8 +192,8 @@ class Snapshot:
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the versions of each task, ascending."""
         # One row per task, because rows cost more than the numbers in them.
-        numbers = func.aggregate_strings(cast(VersionRow.version, String), ",")
-        query = select(VersionRow.task, numbers).where(*_only(VersionRow.task, task))
+        numbers = sa.func.aggregate_strings(sa.cast(VersionRow.version, sa.String), ",")
+        query = sa.select(VersionRow.task, numbers).where(*_only(VersionRow.task, task))
         rows = self._connection.execute(query.group_by(VersionRow.task))
         with _damage_of("the numbers of the versions"):
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
@@ -211,20 +203,20 @@ class Snapshot:
         if version is not None and not 1 <= version <= MAX_VERSION:
             return False
         own = VersionRow.task == task, *_only(VersionRow.version, version)
-        query = select(VersionRow.version).where(*own).limit(1)
+        query = sa.select(VersionRow.version).where(*own).limit(1)
         return self._connection.execute(query).first() is not None
 
     def names(self) -> tuple[str, ...]:
-        query = select(VersionRow.task).distinct().order_by(VersionRow.task)
+        query = sa.select(VersionRow.task).distinct().order_by(VersionRow.task)
         return tuple(self._connection.execute(query).scalars())
 
     def existing(self, versions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
         """Return the versions that exist; in a change, nobody deletes them before its end."""
-        key = tuple_(VersionRow.task, VersionRow.version)
+        key = sa.tuple_(VersionRow.task, VersionRow.version)
         found = set[tuple[str, int]]()
         wanted = sorted(versions)
         for begin in range(0, len(wanted), _MOST_KEYS):
-            query = select(VersionRow.task, VersionRow.version).where(
+            query = sa.select(VersionRow.task, VersionRow.version).where(
                 key.in_(wanted[begin : begin + _MOST_KEYS])
             )
             # SQLite needs no lock of rows, because it has one writer at a time.
@@ -233,7 +225,7 @@ class Snapshot:
         return found
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
-        query = select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
+        query = sa.select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
         aliases: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for name, alias, version in self._connection.execute(
             query.where(*_only(AliasRow.task, task))
@@ -243,12 +235,12 @@ class Snapshot:
 
     def history(self, task: str, alias: str) -> list[AliasEvent]:
         own = AliasEventRow.task == task, AliasEventRow.alias == alias
-        query = select(AliasEventRow.__table__).where(*own).order_by(AliasEventRow.id)
+        query = sa.select(AliasEventRow.__table__).where(*own).order_by(AliasEventRow.id)
         return self._records(AliasEvent, query, f"the history of alias {alias!r} of task {task!r}")
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
         row = CandidateRow
-        query = select(row.__table__).where(*_only(row.task, task))
+        query = sa.select(row.__table__).where(*_only(row.task, task))
         ordered = query.order_by(row.task, row.alias, row.role)
         return self._records(Candidate, ordered, "the candidates of the aliases")
 
@@ -262,25 +254,25 @@ class Snapshot:
         """Return every change of the candidates of an alias, of one role or all, oldest first."""
         row = CandidateEventRow
         own = row.task == task, row.alias == alias, *_only(row.role, role and role.value)
-        query = select(row.__table__).where(*own).order_by(row.id)
+        query = sa.select(row.__table__).where(*own).order_by(row.id)
         what = f"the candidates of alias {alias!r} of task {task!r}"
         return self._records(CandidateEvent, query, what)
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
         own = *_only(BlobRow.task, task), *_only(BlobRow.version, version)
-        return set(self._connection.execute(select(BlobRow.digest).where(*own)).scalars())
+        return set(self._connection.execute(sa.select(BlobRow.digest).where(*own)).scalars())
 
     def some_blobs(self) -> list[str]:
         """Return the digests of at most a hundred blobs, and of none only if there is none."""
-        return list(self._connection.execute(select(BlobRow.digest).limit(100)).scalars())
+        return list(self._connection.execute(sa.select(BlobRow.digest).limit(100)).scalars())
 
     def has_blob(self, digest: str) -> bool:
-        query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
+        query = sa.select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
         return self._connection.execute(query).first() is not None
 
     def retired_since(self, digest: str) -> datetime | None:
         """Return the time when a deletion took a blob's last reference; None if there was none."""
-        query = select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
+        query = sa.select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
         at = self._connection.execute(query).scalar_one_or_none()
         with _damage_of(f"the time at which blob {digest[:12]}... retired"):
             return None if at is None else datetime.fromisoformat(at)
@@ -294,9 +286,9 @@ class Snapshot:
         return {(it.task, it.version) for it in rows}
 
     def _holds(
-        self, own: Sequence[ColumnElement[bool]], now: datetime, what: str
-    ) -> list[Row[*tuple[Any, ...]]]:
-        query = select(*HoldRow.__table__.columns).where(*own).order_by(HoldRow.reader)
+        self, own: Sequence[sa.ColumnElement[bool]], now: datetime, what: str
+    ) -> list[sa.Row[*tuple[Any, ...]]]:
+        query = sa.select(*HoldRow.__table__.columns).where(*own).order_by(HoldRow.reader)
         with _damage_of(what):
             rows = self._connection.execute(query)
             return [it for it in rows if datetime.fromisoformat(it.until) > now]
@@ -305,18 +297,18 @@ class Snapshot:
         """Return the seconds since the epoch: by PostgreSQL itself, or on SQLite by `clock`."""
         if self._connection.dialect.name != "postgresql":
             return clock().timestamp()
-        now = select(extract("epoch", func.clock_timestamp()))
+        now = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
         return float(self._connection.execute(now).scalar_one())
 
-    def replicas(self, now: float) -> Sequence[Row[Any]]:
+    def replicas(self, now: float) -> Sequence[sa.Row[Any]]:
         """Return the rows of `ReplicaRow` whose lifetime has not ended, by id."""
-        query = select(*ReplicaRow.__table__.columns).where(ReplicaRow.until >= now)
+        query = sa.select(*ReplicaRow.__table__.columns).where(ReplicaRow.until >= now)
         return self._connection.execute(query.order_by(ReplicaRow.id, ReplicaRow.key)).all()
 
     def blob_references(self) -> dict[tuple[str, int], set[str]]:
         references: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         for task, version, digest in self._connection.execute(
-            select(BlobRow.task, BlobRow.version, BlobRow.digest)
+            sa.select(BlobRow.task, BlobRow.version, BlobRow.digest)
         ):
             references[task, version].add(digest)
         return dict(references)
@@ -331,15 +323,15 @@ class Snapshot:
         return [str(row) for row in rows if row != "ok"] + broken
 
     def next_versions(self, task: str | None = None) -> dict[str, int]:
-        query = select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
+        query = sa.select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
         return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
     def documents(self, row: type[DocumentRow], name: str | None = None) -> list[DocumentRecord]:
-        if not inspect(self._connection).has_table(row.__tablename__):
+        if not sa.inspect(self._connection).has_table(row.__tablename__):
             # An index from before there were question cards is not changed to be read.
             return []
         columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
-        query = select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
+        query = sa.select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
         return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
@@ -351,7 +343,7 @@ class Snapshot:
         return [VersionRecord(**row) for row in self._connection.execute(query, values).mappings()]
 
     def _records(
-        self, kind: type[Record], query: Select[*tuple[Any, ...]], what: str
+        self, kind: type[Record], query: sa.Select[*tuple[Any, ...]], what: str
     ) -> list[Record]:
         rows = map(dict, self._connection.execute(query).mappings())
         with _damage_of(what):
@@ -360,7 +352,7 @@ class Snapshot:
 
 def _only(
     column: InstrumentedAttribute[Any], value: str | int | None
-) -> tuple[ColumnElement[bool], ...]:
+) -> tuple[sa.ColumnElement[bool], ...]:
     """The condition that a column has this value; no condition for None."""
     return () if value is None else (column == value,)
 
@@ -370,26 +362,28 @@ def _reader(kind: type[Record]) -> TypeAdapter[Record]:
     return TypeAdapter(kind)
 
 
-def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
-    highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
+def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> VersionQuery:
+    highest = sa.select(VersionRow.task, sa.func.max(VersionRow.version).label("version"))
     newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
     # The limit removes no row. The limit stops SQLite from merging the two queries; the merged
     # query would read every version of a task to find one.
-    default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
+    default = sa.and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
     chosen = (
-        select(newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version"))
+        sa.select(
+            newest.c.task, sa.func.coalesce(AliasRow.version, newest.c.version).label("version")
+        )
         .outerjoin(AliasRow, default)
         .limit(MAX_VERSION)
         .subquery()
     )
-    is_chosen = and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
+    is_chosen = sa.and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
     return _VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task)
 
 
 # Built once, because a query with subqueries forms reference cycles, which a server collects
 # rarely.
 _DEFAULT_VERSIONS = _default_versions()
-_DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
+_DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == sa.bindparam("task"))
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Upgrades of an index from an older layout, by the steps in `migrations`.
+"""Upgrades of an index from an older layout, one step of Alembic after another.
+
+A step names its tables itself, because `schema` describes only the newest layout.
 
 Each step is one transaction, which also changes the number of the layout in the state row. The
 first transaction copies the index to a file and makes the number negative, so no release opens the
@@ -17,19 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+import sqlalchemy as sa
+from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    MetaData,
-    create_engine,
-    insert,
-    select,
-    text,
-    update,
-)
 from sqlalchemy.exc import DBAPIError
 
 from nunatak_contract.errors import NunatakError
@@ -37,10 +30,48 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.database import raise_generation, writer_of
 from nunatak_registry.index.index import Index
-from nunatak_registry.index.layouts import IndexLayout, layout_of
-from nunatak_registry.index.migrations import STEPS
-from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow
+from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
 from nunatak_registry.locations import parse_location
+
+
+def to_layout_2() -> None:
+    """The history of aliases and candidates says by whom; earlier rows say `unknown`."""
+    kind = sa.String(200)
+    for name in ("nunatak_alias_events", "nunatak_candidate_events"):
+        op.add_column(name, sa.Column("by", kind, nullable=False, server_default="unknown"))
+        with op.batch_alter_table(name) as table:
+            table.alter_column("by", existing_type=kind, server_default=None)
+
+
+def to_layout_3() -> None:
+    """Tables of policies, of question cards, and of the server processes."""
+    for name in ("nunatak_policies", "nunatak_questions"):
+        op.create_table(
+            name,
+            sa.Column("name", sa.String(64), primary_key=True),
+            sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("document", sa.Text, nullable=False),
+            sa.Column("digest", sa.String(64), nullable=False),
+            sa.Column("published_at", sa.String(40), nullable=False),
+            sa.Column("by", sa.String(200), nullable=False),
+        )
+    op.create_table(
+        "nunatak_replicas",
+        sa.Column("key", sa.String(200), primary_key=True),
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("address", sa.String(200), nullable=False),
+        sa.Column("release", sa.String(64), nullable=False),
+        sa.Column("started", sa.String(40), nullable=False),
+        sa.Column("lease_s", sa.Double),
+        sa.Column("revision", sa.BigInteger, nullable=False),
+        sa.Column("beat", sa.Double, nullable=False),
+        sa.Column("until", sa.Double, nullable=False),
+        sa.Column("load", sa.Text, nullable=False),
+    )
+
+
+STEPS = {2: to_layout_2, 3: to_layout_3}  # by the layout that each reaches
+
 
 _ROWS = 1000
 Told = Callable[[str], None]
@@ -96,33 +127,33 @@ def rehearse(
         with writer_of(url, missing) as writer, _locked(writer) as (connection, found):
             if not (found.is_current or found.is_upgrading):
                 _require_no_readers(connection, now)
-            copy = URL.create("sqlite", database=str(_back_up(connection, found, Path(scratch))))
+            copy = sa.URL.create("sqlite", database=str(_back_up(connection, found, Path(scratch))))
         with writer_of(copy, missing) as writer:
             steps = tuple(_steps(writer, tell))
         return _outcome(copy, found, steps, None)
 
 
-def _place(location: str | Path) -> tuple[URL, NunatakError]:
+def _place(location: str | Path) -> tuple[sa.URL, NunatakError]:
     place = parse_location(location)
     return place.index_url, NunatakError("registry_missing", location=place.shown)
 
 
-def _folder_of(url: URL) -> Path:
+def _folder_of(url: sa.URL) -> Path:
     return Path(url.database or "").parent if url.get_backend_name() == "sqlite" else Path()
 
 
 @contextmanager
-def _locked(writer: Engine) -> Generator[tuple[Connection, IndexLayout]]:
+def _locked(writer: sa.Engine) -> Generator[tuple[sa.Connection, IndexLayout]]:
     """Yield the connection of the only writer, and the layout that the writer found."""
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             # A lock of the row would end in a deadlock with writers that wait for the row, as soon
             # as a step changes the table.
-            connection.execute(text("LOCK TABLE nunatak_state IN EXCLUSIVE MODE"))
+            connection.execute(sa.text("LOCK TABLE nunatak_state IN EXCLUSIVE MODE"))
         yield connection, layout_of(connection)
 
 
-def _steps(writer: Engine, tell: Told) -> Iterator[str]:
+def _steps(writer: sa.Engine, tell: Told) -> Iterator[str]:
     while True:
         with _locked(writer) as (connection, found):
             if found.number == SCHEMA_VERSION:
@@ -139,19 +170,19 @@ def _steps(writer: Engine, tell: Told) -> Iterator[str]:
         yield str(number)
 
 
-def _note(connection: Connection, number: int) -> None:
-    connection.execute(update(StateRow).values(schema_version=number))
+def _note(connection: sa.Connection, number: int) -> None:
+    connection.execute(sa.update(StateRow).values(schema_version=number))
 
 
-def _require_no_readers(connection: Connection, now: datetime | None) -> None:
+def _require_no_readers(connection: sa.Connection, now: datetime | None) -> None:
     now = now or datetime.now(UTC)
-    holds = connection.execute(select(HoldRow.reader, HoldRow.until)).all()
+    holds = connection.execute(sa.select(HoldRow.reader, HoldRow.until)).all()
     readers = sorted({it.reader for it in holds if datetime.fromisoformat(it.until) > now})
     if readers:
         raise NunatakError("registry_in_use", readers=", ".join(readers))
 
 
-def _back_up(connection: Connection, found: IndexLayout, folder: Path) -> Path:
+def _back_up(connection: sa.Connection, found: IndexLayout, folder: Path) -> Path:
     """Write a copy of the index, as a SQLite index of its layout, and return the file.
 
     The name has a digest of the bytes, so no copy takes the place of another.
@@ -189,24 +220,26 @@ def _copying(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _copy_rows(source: Connection, target: Path) -> None:
-    tables = MetaData()
+def _copy_rows(source: sa.Connection, target: Path) -> None:
+    tables = sa.MetaData()
     tables.reflect(source, only=lambda name, _: name.startswith("nunatak_"))
     for table in tables.sorted_tables:
         for column in table.columns:
             column.server_default = None
-    engine = create_engine(URL.create("sqlite", database=str(target)))
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(target)))
     try:
         with engine.begin() as copy:
             tables.create_all(copy)
             for table in tables.sorted_tables:
-                for rows in source.execute(select(table)).mappings().partitions(_ROWS):
-                    copy.execute(insert(table), [dict(row) for row in rows])
+                for rows in source.execute(sa.select(table)).mappings().partitions(_ROWS):
+                    copy.execute(sa.insert(table), [dict(row) for row in rows])
     finally:
         engine.dispose()
 
 
-def _outcome(url: URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
+def _outcome(
+    url: sa.URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None
+) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
     unreadable = list[str]()

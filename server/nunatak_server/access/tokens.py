@@ -18,8 +18,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.upstreams import UnusableReplyError
-from nunatak_server.access.authenticators import Authenticator
-from nunatak_server.access.keys import TOKEN_PREFIX, Caller, Scope, TaskList, TaskPattern
+from nunatak_server.access.keys import (
+    TOKEN_PREFIX,
+    Authenticator,
+    Caller,
+    Scope,
+    TaskList,
+    TaskPattern,
+)
 from nunatak_server.errors import UnknownSignerError
 from nunatak_server.outgoing import http_client, whole_body
 from nunatak_server.settings import SafeUrl, ServerSettings

@@ -60,7 +60,7 @@ class RegistryWatch:
                 found = await self._generation()
                 if found != seen:
                     await self._on_change(found)
-                    self.is_readable = True
+                    self._tell_readable()
                     await self._look_for_restore(seen, found)
                     seen = found
             except Exception as error:  # noqa: BLE001 - a lack of descriptors must end no server
@@ -68,8 +68,13 @@ class RegistryWatch:
                     log_refusal("the registry cannot be read, serving the known versions", error)
                 self.is_readable = False
             else:
-                self.is_readable = True
+                self._tell_readable()
             await self._pause(self._interval_s)
+
+    def _tell_readable(self) -> None:
+        if not self.is_readable:
+            logger.warning("the registry can be read again")
+        self.is_readable = True
 
     async def _look_for_restore(self, before: Generation | None, found: Generation) -> None:
         # Numbers only increase, unless the index is an older copy.

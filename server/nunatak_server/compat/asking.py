@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, TypedQuestion, text_of
+from nunatak_contract.record import problems_of
 from nunatak_server.decisions.answers import AskedQuestion, Decisions
 from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import read_headers, timing_headers
@@ -85,8 +86,7 @@ def _question(position: int, name: str | None, fields: Mapping[str, object]) -> 
         question = TypedQuestion.model_validate(fields)
     except ValidationError as error:
         # A place may be the caller's text, so only the message is repeated.
-        problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise invalid(f"{title}: {problem}") from None
+        raise invalid(f"{title}: {problems_of(error)[0][1]}") from None
     # Computed here, because this may be a thread.
     assert question.digest  # noqa: S101
     return AskedQuestion(question=question, title=title)

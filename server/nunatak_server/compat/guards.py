@@ -8,14 +8,16 @@ text are unread parts, which a policy must name.
 An attack may be cut in the middle of a sentence, and each piece may look harmless. So the borders
 between texts are judged too. A joined text has the ends of long texts, and short texts whole, with
 line breaks between them. Some models put texts together without a space, so if a word may go on in
-the next text, there is a second joined text without these line breaks.
+the next text, there is a second joined text without these line breaks. Texts of one author with
+others between are joined only where a sentence may go on, because tasks that are trained on single
+texts find attacks in harmless conversations whose turns are joined.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -24,8 +26,8 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
+from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
-from nunatak_server.http.state import state_of
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
@@ -36,6 +38,8 @@ END: Final = 256
 RUN: Final = re.compile(r"\w+(?:\W{1,3}\w+){0,255}")
 """Words with little between them. Long white space and rows of symbols are left out of joined
 texts, because a task may read nothing there. A text read backwards has the same runs."""
+SENTENCE_END: Final = re.compile(r"\W*?[.!?\u2026\u3002\uff01\uff1f\u061f\u0964]")
+"""The end of a sentence, read backwards from the end of a text."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
 
@@ -140,6 +144,12 @@ def _is_in_a_word(one: Piece, other: Piece) -> bool:
     return is_border and one.characters[-1].isalnum() and other.characters[0].isalnum()
 
 
+def _goes_on(before: str, after: str) -> bool:
+    """Return whether a sentence of one text may go on in the other."""
+    first = next((it for it in after if it.isalnum()), "")
+    return first.islower() or SENTENCE_END.match(before[::-1]) is None
+
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -169,6 +179,9 @@ DATA_FIELDS: Final = _names("chat_template_kwargs documents json response tool_r
 DATA: Final = "*"
 """The name that stands for each field in data."""
 SHORT_VALUE: Final = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
+WORD_OF_A_VALUE: Final = re.compile(r"(?=[^\W_]*[g-zG-Z])(?=(?:\d*[a-zA-Z]){2})[^\W_]+", re.ASCII)
+"""A word between the symbols of a value, with two letters; a hexadecimal number is none."""
+MAX_WORDS_OF_A_VALUE: Final = 2
 FIELD_NAME: Final = re.compile(r"[\w.:/$-]{1,64}", re.ASCII)
 TEXT_TYPES: Final = _names(
     "function_call_output input_text message output_text reasoning reasoning_text refusal "
@@ -210,6 +223,8 @@ class CallContent:
     """The texts in order, each once. Texts of white space are no content."""
     sequences: dict[tuple[str, ...], None] = field(default_factory=dict[tuple[str, ...], None])
     """Texts that a model may read as one: of one list, and of one author without others between."""
+    turns: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
+    """Texts of one author with others between, where a sentence may go on in the next."""
     unread: dict[UnjudgedPart, None] = field(default_factory=dict[UnjudgedPart, None])
     """The parts that no task reads, in order."""
     num_values: int = 0
@@ -223,12 +238,27 @@ class CallContent:
     def read(self, value: JsonValue) -> JsonValue:
         """Read a call or its texts; return the value with changed texts."""
         changed = self._read(value, "")
-        for _, run in groupby(self._said, key=attrgetter("author")):
+        runs = dict[str, list[Sequence[str]]]()
+        for author, run in groupby(self._said, key=attrgetter("author")):
             said = tuple(run)
-            self._follow(it.text for it in said if it.name in TEXT_FIELDS or not it.name)
+            spoken = [it.text for it in said if it.name in TEXT_FIELDS or not it.name]
+            self._follow(spoken)
             self._follow(it.text for it in said)
+            if spoken:
+                runs.setdefault(author, []).append(spoken)
         self._said.clear()
+        for own in runs.values():
+            self._follow_turns(own)
         return changed
+
+    def _follow_turns(self, runs: Sequence[Sequence[str]]) -> None:
+        """Collect the runs of an author that go on in the author's next run."""
+        begin = 0
+        for end in range(1, len(runs) + 1):
+            if end == len(runs) or not _goes_on(runs[end - 1][-1], runs[end][0]):
+                if end - begin > 1:
+                    self.turns.append(tuple(chain.from_iterable(runs[begin:end])))
+                begin = end
 
     def _follow(self, texts: Iterable[str]) -> None:
         sequence = tuple(texts)
@@ -322,13 +352,17 @@ async def judge_call(
     of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
     to judge.
     """
+    judge = runtime_of(request).judge
+    found = await judge.find(policy, handling)
+    published = found.document
+    turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
     joined = dict[str, Sequence[Piece]]()
     max_chars = state_of(request.scope).settings.max_text_chars
-    for sequence in content.sequences:
+    for sequence in (*content.sequences, *turns):
         joined |= joined_texts(sequence, max_chars=max_chars)
     asked = tuple({**content.texts, **joined})
-    judgement = await runtime_of(request).judge.judge(policy, asked, handling=handling)
-    published = judgement.published.document
+    judgement = await judge.ask(found, asked, handling)
+    judge.metrics.observe(judgement)
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return judgement, {}
     unread = next((it for it in content.unread if it not in published.unjudged), None)
@@ -369,8 +403,11 @@ def _is_setting(value: JsonValue, name: str) -> bool:
         return False
     if name == "role":
         return value in ROLES
-    form = SHORT_VALUE if name in SETTINGS else OPAQUE_VALUE if name in OPAQUE else None
-    return form is not None and form.fullmatch(value) is not None
+    if name in OPAQUE:
+        return OPAQUE_VALUE.fullmatch(value) is not None
+    if name not in SETTINGS or SHORT_VALUE.fullmatch(value) is None:
+        return False
+    return len(WORD_OF_A_VALUE.findall(value)) <= MAX_WORDS_OF_A_VALUE
 
 
 def _text_of(item: JsonValue, name: str) -> str | None:

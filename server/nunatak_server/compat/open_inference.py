@@ -38,11 +38,11 @@ from nunatak_server.compat.tensors import (
 )
 from nunatak_server.compat.translation import find_task
 from nunatak_server.errors import invalid_request
+from nunatak_server.http.access import header_of
 from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
-from nunatak_server.http.limits import media_type_of
+from nunatak_server.http.middleware import media_type_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.requests import parse_json
-from nunatak_server.http.state import header_of
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -51,10 +51,7 @@ Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fa
 
 
 class OpenInferenceRoute(TranslatedRoute):
-    """A route that also reads binary tensors."""
-
     def parse(self, scope: AsgiScope, body: bytes) -> object:
-        """Parse a body of JSON, or of JSON and binary tensors."""
         if media_type_of(scope) not in MEDIA_TYPES:
             raise NunatakError("unsupported_media_type")
         declared = header_of(scope, JSON_LENGTH.encode())

@@ -16,10 +16,9 @@ from nunatak_server.compat.asking import NAMES
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.decisions.decider import visible
-from nunatak_server.http.access import caller_of
+from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.http.state import request_id_of
 from nunatak_server.verdicts.rules import TextDecision
 
 

@@ -143,7 +143,21 @@ def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
     if ranks:
         whole = {"layer": config.num_layers, "dimension": config.hidden_width}
         return {**fields, "rerank": {"exits": [whole], "default": whole}}
-    return {**fields, "heads": [_head_card(manifest)]}
+    head = manifest.head
+    kind = classify_kind(head.kind, head.problem_type)
+    is_single = kind == "token" or manifest.reads is Reads.SINGLE
+    both = ["pair"] if manifest.reads is Reads.PAIR else ["text", "pair"]
+    long = {on_long: name for name, on_long in OVERFLOWS.items()}
+    card: dict[str, Any] = {
+        "name": manifest.task,
+        "kind": kind,
+        "labels": list(head.labels),
+        "inputs": ["text"] if is_single else both,
+        "overflow": "window" if kind == "token" else long[manifest.reads_long],
+    }
+    if kind == "scores":
+        card["thresholds"] = [head.threshold(label) for label in head.labels]
+    return {**fields, "heads": [card]}
 
 
 def embedding_card(backbone: Backbone, runtime: Runtime) -> dict[str, Any]:
@@ -175,21 +189,3 @@ def _card(name: str, *, sha256: str, surface: str, limits: dict[str, int]) -> di
         "ready": True,
         "status": "ready",
     }
-
-
-def _head_card(manifest: TaskManifest) -> dict[str, Any]:
-    head = manifest.head
-    kind = classify_kind(head.kind, head.problem_type)
-    is_single = kind == "token" or manifest.reads is Reads.SINGLE
-    both = ["pair"] if manifest.reads is Reads.PAIR else ["text", "pair"]
-    long = {on_long: name for name, on_long in OVERFLOWS.items()}
-    card: dict[str, Any] = {
-        "name": manifest.task,
-        "kind": kind,
-        "labels": list(head.labels),
-        "inputs": ["text"] if is_single else both,
-        "overflow": "window" if kind == "token" else long[manifest.reads_long],
-    }
-    if kind == "scores":
-        card["thresholds"] = [head.threshold(label) for label in head.labels]
-    return card

@@ -20,7 +20,7 @@ from nunatak_contract.questions import AnsweringHead, Outcome, TypedQuestion, fi
 from nunatak_model import Backbone
 from nunatak_registry import Cards, PublishedCard
 from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.decisions.answers import (
     AnswerSource,
     AskedQuestion,
@@ -304,6 +304,11 @@ def answer_of(
         raise AssertionError("the card of another question")
     if isinstance(result, TaskFailure):
         return result.error
+    num_unread = max((it.num_unread for it in result.extents), default=0)
+    if num_unread and not card.document.unjudged:
+        return NunatakError(
+            "text_unread", task=result.task, version=result.version, count=num_unread
+        )
     head = AnsweringHead(
         kind=result.head, problem_type=result.problem_type, labels=tuple(result.labels)
     )

@@ -31,7 +31,6 @@ from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.turns import FairSemaphore, within
 from nunatak_server.settings import ServerSettings
 
-MAX_REPLY_BYTES: Final = 8 * 1024**2
 MAX_WAITING: Final = 16
 """Requests that may wait for each call that may run."""
 
@@ -137,7 +136,7 @@ class Upstream:
                     reply = await self._http.send(request, stream=True)
                 except (httpx.NetworkError, httpx.RemoteProtocolError):
                     reply = await self._http.send(request, stream=True)
-                return await whole_body(reply, max_bytes=MAX_REPLY_BYTES)
+                return await whole_body(reply)
         except httpx.HTTPError as error:
             # Its message may have words of the reply.
             raise UnusableReplyError(f"the call failed ({type(error).__name__})") from None

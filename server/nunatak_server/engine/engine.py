@@ -34,7 +34,6 @@ from nunatak_server.engine.compute import (
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
-from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
     BatchPlan,
     TurnOrder,
@@ -43,7 +42,7 @@ from nunatak_server.scheduler.planner import (
     plan_next,
     plan_preemption,
 )
-from nunatak_server.scheduler.rows import PendingRow, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, Queues, RowOutcome
 
 Item = TypeVar("Item")
 

@@ -1,12 +1,15 @@
-"""Access: the needs of each route, and the check that every request passes first.
+"""The state of an application, the ids of requests, and the check that every request passes first.
 
 A route names its scope among its dependencies: `dependencies=[needs(Scope.PREDICT)]`. A route
 without a scope is only for operators of the whole server. The matched route decides, and never the
 address of the request.
 """
 
+import random
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Final
 
 from fastapi import Depends, Request, Security
@@ -16,9 +19,74 @@ from fastapi.security.base import SecurityBase
 from starlette.types import Scope as RequestScope
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX, Caller, Scope
+from nunatak_contract.wire import RELEASE_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
+from nunatak_server.access.audit import AuditLog
+from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX, Authenticator, Caller, Scope
 from nunatak_server.errors import UnknownSignerError
-from nunatak_server.http.state import state_of
+from nunatak_server.runtime import Runtime
+from nunatak_server.settings import ServerSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """The value of `app.state`. Unlike the framework's state, it has typed attributes."""
+
+    settings: ServerSettings
+    authenticator: Authenticator
+    audit: AuditLog | None = None
+    origins: frozenset[bytes] = field(init=False)
+    """The other sites whose pages may call this server."""
+    runtime: Runtime = field(init=False)
+    """Set when the application has started; requests arrive only afterwards."""
+
+    def __post_init__(self) -> None:
+        self.origins = frozenset(it.encode() for it in self.settings.allowed_origins())
+
+
+def state_of(scope: RequestScope) -> AppState:
+    state: AppState = scope["app"].state
+    return state
+
+
+_HEADER: Final = REQUEST_ID_HEADER.encode()
+_REPLICA_HEADER: Final = REPLICA_HEADER.encode()
+_RELEASE: Final = (RELEASE_HEADER.encode(), version("nunatak").encode())
+_STATE_KEY: Final = "nunatak_request_id"
+_ID_BITS: Final = 64
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def request_id_of(scope: RequestScope) -> str | None:
+    return scope.get(_STATE_KEY)
+
+
+def header_of(scope: RequestScope, name: bytes) -> bytes | None:
+    """Return the first value of a header; names are in lower case."""
+    for other, value in scope["headers"]:
+        if other == name:
+            return value
+    return None
+
+
+def give_id(scope: RequestScope) -> list[tuple[bytes, bytes]]:
+    """Give a request an id, the caller's own if it is valid.
+
+    Returns the headers with the id of the request, the id of this replica and the release.
+    """
+    # An id is no secret, and a system call for each one would take longer. This generator, of the
+    # module itself, gets a new seed in each forked process.
+    request_id = _sent_id(scope) or f"{random.getrandbits(_ID_BITS):016x}"
+    scope[_STATE_KEY] = request_id
+    replica_id = state_of(scope).runtime.replica_id
+    return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode()), _RELEASE]
+
+
+def _sent_id(scope: RequestScope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == _HEADER and _SANE_ID.fullmatch(value):
+            return value.decode()
+    return None
+
 
 _CALLER_KEY: Final = "nunatak_caller"
 _SCHEME: Final = b"bearer"
@@ -130,7 +198,6 @@ def caller_of(scope: RequestScope) -> Caller:
 
 
 def actor_of(scope: RequestScope) -> str:
-    """Return the name of the caller for histories and the audit log."""
     name = caller_of(scope).name
     has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
     return f"key {name}" if has_key else name

@@ -42,7 +42,7 @@ from nunatak_server.http.endpoints import (
     reference_text,
     runtime_of,
 )
-from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.replies import backbone_memory, memory_report, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
 from nunatak_server.scheduler.turns import within

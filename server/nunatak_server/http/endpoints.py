@@ -12,10 +12,9 @@ from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
-from nunatak_server.http.access import PUBLIC, caller_of, needs
+from nunatak_server.http.access import PUBLIC, caller_of, needs, state_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
-from nunatak_server.http.state import state_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime

@@ -12,7 +12,7 @@ from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
 from nunatak_server import page
 from nunatak_server.access.keys import Scope
 from nunatak_server.http.access import PUBLIC, needs
-from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.replies import reply
 
 SCHEMA_PATH: Final = "/openapi.json"

@@ -16,10 +16,10 @@ from starlette.types import Scope
 
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
+from nunatak_contract.record import message_text
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server.http.access import sharing_headers
-from nunatak_server.http.state import request_id_of
+from nunatak_server.http.access import request_id_of, sharing_headers
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
@@ -128,7 +128,7 @@ ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the wrong fields and the reasons, and never the values."""
     return [
-        {"location": _location(error["loc"]), "message": str(error["msg"])[:200]}
+        {"location": _location(error["loc"]), "message": message_text(error["msg"])[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
     ]
 

@@ -139,7 +139,6 @@ def verdict_fields(
 
 
 def timing_headers(timings: StageTimes) -> dict[str, str]:
-    """Return the timings of a request, in milliseconds."""
     return {
         QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
         TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",

@@ -10,6 +10,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
+from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     Routed,
@@ -21,7 +22,7 @@ from nunatak_server.http.endpoints import (
     reference_text,
     runtime_of,
 )
-from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.replies import (
     TaskResponse,
     inputs_of,
@@ -33,7 +34,6 @@ from nunatak_server.http.replies import (
     verdict_fields,
     wants_lines,
 )
-from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, prediction_fields
 

@@ -20,13 +20,12 @@ from nunatak_contract import wire
 from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
-from nunatak_server.http.access import caller_of
+from nunatak_server.http.access import caller_of, header_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
-from nunatak_server.http.limits import StrictRequest, StrictRoute, media_type_of
+from nunatak_server.http.middleware import StrictRequest, StrictRoute, media_type_of
 from nunatak_server.http.problems import problem_of, problem_of_unforeseen
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
-from nunatak_server.http.state import header_of, request_id_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
@@ -47,8 +46,6 @@ STREAM: Final[dict[str, Any]] = {
 
 
 class StreamedRoute(StrictRoute):
-    """A route that reads its body while it answers."""
-
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
@@ -163,7 +160,6 @@ def _as_event(fields: Mapping[str, Any]) -> bytes:
 async def _chunks(
     request: Request, settings: ServerSettings, held: HeldBytes
 ) -> AsyncGenerator[str]:
-    """Yield the texts of a body."""
     read = {PLAIN_TYPE: _plain, LINES_TYPE: _lines, EVENTS_TYPE: _data}
     texts = read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
     async with aclosing(texts):

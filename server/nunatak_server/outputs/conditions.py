@@ -19,7 +19,7 @@ from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Input
 from nunatak_contract.policies import Condition, find_misfit, group_of
 from nunatak_model import Encoding
-from nunatak_model.text.unread import is_unspaced
+from nunatak_model.text.encoding import is_unspaced
 from nunatak_server.outputs.entities import window_of
 from nunatak_server.outputs.scores import apply_function, default_function, predicted_of, softmax
 from nunatak_server.tokenization import Encodings

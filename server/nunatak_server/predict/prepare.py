@@ -15,7 +15,7 @@ from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.outputs.outputs import on_long_of, reading_of, work_of

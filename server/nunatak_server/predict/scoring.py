@@ -26,7 +26,7 @@ from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.outputs import on_long_of, outputs_of, predictions_of, reading_of
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.residency.memory import task_memory_budget
+from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import (
     Encodings,

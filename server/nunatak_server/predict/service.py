@@ -19,7 +19,7 @@ from typing import Final
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import embedding_branch
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
@@ -49,12 +49,16 @@ from nunatak_server.predict.types import (
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
-from nunatak_server.scheduler.quotas import Limits
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
-from nunatak_server.scheduler.turns import Check, Pace, Turns
+from nunatak_server.scheduler.turns import Check, Limits, Pace, Turns
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
+from nunatak_server.telemetry.metrics import (
+    OK,
+    Metrics,
+    PredictionObserver,
+    PredictionRecord,
+    VersionWork,
+)
 from nunatak_server.tokenization import Tokenization, check_texts, count_documents
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP

@@ -27,7 +27,7 @@ from nunatak_server.predict.growing import Growing
 from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
-from nunatak_server.telemetry.records import OK, VersionWork
+from nunatak_server.telemetry.metrics import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent, Reading
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from prometheus_client import disable_created_metrics
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import check_exposure
+from nunatak_server.access.keys import check_exposure
 from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones

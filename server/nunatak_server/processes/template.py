@@ -34,7 +34,7 @@ from nunatak_server.processes.supervisor import (
     TICK_S,
     ReplicaPlace,
 )
-from nunatak_server.residency.memory import task_memory_budget
+from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import log_failure, write_log
 

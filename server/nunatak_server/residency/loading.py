@@ -28,8 +28,7 @@ from nunatak_registry import Traffic
 from nunatak_server import errors
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import device_failure
-from nunatak_server.residency.memory import HostTier
-from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
+from nunatak_server.residency.resident_set import HostTier, ResidentSet, VersionKey, key_of
 from nunatak_versions import LoadedTask, load_task
 
 logger = logging.getLogger(__name__)

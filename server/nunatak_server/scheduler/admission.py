@@ -24,9 +24,8 @@ from typing import Final, Self, TypeVar
 from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.fairness import Flow
-from nunatak_server.scheduler.quotas import Quotas
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority
+from nunatak_server.scheduler.rows import ANONYMOUS, Flow, Priority
+from nunatak_server.scheduler.turns import Quotas
 
 Key = TypeVar("Key", bound=Hashable)
 Amount = TypeVar("Amount", int, float)

@@ -25,8 +25,16 @@ from typing import Final, Generic
 
 from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import FairQueue, Flow, Queues, VirtualTimes, flow_of
-from nunatak_server.scheduler.rows import MIN_COST, RowT, work_added
+from nunatak_server.scheduler.rows import (
+    MIN_COST,
+    FairQueue,
+    Flow,
+    Queues,
+    RowT,
+    VirtualTimes,
+    flow_of,
+    work_added,
+)
 
 OLDEST_EVERY: Final = 8
 MAX_PREEMPTION: Final = 4.0

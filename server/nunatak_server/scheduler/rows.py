@@ -1,13 +1,26 @@
-"""Rows: one row for each pair of a text and a task version, from the service to the engine.
+"""Rows, one for each pair of a text and a task version, and which row the next batch takes next.
 
 The caller and the priority of a row decide the row's turn in a batch. The work of a row is its cost
 in tokens through all layers. Rows of one text pay for its trunk once.
+
+- `Queues` holds the waiting rows by flow, by text and by deadline, from batch to batch. A batch
+  therefore costs time for the rows that it takes or that are too late, and for the flows that wait,
+  not for every waiting row.
+- `FairQueue` picks the rows of one batch by virtual time, first between callers, then between the
+  flows of a caller. This is start-time fair queueing (Goyal et al. 1996) on two levels, and counts
+  tokens as in Sheng et al. 2024 (arXiv:2401.00588, algorithm 2). A flow that returns starts level
+  with the least served one, so no flow saves up service.
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeVar
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Branch, Encoding
@@ -211,3 +224,235 @@ def pending_row(  # noqa: PLR0913 - the fields of a row, by name
         load_s=load_s,
         is_shadow=is_shadow,
     )
+
+
+Flow = tuple[str, Priority, str]
+"""Caller, priority and task. The rows of a flow keep their order."""
+Rank = tuple[str, Priority]
+"""Caller and priority."""
+QueueKey = TypeVar("QueueKey", bound=Hashable)
+
+MAX_PAST_DEADLINES: Final = 64
+"""Deadlines without rows that a heap may hold beside one for each deadline with rows."""
+
+
+def flow_of(row: WaitingRow) -> Flow:
+    return row.caller, row.priority, row.task
+
+
+class Queues(Generic[RowT]):
+    """Waiting rows in the order of arrival: all rows, and those of each flow, text and deadline."""
+
+    def __init__(self, rows: Iterable[RowT] = ()) -> None:
+        self._arrivals = count()
+        self._number_of: dict[int, int] = {}
+        """The arrival number of a row, by the `id` of the row."""
+        self._rows: dict[int, RowT] = {}
+        self._flows: dict[Flow, dict[int, RowT]] = {}
+        self._texts: dict[Hashable, dict[int, RowT]] = {}
+        self._deadlines: dict[float, dict[int, RowT]] = {}
+        self._next_deadlines: list[float] = []
+        """A heap; the rows of some of these deadlines may have left."""
+        self._cut: set[Flow] = set()
+        """Flows of which a batch has taken a part of the rows."""
+        self.add(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, row: RowT) -> bool:
+        return id(row) in self._number_of
+
+    def __iter__(self) -> Iterator[RowT]:
+        return iter(self._rows.values())
+
+    @property
+    def flows(self) -> KeysView[Flow]:
+        return self._flows.keys()
+
+    def add(self, rows: Iterable[RowT]) -> None:
+        """Queue rows behind all others; none of the rows may be queued already."""
+        for row in rows:
+            number = next(self._arrivals)
+            self._number_of[id(row)] = number
+            self._rows[number] = row
+            self._flows.setdefault(flow_of(row), {})[number] = row
+            self._texts.setdefault(row.group, {})[number] = row
+            deadline = row.deadline
+            if deadline not in self._deadlines:
+                self._deadlines[deadline] = {}
+                heappush(self._next_deadlines, deadline)
+            self._deadlines[deadline][number] = row
+        if len(self._next_deadlines) > 2 * len(self._deadlines) + MAX_PAST_DEADLINES:
+            self._next_deadlines = sorted(self._deadlines)
+
+    def remove_expired(self, *, now: float) -> list[RowT]:
+        expired, heap = list[RowT](), self._next_deadlines
+        while heap and (heap[0] <= now or heap[0] not in self._deadlines):
+            # The heap may hold a deadline twice.
+            late = tuple(self._deadlines.get(heappop(heap), {}).values())
+            self.remove(late)
+            expired += late
+        return expired
+
+    def remove(self, rows: Iterable[RowT]) -> None:
+        for row in rows:
+            number = self._number_of.pop(id(row))
+            del self._rows[number]
+            flow = flow_of(row)
+            _remove(self._flows, flow, number)
+            _remove(self._texts, row.group, number)
+            _remove(self._deadlines, row.deadline, number)
+            if flow not in self._flows:
+                self._cut.discard(flow)
+
+    def take(self, rows: Collection[RowT]) -> None:
+        self.remove(rows)
+        self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
+
+    def is_new(self, flow: Flow) -> bool:
+        return flow not in self._cut
+
+    def of_flow(self, flow: Flow) -> Collection[RowT]:
+        return self._flows[flow].values()
+
+    def of_text(self, group: Hashable) -> Collection[RowT]:
+        return self._texts[group].values()
+
+    def age_rank(self, flow: Flow) -> int:
+        return next(iter(self._flows[flow]))
+
+    def flows_without(self, rows: Sequence[RowT]) -> frozenset[Flow]:
+        numbers: dict[Flow, int] = {}
+        for row in rows:
+            flow = flow_of(row)
+            numbers[flow] = numbers.get(flow, 0) + 1
+        return frozenset(
+            flow for flow, queue in self._flows.items() if len(queue) > numbers.get(flow, 0)
+        )
+
+
+def _remove(queues: dict[QueueKey, dict[int, RowT]], key: QueueKey, number: int) -> None:
+    queue = queues[key]
+    del queue[number]
+    if not queue:
+        del queues[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualTimes:
+    """Service of callers and of flows, above the least served caller and flow that wait.
+
+    In tokens, divided by the weight of the caller. A caller or flow without an entry has 0.
+    """
+
+    callers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    flows: Mapping[Flow, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+_Standing = tuple[int, float, int, Flow]
+"""Rank of the priority, virtual time, age of the oldest row, flow."""
+
+
+class FairQueue(Generic[RowT]):
+    """The order in which one batch takes rows."""
+
+    def __init__(
+        self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
+    ) -> None:
+        self._caller_times = defaultdict[str, float](float, virtual_times.callers)
+        self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
+        self._weights = weights
+        self.charged = 0.0
+        """The service of all flows in this batch, in tokens through all layers."""
+        self._queues = queues
+        self._rows: dict[Flow, Iterator[RowT]] = {}
+        """The unseen rows of each flow that was looked at."""
+        self._ended: set[Flow] = set()
+        """Flows that have no rows left, or may give no more rows to this batch."""
+        self._flows = defaultdict[str, list[_Standing]](list)
+        """A heap for each caller."""
+        for flow in queues.flows:
+            standing = (flow[1].rank, self._flow_times[flow], queues.age_rank(flow), flow)
+            self._flows[flow[0]].append(standing)
+        for standings in self._flows.values():
+            heapify(standings)
+        self._callers = [
+            (self._caller_times[caller], min(age for _, _, age, _ in standings), caller)
+            for caller, standings in self._flows.items()
+        ]
+        heapify(self._callers)
+
+    def next_row(self, taken: Collection[int]) -> RowT | None:
+        """Return the next row, and count the row as seen; None once all rows were seen.
+
+        The row comes from the caller with the least virtual time, from its highest priority, and
+        there from the flow with the least virtual time. The age of the oldest row breaks ties.
+        Rows whose `id` is in `taken` are skipped.
+        """
+        while self._callers:
+            time, age, caller = self._callers[0]
+            flow = self._next_flow(self._flows[caller])
+            if flow is None:
+                heappop(self._callers)
+            # Virtual times only grow, so an entry that is out of date is too far in front.
+            elif time < self._caller_times[caller]:
+                heapreplace(self._callers, (self._caller_times[caller], age, caller))
+            else:
+                row = self._row_of(flow, taken)
+                if row is not None:
+                    return row
+                self._ended.add(flow)
+        return None
+
+    def end_flow(self, row: RowT) -> None:
+        """Skip the flow of a row that does not fit the batch, so that the flow keeps its order."""
+        self._ended.add(flow_of(row))
+
+    def charge(self, row: RowT, cost: float) -> None:
+        cost, flow = max(cost, MIN_COST), flow_of(row)
+        self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
+        self._flow_times[flow] += cost
+        self.charged += cost
+
+    def carry_over(self, waiting: Iterable[Flow]) -> VirtualTimes:
+        """Return the virtual times after the batch, above the least among the waiting flows.
+
+        A caller that waits no more is forgotten once the others have caught up with it. A flow is
+        forgotten once no flow of its caller and priority waits, or once those have caught up.
+        """
+        levels: dict[Rank, float] = {}
+        callers = set[str]()
+        for flow in waiting:
+            time = self._flow_times[flow]
+            levels[flow[:2]] = min(time, levels.get(flow[:2], time))
+            callers.add(flow[0])
+        level = min((self._caller_times[caller] for caller in callers), default=None)
+        return VirtualTimes(
+            callers={}
+            if level is None
+            else {it: time - level for it, time in self._caller_times.items() if time > level},
+            flows={
+                flow: time - levels[flow[:2]]
+                for flow, time in self._flow_times.items()
+                if flow[:2] in levels and time > levels[flow[:2]]
+            },
+        )
+
+    def _next_flow(self, flows: list[_Standing]) -> Flow | None:
+        while flows:
+            rank, time, age, flow = flows[0]
+            if flow in self._ended:
+                heappop(flows)
+            elif time < self._flow_times[flow]:
+                heapreplace(flows, (rank, self._flow_times[flow], age, flow))
+            else:
+                return flow
+        return None
+
+    def _row_of(self, flow: Flow, taken: Collection[int]) -> RowT | None:
+        if flow in self._ended:
+            return None
+        if flow not in self._rows:
+            self._rows[flow] = iter(self._queues.of_flow(flow))
+        return next((row for row in self._rows[flow] if id(row) not in taken), None)

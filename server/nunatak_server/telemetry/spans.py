@@ -28,7 +28,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nunatak_server.engine.compute import BatchReport
-from nunatak_server.telemetry.records import PredictionRecord, VersionWork
+from nunatak_server.telemetry.metrics import PredictionRecord, VersionWork
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024

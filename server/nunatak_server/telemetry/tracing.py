@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.engine.compute import BatchReport
-from nunatak_server.telemetry.records import PredictionRecord
+from nunatak_server.telemetry.metrics import PredictionRecord
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Each of these variables turns tracing on."""

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.service import PredictionService

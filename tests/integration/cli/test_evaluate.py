@@ -164,7 +164,7 @@ def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
     ran = nunatak(*asked, "--on-bad-row", "skip", "--wrong", "wrong.csv", *here(folder))
 
     assert refused.stderr.startswith("error [invalid_row]: desk.csv: 2 of 72 rows cannot be used.")
-    assert "2 rows are left out; the reasons are in desk.rejected.jsonl" in ran.stderr
+    assert "left out 2 rows; the reasons are in desk.rejected.jsonl" in ran.stderr
     plain = evaluated(folder, TaskKind.SINGLE_LABEL, *here(folder))
     assert ran.json()["metrics"] == plain["metrics"]
     labels = [row["label"] for row in rows]

@@ -21,7 +21,7 @@ from nunatak_registry import Registry
 from nunatak_server.access.keys import Scope, change_keys
 from nunatak_server.app import create_app
 from nunatak_server.http.access import PREDICT, declared_access
-from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.middleware import StrictRoute
 
 HEALTH = {
     "/livez",

@@ -16,7 +16,7 @@ from nunatak_contract.methods import Method, TopK
 from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import KeyAuthenticator
+from nunatak_server.access.keys import KeyAuthenticator
 from nunatak_server.app import create_app
 from nunatak_server.engine.backbones import Backbones
 

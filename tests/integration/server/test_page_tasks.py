@@ -340,6 +340,14 @@ def test_a_narrow_screen_shows_a_task_without_scrolling_to_the_side(page: Page) 
     expect(part(page, "card")).to_be_visible()
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert (
+        page.evaluate("""() => {
+        const tables = [...document.querySelectorAll("#task-view table:not(.matrix)")];
+        tables.forEach((it) => (it.querySelector("td").textContent = "long_label_".repeat(12)));
+        return tables.filter((it) => it.parentElement.scrollWidth > it.parentElement.clientWidth);
+    }""")
+        == []
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -17,7 +17,7 @@ from nunatak_contract.enums import OnFailure
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.keys import Scope
-from nunatak_server.scheduler.quotas import Quota
+from nunatak_server.scheduler.turns import Quota
 
 PREDICT = "/v1/tasks/tone/predict"
 QUERY = {"inputs": "where is it?"}

@@ -15,7 +15,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Row, forward
 from nunatak_registry import Registry
-from nunatak_server.residency.memory import find_memory_return, size_in_memory
+from nunatak_server.residency.resident_set import find_memory_return, size_in_memory
 from nunatak_server.settings import ServerSettings
 from nunatak_versions import load_task
 

@@ -141,3 +141,14 @@ def test_shells_complete_commands_and_values(typed: str, completed: list[str]) -
     ran = CliRunner().invoke(app, [], prog_name="nunatak", env=asked)
 
     assert ran.stdout.split() == completed
+
+
+@pytest.mark.parametrize("command", [("cache", "show", "--json"), ("train", "--quiet")])
+def test_no_bars_of_the_hub_stand_in_silent_or_json_output(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
+
+    nunatak(*command)
+
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"

@@ -1,9 +1,15 @@
 """The client's errors for streams that break the contract."""
 
+import json
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
 from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
+from nunatak_client.transport import VerdictExchange
+from nunatak_contract.enums import StreamEventKind
+from nunatak_contract.wire import Score, StreamEvent
 
 OUTPUTS = b'[{"label": "a", "score": 1}]'
 LINE = b'{"reference": "tone", "task": "tone", "version": 3, "outputs": ' + OUTPUTS + b"}\n"
@@ -39,6 +45,27 @@ def test_a_line_that_is_no_result_is_an_error(line: bytes) -> None:
 
     with pytest.raises(InvalidResponseError):
         list(client.stream("hello", ["tone"]))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\r"], ids=ascii)
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_only_a_line_feed_ends_a_line(separator: str, size: int) -> None:
+    text = f"one{separator}two"
+    line = LINE.replace(b'"a"', json.dumps(text, ensure_ascii=ord(separator) < 32).encode())
+    event = StreamEvent(event=StreamEventKind.TEXT, text=text).model_dump_json().encode()
+
+    client, _ = client_of(httpx.Response(200, content=pieces(line, size)))
+    (result,) = client.stream("hello", ["tone"])
+    exchange = VerdictExchange(httpx.URL("http://tests.invalid"), {}, "guard")
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    events = [it for part in pieces(head + event + b"\n", size) for it in exchange.received(part)]
+
+    assert result.require().outputs == ((Score(label=text, score=1),),)
+    assert [it.text for it in events] == [text]
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
 
 
 def test_a_stream_is_tried_again_only_before_it_has_begun() -> None:

@@ -1,7 +1,10 @@
 import pytest
+from pydantic import ValidationError
 
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
+from nunatak_contract.questions import TypedQuestion
+from nunatak_contract.record import problems_text
 
 
 def test_an_error_has_its_code_its_fields_and_a_message_of_them() -> None:
@@ -34,3 +37,20 @@ def test_a_long_name_is_quoted_in_part() -> None:
 
 def test_codes_are_words_of_small_letters() -> None:
     assert all(code.replace("_", "").isalpha() and code.islower() for code in REASONS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"options": ["a"]}, "options.0: Input should be an object"),
+        ({"options": []}, "question: a choice needs 2 to 255 options"),
+        ({"options": [], "criteria": {}}, "question: `criteria` says what `options` says: "),
+    ],
+)
+def test_an_error_of_pydantic_names_the_place_and_no_class(
+    fields: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypedQuestion.model_validate({"type": "choice", **fields})
+
+    assert problems_text(caught.value, "question").startswith(told)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.hostile_texts import HOSTILE, MARKUP, is_obeyed, obeyed
-from nunatak_contract.plain_text import visible, visible_json, visible_lines
+from nunatak_contract.plain_text import counted, visible, visible_json, visible_lines
 
 READABLE = "Füße 12\N{NO-BREAK SPACE}€, שלום, 東京\N{IDEOGRAPHIC SPACE}都, 👩\u200d💻, न\u200cक"
 
@@ -17,6 +17,10 @@ def test_exactly_what_a_terminal_obeys_is_spelt_out() -> None:
     beyond = "".join(map(chr, range(0x10000, sys.maxunicode + 1, 17)))
     assert obeyed(beyond) == set()
     assert visible(beyond) == beyond
+
+
+def test_only_one_thing_has_a_noun_without_s() -> None:
+    assert [counted(it, "row") for it in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 def test_controls_are_spelt_as_python_spells_them() -> None:

@@ -16,8 +16,7 @@ from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.peft_folders import export_peft, import_peft
-from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
-from nunatak_exchange.transformers_export import export_transformers
+from nunatak_exchange.transformers_export import export_sentence_transformers, export_transformers
 from nunatak_model import Backbone
 
 FORMATS = {

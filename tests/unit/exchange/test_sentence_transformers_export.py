@@ -15,7 +15,7 @@ from doubles.tasks import MAX_LENGTH, random_parameters
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
+from nunatak_exchange.transformers_export import export_sentence_transformers
 from nunatak_model import Backbone, Branch, BranchSpec, HeadSpec, build_branch
 
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from nunatak_client.transport import RetryPolicy
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, card_of
+from nunatak_contract.upstreams import MAX_REPLY_BYTES
 from nunatak_model import TextInput
 from nunatak_registry import Registry
 from nunatak_training import teachers
@@ -157,8 +158,8 @@ def test_a_call_has_the_text_the_model_and_the_key_of_the_file_alone(
     assert "authorization" not in calls[1].headers
 
 
-def says(content: bytes) -> Reply:
-    return lambda _: httpx.Response(200, content=content)
+def says(content: bytes | Iterator[bytes], **headers: str) -> Reply:
+    return lambda _: httpx.Response(200, content=content, headers=headers)
 
 
 def breaks(kind: type[httpx.RequestError]) -> Reply:
@@ -179,6 +180,8 @@ def breaks(kind: type[httpx.RequestError]) -> Reply:
         (always([]), "cannot be used"),
         (says(b'{"answers": {"q0": {"type": "noul", "noul": NaN}}}'), "cannot be used"),
         (says(b"[" * 100_000), "cannot be used"),
+        (says(b" " * (MAX_REPLY_BYTES + 1)), f"more than {MAX_REPLY_BYTES} bytes"),
+        (says(iter([b"x"]), **{"content-encoding": "gzip"}), "its reply is compressed"),
     ],
     ids=[
         "broken",
@@ -189,6 +192,8 @@ def breaks(kind: type[httpx.RequestError]) -> Reply:
         "another shape",
         "NaN",
         "deep",
+        "endless",
+        "compressed",
     ],
 )
 def test_a_text_without_an_answer_is_told_and_the_others_are_asked(

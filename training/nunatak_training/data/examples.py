@@ -32,8 +32,6 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedWords:
-    """All words of a text, in order."""
-
     words: tuple[Word, ...]
 
 
@@ -104,8 +102,6 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExample:
-    """An example and its row."""
-
     row: FileRow
     example: Example
 
@@ -164,8 +160,6 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """The train and dev examples of a task."""
-
     name: str
     kind: TaskKind = TaskKind.SINGLE_LABEL
     train: ExampleSet

@@ -71,8 +71,6 @@ class HubReference:
 
 
 class DatasetLoader(Protocol):
-    """Loads all splits of a data set."""
-
     def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
 
 
@@ -122,8 +120,6 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The rows of each part."""
-
     name: str
     train: Iterator[FileRow]
     dev: Iterator[FileRow] | None

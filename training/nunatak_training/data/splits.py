@@ -8,8 +8,10 @@ from enum import StrEnum
 
 from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 from nunatak_model import TextInput
 from nunatak_rows.inputs import bad_row
+from nunatak_training.data.bad_rows import look_alikes, spelt_out
 from nunatak_training.data.examples import (
     Answers,
     ExampleSet,
@@ -22,7 +24,6 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
-from nunatak_training.data.look_alikes import look_alikes, spelt_out
 from nunatak_training.data.rows import VALUE_NAME
 from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind
@@ -340,7 +341,7 @@ def data_warnings(
         found[DataProblem.CONTRADICTION] = _contradictions(data)
         padded = [label for label in data.labels if label != label.strip()]
         found[DataProblem.WHITE_SPACE] = (
-            f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
+            f"{counted(len(padded), 'label')}, such as {padded[0]!r}" if padded else ""
         )
         found[DataProblem.LOOK_ALIKE] = _look_alikes(data)
     if data.kind is TaskKind.SINGLE_LABEL:
@@ -355,7 +356,7 @@ def _shared(data: TaskData, part: ExampleSet) -> str:
     both = [example.text for example in part.examples if example.model_input in trained]
     if not both:
         return ""
-    return f"{len(both):,} of {len(part):,} examples, such as {_shown(both[0])}"
+    return f"{len(both):,} of {counted(len(part), 'example')}, such as {_shown(both[0])}"
 
 
 def _contradictions(data: TaskData) -> str:
@@ -366,7 +367,8 @@ def _contradictions(data: TaskData) -> str:
     if not torn:
         return ""
     first = min(torn, key=str)
-    return f"{len(torn):,} texts, such as {_shown(first if isinstance(first, str) else first[0])}"
+    shown = _shown(first if isinstance(first, str) else first[0])
+    return f"{counted(len(torn), 'text')}, such as {shown}"
 
 
 def _look_alikes(data: TaskData) -> str:
@@ -384,7 +386,7 @@ def _look_alikes(data: TaskData) -> str:
         for pair in pairs[:SHOWN_PAIRS]
     )
     more = ", ..." if len(pairs) > SHOWN_PAIRS else ""
-    return f"{len(pairs):,} pairs: {shown}{more}" if pairs else ""
+    return f"{counted(len(pairs), 'pair')}: {shown}{more}" if pairs else ""
 
 
 def _imbalance(data: TaskData) -> str:
@@ -392,7 +394,7 @@ def _imbalance(data: TaskData) -> str:
     (common, most), (rare, least) = counts[0], counts[-1]
     if most < MAX_IMBALANCE * least:
         return ""
-    return f"{most:,} train examples of {common!r}, {least:,} of {rare!r}"
+    return f"{counted(most, 'train example')} of {common!r}, {least:,} of {rare!r}"
 
 
 def _cut(data: TaskData, num_long: tuple[int, int], max_length: int) -> str:

@@ -180,8 +180,6 @@ def count_sets(
 
 
 def accuracy(counts: LabelCounts) -> Statistic:
-    """Share of the places with the right label."""
-
     def of(weights: Weights) -> float:
         hits, expected, _ = counts.tally(weights)
         return _ratio(hits.sum(), expected.sum())
@@ -282,7 +280,6 @@ def entities_in(tags: Sequence[str]) -> list[Entity]:
 
 
 def exact_match(predicted: str, expected: Sequence[str]) -> float:
-    """1 if the answer is one of the right ones, else 0."""
     words = _words(predicted)
     return float(any(words == _words(answer) for answer in expected or ("",)))
 

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_valida
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
 from nunatak_contract.names import TaskName
+from nunatak_contract.record import problems_text
 from nunatak_model import DEFAULT_BACKBONE, Backbone, BackboneConfig
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
@@ -27,7 +28,6 @@ from nunatak_training.settings import (
     Setting,
     Settings,
     overlaid,
-    problems_in,
     read_mapping,
     with_values,
 )
@@ -44,8 +44,6 @@ class _RecipeEntry(Settings):
 
 
 class TaskEntry(_RecipeEntry):
-    """One task, and its examples."""
-
     name: TaskName
     data: str | None = Field(default=None, description="a path or data set; null: the task's name")
     kind: TaskKind | None = Field(default=None, description="null: the first train row decides")
@@ -158,7 +156,9 @@ def read_grid(
         settings = {} if path is None else read_mapping(path, texts)
         return Grid.model_validate(with_values(settings, changes or {}))
     except ValidationError as error:
-        raise NunatakError("invalid_sweep", where=where, problem=problems_in(error)) from error
+        raise NunatakError(
+            "invalid_sweep", where=where, problem=problems_text(error, "recipe")
+        ) from error
     except ValueError as error:
         raise NunatakError("invalid_sweep", where=where, problem=str(error)) from error
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
+from nunatak_contract.record import problems_text
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
 
@@ -169,7 +170,7 @@ class ResultsFolder:
             record = RunRecord.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise NunatakError(
-                "corrupt_result", file=path.name, problem=str(error).splitlines()[0]
+                "corrupt_result", file=path.name, problem=problems_text(error)
             ) from error
         if record.run.digest != path.stem:
             raise NunatakError(

@@ -25,6 +25,7 @@ from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType]
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work
 from nunatak_model import count_parameters, load_backbone
 from nunatak_registry import Registry
@@ -126,8 +127,6 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """Does runs in this process, one after another."""
-
     context: RunContext
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
@@ -245,7 +244,7 @@ def run_sweep(
         found = {record.run.digest: record for record in results.records()}
         pending = [run for run in runs if run.description.digest not in found]
         work = Work("sweep", unit="run", total=len(runs), done=len(runs) - len(pending))
-        progress.tell(f"{work.total} runs, {work.done} of them done before")
+        progress.tell(f"{counted(work.total or 0, 'run')}, {work.done} of them done before")
         progress.begin(work)
         for record in runner(pending):
             results.add(record)

@@ -25,6 +25,7 @@ from nunatak_cli.output import console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 from nunatak_rows import FileFormat
 
@@ -291,7 +292,7 @@ def _scored_text(items: Iterable[Item]) -> str:
 def _truncation_mark(answer: "TaskResult") -> tuple[str, str]:
     if not answer.is_truncated:
         return "", ""
-    return f" (truncated: only {sum(answer.tokens)} tokens were read)", "yellow"
+    return f" (truncated: only {counted(sum(answer.tokens), 'token')} read)", "yellow"
 
 
 def _failure(answer: "TaskResult") -> str:

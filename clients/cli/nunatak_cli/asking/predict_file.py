@@ -15,6 +15,7 @@ from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
 
 SOME_REJECTED = 3
@@ -123,14 +124,14 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         "seconds": round(seconds, 3),
     }
     line = (
-        f"{out}: {outcome.num_rows - outcome.num_rejected:,} rows with the answers of {versions}; "
-        f"{outcome.num_scored:,} rows in {seconds:.1f} s"
+        f"{out}: {counted(outcome.num_rows - outcome.num_rejected, 'row')} with the answers of "
+        f"{versions}; {counted(outcome.num_scored, 'row')} in {seconds:.1f} s"
         + (f", {earlier:,} before a kill" if earlier else "")
     )
     print_outcome(document, line, as_json=as_json)
     if outcome.num_rejected and not as_json:
-        told = f"{outcome.num_rejected:,} rows are rejected; the reasons are in {outcome.rejected}"
-        error_console().print(told, soft_wrap=True)
+        told = f"rejected {counted(outcome.num_rejected, 'row')}; the reasons are in "
+        error_console().print(f"{told}{outcome.rejected}", soft_wrap=True)
     if outcome.num_rejected:
         raise typer.Exit(SOME_REJECTED)
 

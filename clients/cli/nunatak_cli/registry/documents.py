@@ -22,6 +22,7 @@ from nunatak_cli.output import console, plain_table, print_json, print_outcome
 from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
@@ -334,7 +335,7 @@ def collected(
     collection = Collection(folder)
     if clear:
         removed = collection.clear()
-        print_outcome({"removed": removed}, f"removed {removed} texts", as_json=as_json)
+        print_outcome({"removed": removed}, f"removed {counted(removed, 'text')}", as_json=as_json)
         return
     found = collection.questions()
     table = plain_table("rows", "oldest", "newest", "question", "file")

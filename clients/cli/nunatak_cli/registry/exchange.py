@@ -168,8 +168,10 @@ def export(
     with needs_extra("model"):
         from nunatak_exchange.hub import write_hub_folder
         from nunatak_exchange.peft_folders import export_peft
-        from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
-        from nunatak_exchange.transformers_export import export_transformers
+        from nunatak_exchange.transformers_export import (
+            export_sentence_transformers,
+            export_transformers,
+        )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.table import Table
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
-    from nunatak_contract.wire import ReplicaListing
     from nunatak_registry import AliasEvent, Registry
 
 COPY_EXAMPLE = (
@@ -108,7 +107,8 @@ def upgrade(
     elif dry_run:
         line = f"a copy has layout {done.layout} now; the registry is unchanged"
     else:
-        line = f"the index has layout {done.layout} now; its {done.num_versions} versions stay"
+        kept = counted(done.num_versions, "version")
+        line = f"the index has layout {done.layout} now; {kept} kept"
     if as_json or not quiet:
         print_outcome({**asdict(done), "dry_run": dry_run}, line, as_json=as_json)
     if done.unreadable:
@@ -123,23 +123,6 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
         listing = opened.replicas.listing()
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
-    print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
-
-
-def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them."""
-    found = registry.replicas.wait(seconds).replicas
-    without_lease = sum(it.lease_s is None for it in found)
-    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
-    if without_lease:
-        line += (
-            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
-            "lease that the registry has not heard of for two minutes is not counted"
-        )
-    return line
-
-
-def _replicas_table(listing: "ReplicaListing") -> Table:
     table = plain_table(
         "replica", "address", "release", "seen", "serves", "lease", "load", "memory"
     )
@@ -153,10 +136,23 @@ def _replicas_table(listing: "ReplicaListing") -> Table:
             f"{'current' if it.is_current else 'older'}, {'ready' if load.ready else 'not ready'}",
             "none" if it.lease_s is None else f"{it.lease_s:g} s",
             f"{load.running} running, {load.waiting} waiting",
-            f"{load.versions} versions, {decimal(load.version_bytes)} of "
+            f"{counted(load.versions, 'version')}, {decimal(load.version_bytes)} of "
             f"{decimal(load.process_bytes)}",
         )
-    return table
+    print_outcome(document, table, as_json=as_json, empty=empty)
+
+
+def wait_for_replicas(registry: "Registry", seconds: float) -> str:
+    """Wait until every live replica follows the last change; return the line about them."""
+    found = registry.replicas.wait(seconds).replicas
+    without_lease = sum(it.lease_s is None for it in found)
+    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
+    if without_lease:
+        line += (
+            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
+            "lease that the registry has not heard of for two minutes is not counted"
+        )
+    return line
 
 
 FAILURES_OF_A_TASK = {
@@ -260,7 +256,7 @@ def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
     parts = [
         _versions_text(done.versions) if done.versions else "no new version",
         *([f"{len(done.present)} there already"] if done.present else []),
-        f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
+        f"{counted(done.num_events, 'event')} of aliases",
         decimal(done.num_bytes),
     ]
     is_same = not done.versions and not done.num_events

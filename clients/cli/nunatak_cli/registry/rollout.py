@@ -13,6 +13,7 @@ from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import prove_version
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_client import ShadowReport
@@ -200,13 +201,13 @@ def _report_table(report: "ShadowReport") -> Table:
             "task": f"{report.task}@{report.alias}",
             "answers": f"version {report.version}",
             "shadow": f"version {report.shadow_version} on {report.share:.2%} of requests",
-            "compared": f"{report.compared} inputs",
+            "compared": counted(report.compared, "input"),
             "agreement": _number(report.agreement),
             "mean drift": _number(report.mean_drift),
             "max drift": _number(report.max_drift),
-            **{f"drift {bound}": f"{inputs} inputs" for bound, inputs in bounds.items()},
-            "errors": f"{report.errors} inputs",
-            "dropped": f"{report.dropped} inputs",
+            **{f"drift {bound}": counted(inputs, "input") for bound, inputs in bounds.items()},
+            "errors": counted(report.errors, "input"),
+            "dropped": counted(report.dropped, "input"),
         }
     )
 

@@ -19,6 +19,7 @@ from nunatak_cli.output import facts_table, plain_table, print_outcome, print_te
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_contract.cards import Compared
@@ -158,7 +159,8 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
         **({"test metrics": _metrics(manifest.test_metrics)} if manifest.test_metrics else {}),
         "data": _data(manifest),
         "recipe": _recipe(manifest),
-        "probe": f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}",
+        "probe": f"{counted(len(manifest.probe.inputs), 'input')}, "
+        f"tolerance {manifest.probe.tolerance:g}",
         **({"note": manifest.note} if manifest.note else {}),
     }
     title = Text(manifest.reference, style="bold cyan")
@@ -200,7 +202,7 @@ def _metrics(metrics: "Sequence[MetricRecord]") -> str:
         return "none recorded"
     examples = metrics[0].num_examples
     scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in metrics)
-    return f"{scores}  ({examples} examples)"
+    return f"{scores}  ({counted(examples, 'example')})"
 
 
 def _data(manifest: "TaskManifest") -> str:
@@ -309,7 +311,7 @@ def thresholds(
             points = () if best is None else (best,)
         chosen.append((curve, points))
     num_examples = calibration.dev.num_examples
-    remark = f"Counts of the {num_examples:,} dev examples, with 95 % intervals (Wilson)."
+    remark = f"Counts of {counted(num_examples, 'dev example')}, with 95 % intervals (Wilson)."
     if precision is not None or recall is not None:
         remark += " The threshold was chosen on these examples; check it on others."
     document = _thresholds_json(manifest, calibration, chosen)

@@ -29,6 +29,7 @@ from nunatak_cli.registry.show import (
     versions,
 )
 from nunatak_cli.registry.verify import prove_version, verify
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
@@ -165,8 +166,9 @@ def collect(
     with existing_registry(registry) as opened:
         collected = opened.gc(grace)
     line = (
-        f"removed {len(collected.removed_blobs)} blobs and "
-        f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+        f"removed {counted(len(collected.removed_blobs), 'blob')} and "
+        f"{counted(collected.removed_temporary, 'temporary file')}; "
+        f"{collected.kept_young} too young"
     )
     members = ("removed_blobs", "removed_temporary", "kept_young")
     document = {name: getattr(collected, name) for name in members}
@@ -178,10 +180,10 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
 
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
-    for heading in ("version", "aliases", "method", "shared", "dev score"):
-        table.add_column(heading, no_wrap=True)
-    # On a narrow terminal only this column shrinks; its cells are cut, not wrapped.
-    table.add_column("labels")
+    table.add_column("version", no_wrap=True)
+    # On a narrow terminal these wrap, so that names stay whole; labels are cut.
+    for heading in ("aliases", "method", "shared", "dev score", "labels"):
+        table.add_column(heading)
     for task in tasks:
         manifest = task.manifest
         table.add_row(

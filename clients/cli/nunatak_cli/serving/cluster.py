@@ -75,7 +75,7 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cluster.serving import BackboneSettings, places_of
         from nunatak_cluster.serving import up as start
         from nunatak_cluster.session import joined
-    from nunatak_server.access.authenticators import check_exposure
+    from nunatak_server.access.keys import check_exposure
     from nunatak_server.configuration import configure
 
     places = places_of(backbone or [configure({}).settings.backbone])

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 - a command imports the server package when it runs, not for --help
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.table import Table
 
 from nunatak_cli.options import JsonOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.record import problems_text
 
 if TYPE_CHECKING:
-    from nunatak_server.access.keys import KeyRecord, Keys
+    from nunatak_server.access.keys import Keys
 
 FileOption = Annotated[
     Path,
@@ -106,7 +105,23 @@ def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     document = {
         "keys": [{**it.model_dump(mode="json"), "scopes": sorted(it.scopes)} for it in keys]
     }
-    print_outcome(document, _keys_table(keys), as_json=as_json, empty=f"no keys in {file}")
+    table = plain_table(
+        "name", "scopes", "tasks", "weight", "quotas", "created", "expires", "sha256"
+    )
+    for key in keys:
+        table.add_row(
+            key.name,
+            ", ".join(sorted(key.scopes)),
+            ", ".join(key.tasks),
+            f"{key.weight:g}",
+            ", ".join(
+                f"{most} {name.replace('_', ' ')}" for name, most in (key.quotas or {}).items()
+            ),
+            f"{key.created_at:%Y-%m-%d}",
+            "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
+            key.sha256[:SHOWN_DIGITS],
+        )
+    print_outcome(document, table, as_json=as_json, empty=f"no keys in {file}")
 
 
 def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
@@ -135,11 +150,9 @@ def _create_key(file: Path, **members: object) -> str:
     try:
         record = KeyRecord.model_validate({**members, "sha256": digest_of(key.encode())})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise NunatakError(
-            "invalid_option", problem=f"{place}: {first['msg']}, got {first['input']!r}"
-        ) from error
+        given = error.errors(include_url=False, include_context=False)[0]["input"]
+        problem = f"{problems_text(error)}, got {given!r}"
+        raise NunatakError("invalid_option", problem=problem) from error
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):
@@ -152,26 +165,6 @@ def _create_key(file: Path, **members: object) -> str:
 
     change_keys(file, add)
     return key
-
-
-def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
-    table = plain_table(
-        "name", "scopes", "tasks", "weight", "quotas", "created", "expires", "sha256"
-    )
-    for key in keys:
-        table.add_row(
-            key.name,
-            ", ".join(sorted(key.scopes)),
-            ", ".join(key.tasks),
-            f"{key.weight:g}",
-            ", ".join(
-                f"{most} {name.replace('_', ' ')}" for name, most in (key.quotas or {}).items()
-            ),
-            f"{key.created_at:%Y-%m-%d}",
-            "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
-            key.sha256[:SHOWN_DIGITS],
-        )
-    return table
 
 
 key_app = group(

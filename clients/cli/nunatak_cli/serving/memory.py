@@ -13,6 +13,7 @@ from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, S
 from nunatak_cli.output import console, plain_table, print_outcome
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
     from nunatak_client import MemoryReport
@@ -86,8 +87,9 @@ def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
 def saved_line(report: "MemoryReport") -> str:
     pss = report.process.pss_bytes
     return (
-        f"the server holds {len(report.tasks)} task versions: {decimal(report.shared_bytes)} of "
-        f"parameters in place of {decimal(report.dedicated_bytes)}, {report.saved_share:.1%} saved "
+        f"the server holds {counted(len(report.tasks), 'task version')}: "
+        f"{decimal(report.shared_bytes)} of parameters in place of "
+        f"{decimal(report.dedicated_bytes)}, {report.saved_share:.1%} saved "
         f"(formula {report.saved_share_formula:.1%})"
         + ("" if pss is None else f"; the whole process has {decimal(pss)} (PSS)")
     )
@@ -175,8 +177,8 @@ def _by_formula(backbone: str, num_tasks: int) -> dict[str, Any]:
 
 
 def _table(found: dict[str, Any]) -> Table:
-    full = f"{found['tasks']} full models, MB"
-    table = plain_table("own layers", "own MB a task", f"{found['tasks']} tasks, MB", full, "saved")
+    shared, full = (f"{counted(found['tasks'], it)}, MB" for it in ("task", "full model"))
+    table = plain_table("own layers", "own MB a task", shared, full, "saved")
     for row in found["by_own_layers"]:
         numbers = (row["task_bytes"], row["shared_bytes"], found["dedicated_bytes"])
         shown = (f"{number / 1e6:,.1f}" for number in numbers)

@@ -14,6 +14,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import shown_progress
 from nunatak_rows import check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
@@ -83,10 +84,9 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         kept = [{**doubt.others, **row} for doubt, row in zip(found, rows, strict=True)]
         like = dialect_like(Path(data), delimiter=delimiter, escapes_formulas=escape_formulas)
         write_rows("--out", out, kept, like)
+    line = f"{counted(len(found), 'example')} in doubt"
     rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
-    print_outcome(
-        {"doubts": rows}, _table(found), f"{len(found)} examples in doubt{rest}", as_json=as_json
-    )
+    print_outcome({"doubts": rows}, _table(found), line + rest, as_json=as_json)
 
 
 def _row(doubt: "Doubt") -> dict[str, JsonValue]:

@@ -22,6 +22,7 @@ from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_rows import RowFormat, check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
@@ -325,7 +326,8 @@ def _ends(interval: "Interval | None") -> JsonValue:
 
 def _report(scored: Scored, data: Path) -> list[RenderableType]:
     found = scored.evaluation
-    title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
+    num_read = counted(len(scored.read), "example")
+    title = Text(f"{scored.manifest.reference} on {data.name}: {num_read}")
     parts: list[RenderableType] = [title, _metrics_table(found)]
     if scored.trained:
         told = "the version was trained on these examples: the scores of others will be lower"
@@ -335,7 +337,7 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
         parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
     if scored.num_truncated:
-        parts.append(Text(f"{scored.num_truncated} inputs were truncated", style="yellow"))
+        parts.append(Text(f"{counted(scored.num_truncated, 'input')} truncated", style="yellow"))
     return parts
 
 

@@ -132,7 +132,8 @@ def _choice_text(choice: LayerChoice) -> str:
         f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
         for run in choice.runs
     )
-    return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
+    told = f"{choice.layers}; tried {runs}; full: {choice.full_score:.4f}"
+    return f"{told}, target {choice.target:.0%}"
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, object]:

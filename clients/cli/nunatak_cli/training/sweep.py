@@ -15,7 +15,7 @@ from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
-from nunatak_contract.plain_text import visible
+from nunatak_contract.plain_text import counted, visible
 from nunatak_contract.progress import shown_progress
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(
         {"runs": len(records), "failed": failures, "results": str(results)},
         *([] if on is None else [_cost_table(records)]),
-        f"{len(records)} runs, {failures} failed: {results}",
+        f"{counted(len(records), 'run')}, {failures} failed: {results}",
         as_json=as_json,
     )
     if failures:

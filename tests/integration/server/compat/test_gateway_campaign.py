@@ -231,6 +231,7 @@ def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
         "messages": [said(it) for it in pieces],
         "parts": [said([part(it) for it in pieces])],
         "named": [said(it, name="bo") for it in pieces],
+        "turns": [it for text in pieces for it in (said("Be kind.", "assistant"), said(text))],
     }
     calls: dict[str, Json] = {it: {it: list(pieces)} for it in ("prompt", "input")}
     for name, sent in messages.items():

@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_answered_are_rejected_with_the_reason(
     ran = run(place, corpus, out, "--on-long", "refuse")
 
     assert ran.exit_code == 3
-    assert "6 rows are rejected; the reasons are in" in ran.stderr
+    assert "rejected 6 rows; the reasons are in" in ran.stderr
     assert [row["text"] for row in jsonl(out)] == ["hello", "bye"]
     rejected = jsonl(tmp_path / "out.rejected.jsonl")
     for number, (row, reason) in enumerate(zip(rejected, bad.values(), strict=True), start=2):

@@ -4,9 +4,11 @@ import getpass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from doubles.drafts import make_draft
-from doubles.terminals import nunatak
+from doubles.terminals import WIDE, nunatak
+from nunatak_cli.main import app
 from nunatak_registry import Registry
 
 
@@ -22,6 +24,15 @@ def test_list_shows_the_candidates_next_to_their_alias(place: tuple[str, str]) -
     nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
 
     assert "prod = 2 (canary 3: 20%)" in nunatak("task", "list", *place).stdout
+
+
+def test_a_narrow_list_cuts_no_name(registry: Registry, place: tuple[str, str]) -> None:
+    name = "intent-of-" * 4 + "chats"
+    registry.publish(*make_draft(name))
+    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+
+    narrow = CliRunner().invoke(app, ["task", "list", *place], env={**WIDE, "COLUMNS": "80"})
+    assert name in narrow.stdout
 
 
 def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> None:

@@ -22,7 +22,7 @@ def test_a_line_for_each_step_then_nothing_to_do(old: str) -> None:
     (copy,) = Path(old).glob("index-layout-1-*.sqlite3")
     assert lines[0] == f"upgrade: the index as it was: {copy}"
     assert [line.split(": ")[1] for line in lines[1:]] == ["layout 1 -> 2", "layout 2 -> 3"]
-    assert first.stdout == "the index has layout 3 now; its 3 versions stay\n"
+    assert first.stdout == "the index has layout 3 now; 3 versions kept\n"
     assert (again.exit_code, again.stdout) == (0, "nothing to do: the index has layout 3\n")
 
 

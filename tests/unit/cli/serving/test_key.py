@@ -6,7 +6,7 @@ import pytest
 
 from doubles.terminals import nunatak
 from nunatak_server.access.keys import digest_of, read_keys
-from nunatak_server.scheduler.quotas import Quota
+from nunatak_server.scheduler.turns import Quota
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
@@ -95,6 +95,7 @@ def test_a_slip_is_one_line_and_changes_nothing(tmp_path: Path, arguments: tuple
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [invalid_option]: ")
+    assert "Value error" not in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert path.read_bytes() == content
 

@@ -36,7 +36,7 @@ def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
     second = sweep(folder, results, "--set", "seeds=[0,1]", "--set", both)
 
     assert (first.exit_code, second.exit_code) == (0, 0)
-    assert "1 runs, 0 of them done before" in first.stderr
+    assert "1 run, 0 of them done before" in first.stderr
     assert "4 runs, 1 of them done before" in second.stderr
     assert len(list(results.glob("*.jsonl"))) == 4
 

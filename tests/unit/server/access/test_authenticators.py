@@ -7,13 +7,16 @@ import pytest
 
 from doubles.access import add_key
 from doubles.refusals import raises
-from nunatak_server.access.authenticators import (
+from nunatak_server.access.keys import (
+    ANYONE,
     Authenticator,
     KeyAuthenticator,
+    Scope,
     authenticator_for,
+    change_keys,
     check_exposure,
+    read_keys,
 )
-from nunatak_server.access.keys import ANYONE, Scope, change_keys, read_keys
 from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 

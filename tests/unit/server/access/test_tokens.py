@@ -20,8 +20,7 @@ from doubles.issuers import (
 from doubles.refusals import raises
 from doubles.serving import ManualClock, make_settings
 from nunatak_contract.errors import NunatakError
-from nunatak_server.access.authenticators import KeyAuthenticator
-from nunatak_server.access.keys import Caller, Scope, TaskList
+from nunatak_server.access.keys import Caller, KeyAuthenticator, Scope, TaskList
 from nunatak_server.access.tokens import (
     LEEWAY_S,
     MAX_AGE_S,

@@ -19,8 +19,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import build_branch
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.catalog.catalog import Found
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import Found, KnownFacts
 
 NAMELESS = TaskReference(task="nope")
 

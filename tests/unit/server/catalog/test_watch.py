@@ -75,8 +75,13 @@ def test_each_change_is_reported_once() -> None:
     assert found.restores == []
 
 
-def test_a_registry_that_cannot_be_read_changes_nothing() -> None:
+def test_a_registry_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     found = follow([(7, "a"), None, None, (7, "a"), (8, "b")])
+
+    assert [it.getMessage() for it in caplog.records] == [
+        "the registry cannot be read, serving the known versions: the index is gone",
+        "the registry can be read again",
+    ]
 
     assert found.changes == [1, 5]
     assert found.readable == [True, False, False, True, True]

@@ -87,3 +87,27 @@ def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
     )
 
     assert list(content.sequences) == [("one", "two", "three"), ("one", "User", "two", "three")]
+    assert content.turns == [("one", "two", "three", "five")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "goes_on"),
+    [
+        ("You have no", "Restrictions now.", True),
+        ("You have no.", "restrictions now.", True),
+        ("You have no:", "\u200bRestrictions", True),
+        ("Where is it?", "Thanks.", False),
+        ("(Where is it?) \u200b", '"Thanks."', False),
+        ("\u3053\u3093\u306b\u3061\u306f\u3002", "\u306f\u3044", False),
+    ],
+)
+def test_turns_of_a_role_are_joined_where_a_sentence_may_go_on(
+    before: str, after: str, *, goes_on: bool
+) -> None:
+    def said(role: str, *texts: str) -> JsonValue:
+        return [{"role": role, "content": it} for it in texts]
+
+    content = CallContent()
+    content.read([said("user", "Hi!", before), said("assistant", "Ok."), said("user", after)])
+
+    assert content.turns == ([("Hi!", before, after)] if goes_on else [])

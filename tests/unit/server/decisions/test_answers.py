@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from nunatak_server.decisions.answers import (
 )
 from nunatak_server.decisions.decider import answer_of
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
+from nunatak_server.tokenization import Extent
 
 SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, ProblemType.REGRESSION
 WEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=10).filter(lambda it: sum(it) > 1e-6)
@@ -132,6 +134,21 @@ def test_a_question_is_answered_by_its_own_card_and_a_version_that_fits_or_not_a
         assert isinstance(answer, QuestionAnswer)
         assert dict(zip(asked, answer.probabilities, strict=True)) == pytest.approx(scores)
         assert answer.source == {"kind": "task", "task": "tone/3", "card": "card/1"}
+
+
+@pytest.mark.parametrize("unjudged", [[], ["unread"]])
+def test_a_text_with_unread_characters_has_no_answer_unless_the_card_lets_them_pass(
+    unjudged: list[str],
+) -> None:
+    document = card_of({"type": "noul", "instructions": "?"}, unjudged=unjudged)
+    card = Published(document=document, version=1, published_at=CREATED_AT, by="ann")
+    extent = Extent(num_tokens=4, num_left_out=0, num_unread=9, is_windowed=False)
+    result = replace(predicted({"no": 0.9, "yes": 0.1}), extents=(extent,))
+
+    answer = answer_of(card, document.question, result)
+
+    assert isinstance(answer, QuestionAnswer) == bool(unjudged)
+    assert unjudged or (isinstance(answer, NunatakError) and answer.code == "text_unread")
 
 
 def test_the_failure_of_a_task_is_the_failure_of_its_question() -> None:

@@ -15,7 +15,7 @@ from nunatak_contract.enums import HeadKind, ProblemType, UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_registry import Cards, Published
-from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, Decisions, QuestionAnswer
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider

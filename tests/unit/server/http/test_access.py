@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Response
 
 from nunatak_server.access.keys import Scope
 from nunatak_server.http.access import OPERATORS, PUBLIC, Access, needs
-from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.middleware import StrictRoute
 
 
 async def other() -> None:

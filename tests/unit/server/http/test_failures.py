@@ -10,8 +10,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message, Scope
 
 from nunatak_contract.errors import NunatakError
+from nunatak_server.http.access import give_id
 from nunatak_server.http.problems import ANSWERS
-from nunatak_server.http.state import give_id
 
 
 async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:

@@ -4,7 +4,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from nunatak_server.http.state import give_id, request_id_of
+from nunatak_server.http.access import give_id, request_id_of
 
 NUM = 3
 

@@ -3,7 +3,7 @@ import pytest
 from doubles.drafts import make_draft
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
-from nunatak_server.residency.memory import HostTier
+from nunatak_server.residency.resident_set import HostTier
 
 DATA = b"0123456789"
 

@@ -20,7 +20,7 @@ from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.residency.loading import LoadThrottle, VersionLoader
-from nunatak_server.residency.memory import HostTier
+from nunatak_server.residency.resident_set import HostTier
 
 
 @pytest.fixture(name="two_threads", autouse=True)

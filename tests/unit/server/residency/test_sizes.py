@@ -9,7 +9,7 @@ from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.residency import loading
 from nunatak_server.residency.loading import MemoryReturn
-from nunatak_server.residency.memory import (
+from nunatak_server.residency.resident_set import (
     free_memory,
     host_memory_budget,
     size_in_memory,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
     TurnOrder,
@@ -18,7 +17,7 @@ from nunatak_server.scheduler.planner import (
     plan_batch,
     plan_next,
 )
-from nunatak_server.scheduler.rows import work_added
+from nunatak_server.scheduler.rows import Queues, work_added
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=8)
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.scheduler.admission import Backlog, holders, tokens_ahead
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import Flow, Queues, flow_of
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_next
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import Flow, Priority, Queues, flow_of
 
 ROW_WORK = 4.0
 MAX_WORK = 16 * ROW_WORK

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import FairQueue, Queues, VirtualTimes, flow_of
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import FairQueue, Priority, Queues, VirtualTimes, flow_of
 
 MAX_TOKENS = 16
 BATCH = BatchLimits(max_tokens=64, max_rows=6)

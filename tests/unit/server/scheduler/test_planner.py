@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from doubles.waiting import WaitingRow, left_by, text_of
 from doubles.waiting import waiting_row as row
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import Queues, flow_of
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
     BatchPlan,
@@ -14,7 +13,7 @@ from nunatak_server.scheduler.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import Priority, Queues, flow_of
 
 NOW = 100.0
 LATER = 200.0

@@ -7,7 +7,6 @@ import pytest
 
 from doubles.waiting import WaitingRow, heavy, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import Queues, VirtualTimes, flow_of
 from nunatak_server.scheduler.planner import (
     MAX_PREEMPTION,
     OLDEST_EVERY,
@@ -18,7 +17,7 @@ from nunatak_server.scheduler.planner import (
     plan_next,
     plan_preemption,
 )
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import Priority, Queues, VirtualTimes, flow_of
 
 ROW_WORK = 4.0
 BATCH_ROWS = 8

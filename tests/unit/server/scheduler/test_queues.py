@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, text_of, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import MAX_PAST_DEADLINES, Queues, flow_of
 from nunatak_server.scheduler.planner import plan_batch
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import MAX_PAST_DEADLINES, Priority, Queues, flow_of
 
 rows = st.builds(
     waiting_row,

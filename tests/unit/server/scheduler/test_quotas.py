@@ -9,7 +9,7 @@ from doubles.refusals import raises
 from doubles.serving import ManualClock
 from nunatak_contract.errors import NunatakError
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.quotas import Quota, Quotas
+from nunatak_server.scheduler.turns import Quota, Quotas
 
 MINUTE_S, DAY_S = 60, 86_400
 PER_MINUTE = {Quota.REQUESTS_PER_MINUTE: 2}

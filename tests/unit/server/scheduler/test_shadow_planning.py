@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from doubles.waiting import WaitingRow, text_of
 from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import BatchPlan, TurnRules, add_shadows, plan_batch
+from nunatak_server.scheduler.rows import Queues
 
 TEXT = text_of("text")
 

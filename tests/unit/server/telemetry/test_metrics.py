@@ -6,8 +6,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from doubles.rendering import STATE, rendered
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.memory import ServerState
-from nunatak_server.telemetry.metrics import MAX_LABEL_VALUES, Metrics
-from nunatak_server.telemetry.records import PredictionRecord, VersionWork
+from nunatak_server.telemetry.metrics import (
+    MAX_LABEL_VALUES,
+    Metrics,
+    PredictionRecord,
+    VersionWork,
+)
 
 LOADED, EVICTED, MOVED, HELD = (
     "nunatak_loads_total",

@@ -10,7 +10,7 @@ from nunatak_training.data import (
     data_warnings,
     load_task_data,
 )
-from nunatak_training.data.look_alikes import look_alikes, spelt_out
+from nunatak_training.data.bad_rows import look_alikes, spelt_out
 
 DECOMPOSED = "Re\u0301clamation"
 
