@@ -24,7 +24,7 @@ SETS = (
     "stsb",
     "conll2003_en",
     "ud_ewt_pos",
-    "squad",
+    "policyqa",
     "wikiqa",
     "snips_slots",
 )
