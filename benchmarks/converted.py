@@ -1,0 +1,113 @@
+"""What integers cost in quality: ten sets of all kinds, trained on MiniLM and then converted.
+
+Each task has its top layers of its own. `nunatak task convert` scores the version and its form in
+8-bit integers on the same test examples. A figure is the difference in points of 100. Versions that
+the work folder holds are not trained again.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.harness.recording import figures_parser, open_sheet
+from benchmarks.ready import nunatak
+
+WORK = Path(".bench/converted")
+PREFIX = "forward.int8.quality"
+SETS = (
+    "sst2",
+    "cola",
+    "mrpc",
+    "banking77",
+    "tweet_emotion",
+    "stsb",
+    "conll2003_en",
+    "ud_ewt_pos",
+    "policyqa",
+    "wikiqa",
+    "snips_slots",
+)
+MULTI_LABEL = "snips_slots"
+"""The labels of a text are the kinds of its slots."""
+DEV_ROWS = 300
+EPOCHS = "4"
+
+
+def main() -> None:
+    """Train what is missing, convert, and record the differences."""
+    parser = figures_parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser.add_argument("--rows", type=int, default=1500, help="train examples of a set")
+    parser.add_argument("--test", type=int, default=1000, help="most test examples")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--reason", help="why a figure misses its goal, if one does")
+    options, sheet = open_sheet(parser)
+    found = dict[str, float]()
+    for name in SETS:
+        folder = write_parts(name, options.data / name, options.rows, options.test)
+        scores = converted(name.replace("_", "-"), folder, options.layers)
+        found[name] = 100 * (scores["after"] - scores["before"])
+        before = f"{scores['metric']} {scores['before']:.4f} before"
+        unit = f"points of 100, {before}, {scores['num_examples']} test examples"
+        sheet.record(f"{PREFIX}.{name}", [found[name]], unit=unit)
+    mean, worst = sum(found.values()) / len(found), min(found, key=found.__getitem__)
+    for way, value, goal, unit in (
+        ("mean", mean, -0.3, f"points, mean of {len(found)} sets"),
+        ("worst", found[worst], -1.0, f"points, {worst}"),
+    ):
+        reason = options.reason if value < goal else None
+        sheet.record(f"{PREFIX}.{way}", [value], unit=unit, goal=f">= {goal}", reason=reason)
+
+
+def write_parts(name: str, source: Path, rows: int, test: int) -> Path:
+    """Write the rows that a set is trained and tested on; return their folder."""
+    folder = WORK / "data" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = list(read(source / "train.jsonl.gz", name))
+    tested = source / "test.jsonl.gz"
+    parts = {
+        "train": listed[:rows],
+        "dev": listed[rows : rows + DEV_ROWS],
+        "test": list(read(tested if tested.exists() else source / "dev.jsonl.gz", name))[:test],
+    }
+    for part, kept in parts.items():
+        lines = "".join(json.dumps(row) + "\n" for row in kept)
+        (folder / f"{part}.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def read(file: Path, name: str) -> Iterable[Mapping[str, object]]:
+    """Yield the rows of a file, with labels that are lists for the set of many labels."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if name == MULTI_LABEL:
+                slots = {it[2:] for it in row["tags"] if it != "O"}
+                yield {"text": " ".join(row["tokens"]), "labels": sorted(slots)}
+            else:
+                yield row
+
+
+def converted(task: str, folder: Path, layers: int) -> Mapping[str, float]:
+    """Return the scores of a version before and after its conversion, whatever they are."""
+    place = ("--registry", str(WORK / "registry"), "--quiet", "--json")
+    file = WORK / f"{task}.json"
+    if not file.exists():
+        words = ("train", "--task", task, "--layers", str(layers), "--epochs", EPOCHS, "--create")
+        trained = nunatak(
+            *words,
+            "--data",
+            str(folder / "train.jsonl"),
+            "--dev",
+            str(folder / "dev.jsonl"),
+            *place,
+        )
+        asked = ("task", "convert", trained["reference"], "--backbone", "minilm+int8")
+        scores = nunatak(*asked, "--data", str(folder / "test.jsonl"), "--tolerance", "100", *place)
+        file.write_text(json.dumps(scores), encoding="utf-8")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
