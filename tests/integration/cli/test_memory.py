@@ -52,5 +52,5 @@ def test_the_formula_of_the_savings_stands_next_to_the_bytes_of_the_server(serve
     shown = CliRunner().invoke(app, command)
     listed = CliRunner().invoke(app, [*command, "--json"])
 
-    assert "the server holds 1 task versions" in shown.output
+    assert "the server holds 1 task version" in shown.output
     assert json.loads(listed.output)["server"]["tasks"][0]["task"] == "tone"

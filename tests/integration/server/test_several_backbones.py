@@ -228,7 +228,7 @@ async def test_an_older_registrys_shadow_on_another_backbone_disturbs_no_request
     def accept(*_: object, **__: object) -> None:
         """Check nothing, as older releases did."""
 
-    monkeypatch.setattr("nunatak_registry.aliases.check_candidate", accept)
+    monkeypatch.setattr("nunatak_registry.rollouts.check_candidate", accept)
     with Registry.open(tmp_path) as registry:
         for backbone in (first, second):
             publish_tiny_task(registry, backbone, task="tone")

@@ -83,7 +83,7 @@ def test_a_warning_names_the_pairs_with_their_counts() -> None:
     (found,) = data_warnings(data, max_length=8)
 
     assert found.problem is DataProblem.LOOK_ALIKE
-    assert found.found == r"1 pairs: 'late\u200b' (3) and 'late' (9)"
+    assert found.found == r"1 pair: 'late\u200b' (3) and 'late' (9)"
 
 
 def test_labels_that_look_the_same_are_spelt_out_and_others_stay_readable() -> None:

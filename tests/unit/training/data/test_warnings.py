@@ -68,7 +68,7 @@ def test_one_text_with_two_labels_is_a_contradiction() -> None:
     (warning,) = data_warnings(data_of(examples(*CLEAN, ("one", "b"))), max_length=8)
 
     assert warning.problem is DataProblem.CONTRADICTION
-    assert warning.found == "1 texts, such as 'one'"
+    assert warning.found == "1 text, such as 'one'"
 
 
 def test_one_text_with_two_values_is_no_contradiction() -> None:
