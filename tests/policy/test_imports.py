@@ -28,6 +28,10 @@ AT_MOST: dict[str, tuple[str, set[str]]] = {
         "import nunatak_server.processes.supervisor",
         {*LIBRARIES_OF_MODELS, "fastapi"},
     ),
+    "settings and access of the server": (
+        "import nunatak_server.configuration as it; from nunatak_server.access import keys, tokens",
+        {*LIBRARIES_OF_MODELS, "nunatak_model", "fastapi", "uvicorn"},
+    ),
     "a server without traces": (
         "import nunatak_server.processes.serving as it; assert it.find_tracing({}) is None",
         {*SLOW, "nunatak_server.telemetry.spans"},
