@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from nunatak_cli.asking.predict import predict
 from nunatak_cli.asking.predict_file import predict_file
 from nunatak_cli.failures import FailureGroup, Program
-from nunatak_cli.options import example, group
+from nunatak_cli.options import example, group, spread
 from nunatak_cli.output import print_text
 from nunatak_cli.registry import task
 from nunatak_cli.registry.backbone import backbone_app
@@ -103,7 +103,7 @@ def build_app() -> Program:
     built.callback(invoke_without_command=True)(start)
     for panel, commands in COMMANDS.items():
         for command, kind, line in commands:
-            built.command(cls=kind, rich_help_panel=panel, epilog=example(line))(command)
+            built.command(cls=kind, rich_help_panel=panel, epilog=example(line))(spread(command))
     for panel, groups in GROUPS.items():
         for it in groups:
             built.add_typer(it, rich_help_panel=panel)

@@ -1,12 +1,18 @@
-"""Options: those that several commands share, those made from settings, and their values."""
+"""Options: those that several commands share, those made from settings, and their values.
+
+A parameter of a command may be a class of options: each field of the class is an option.
+"""
+
+# ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from functools import cache, partial
-from inspect import Parameter, Signature
+from functools import cache, partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand
@@ -14,6 +20,9 @@ from typer.main import get_command
 
 from nunatak_contract.errors import MissingExtraError, NunatakError
 from nunatak_rows import RowFormat
+
+if TYPE_CHECKING:
+    from nunatak_model import Backbone
 
 
 class DeviceName(StrEnum):
@@ -77,9 +86,6 @@ CacheOption = Annotated[
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--no-resume", help="Continue a killed run of the same command.")
 ]
-DeviceOption = Annotated[
-    DeviceName, typer.Option(help="Where to compute: on the CPU, or on the CUDA device.")
-]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
@@ -99,25 +105,6 @@ KindOption = Annotated[
         "answers; query, document and label.",
     ),
 ]
-TextColumnOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Column of the text, if it is not `text`.")
-]
-LabelColumnOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Column of the label, if it is not `label` (or `labels`)."),
-]
-PairColumnOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Column of the second text, if it is not `text_pair`."),
-]
-DelimiterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER",
-        help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
-        "whichever splits the header line.",
-    ),
-]
 EscapeFormulasOption = Annotated[
     bool,
     typer.Option(
@@ -128,20 +115,6 @@ EscapeFormulasOption = Annotated[
 ]
 
 
-class OnBadRow(StrEnum):
-    """What becomes of rows that cannot be read."""
-
-    REFUSE = "refuse"
-    SKIP = "skip"
-
-
-OnBadRowOption = Annotated[
-    OnBadRow,
-    typer.Option(
-        help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
-        "and write them with the reasons to DATA.rejected.jsonl in this folder."
-    ),
-]
 CalibrateOption = Annotated[
     bool,
     typer.Option(
@@ -159,21 +132,6 @@ SetOption = Annotated[
     ),
 ]
 ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
-AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")]
-UnprobedOption = Annotated[
-    bool,
-    typer.Option(
-        "--unprobed", help="Skip the probe of the version, if its backbone is not available."
-    ),
-]
-ExpectOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Move only if the alias points at version N now (0: the alias does not exist).",
-    ),
-]
 NewAliasOption = Annotated[
     str | None, typer.Option(metavar="ALIAS", help="Point this alias at the new version.")
 ]
@@ -181,6 +139,142 @@ RevisionOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Branch, tag or commit on the hub. Absent: the newest."),
 ]
+
+
+class OnBadRow(StrEnum):
+    """What becomes of rows that cannot be read."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumns:
+    """The options of a command that reads texts from a file."""
+
+    text_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of the text, if it is not `text`.")
+    ] = None
+    pair_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Column of the second text, if it is not `text_pair`."),
+    ] = None
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+            "whichever splits the header line.",
+        ),
+    ] = None
+
+    @property
+    def spelt(self) -> RowFormat:
+        delimiter = self.delimiter
+        if delimiter is not None:
+            delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+            if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+                raise NunatakError(
+                    "invalid_option",
+                    problem="--delimiter expects one character, such as ';', or tab, got "
+                    f"{delimiter!r}",
+                )
+        return RowFormat(text=self.text_column, pair=self.pair_column, delimiter=delimiter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(TextColumns):
+    """The options of a command that reads labelled rows."""
+
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Column of the label, if it is not `label` (or `labels`)."
+        ),
+    ] = None
+
+    @property
+    def spelt(self) -> RowFormat:
+        return replace(super().spelt, label=self.label_column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRows(Columns):
+    """The options of a command that may leave out labelled rows."""
+
+    on_bad_row: Annotated[
+        OnBadRow,
+        typer.Option(
+            help="refuse: name all rows that cannot be used, and end; skip: go on without these "
+            "rows, and write them with the reasons to DATA.rejected.jsonl in this folder."
+        ),
+    ] = OnBadRow.REFUSE
+
+    def spelt_in(self, data: str) -> RowFormat:
+        """Return the format of the rows of `data`, with the file for the bad ones."""
+        rejected = None
+        if self.on_bad_row is OnBadRow.SKIP:
+            rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
+        return replace(self.spelt, rejected=rejected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """The options of a command that computes in this process."""
+
+    device: Annotated[
+        DeviceName, typer.Option(help="Where to compute: on the CPU, or on the CUDA device.")
+    ] = DeviceName.CPU
+    threads: ThreadsOption = None
+
+    def prepare(self) -> None:
+        """Check that the device exists, and set the number of threads; absent: the free CPUs."""
+        from nunatak_model import compute_with, has_cuda
+
+        if self.device is DeviceName.CUDA and not has_cuda():
+            raise NunatakError(
+                "invalid_option",
+                problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
+                "driver and a torch built for CUDA. Train with --device cpu",
+            )
+        compute_with(self.threads)
+
+    def backbone(self, named: str | None) -> "Backbone":
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+
+        return load_backbone(named or DEFAULT_BACKBONE, device=self.device.value)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with an option for each field of its parameters of classes of options."""
+    parameters = signature(command).parameters.values()
+    classes = {
+        it.name: cast("type[Any]", it.annotation)
+        for it in parameters
+        if is_dataclass(it.annotation)
+    }
+
+    @wraps(command)
+    def run(**given: object) -> None:
+        for name, kind in classes.items():
+            given[name] = kind(**{it.name: given.pop(it.name) for it in fields(kind)})
+        command(**given)
+
+    run.__signature__ = Signature(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            option
+            for it in parameters
+            for option in (_options_of(it.annotation) if it.name in classes else [it])
+        ]
+    )
+    return run
+
+
+def _options_of(kind: type[Any]) -> list[Parameter]:
+    return [
+        Parameter(it.name, Parameter.KEYWORD_ONLY, default=it.default, annotation=it.type)
+        for it in fields(kind)
+    ]
 
 
 class ExportFormat(StrEnum):
@@ -210,7 +304,7 @@ def group(
         name=name, help=purpose, no_args_is_help=True, epilog=example(commands[first][1])
     )
     for command, (function, line) in commands.items():
-        app.command(command, epilog=example(line))(function)
+        app.command(command, epilog=example(line))(spread(function))
     return app
 
 
@@ -270,41 +364,6 @@ def file_set_option(example: str) -> Any:  # noqa: ANN401 - typer.Option has thi
         help=f"A value in place of the file's, in YAML: {example}, by the names of the file. "
         "Repeatable.",
     )
-
-
-def row_format(
-    *,
-    text: str | None = None,
-    label: str | None = None,
-    pair: str | None = None,
-    delimiter: str | None = None,
-    rejected: Path | None = None,
-) -> RowFormat:
-    if delimiter is not None:
-        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
-        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
-            raise NunatakError(
-                "invalid_option",
-                problem="--delimiter expects one character, such as ';', or tab, got "
-                f"{delimiter!r}",
-            )
-    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
-
-
-def labelled_format(
-    data: str,
-    on_bad_row: OnBadRow,
-    *,
-    text: str | None,
-    label: str | None,
-    pair: str | None,
-    delimiter: str | None,
-) -> RowFormat:
-    """Return the format of labelled rows, with the file of this folder for the bad ones."""
-    rejected = None
-    if on_bad_row is OnBadRow.SKIP:
-        rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
-    return row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
 
 
 def made_options(wanted: Mapping[str, tuple[Any, Any]]) -> tuple[Any, ...]:

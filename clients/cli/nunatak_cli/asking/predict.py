@@ -63,9 +63,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             "a line.",
         ),
     ] = None,
-    text_column: options.TextColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
+    columns: options.TextColumns,
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
@@ -116,11 +114,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 problem="--file takes the place of TEXT, --pair, --question, --document and "
                 "--stream; put the texts into columns of the file",
             )
-        inputs = open_inputs(
-            file,
-            file_format,
-            options.row_format(text=text_column, pair=pair_column, delimiter=delimiter),
-        )
+        inputs = open_inputs(file, file_format, columns.spelt)
         with open_predictor(server, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:

@@ -42,9 +42,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         list[str],
         typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
     ],
-    text_column: options.TextColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
+    columns: options.TextColumns,
     keep: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,7 +90,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         corpus=corpus,
         out=out.expanduser(),
         references=tuple(task),
-        spelt=options.row_format(text=text_column, pair=pair_column, delimiter=delimiter),
+        spelt=columns.spelt,
         keep=None if keep is None else tuple(keep),
         has_all_scores=scores,
         escapes_formulas=escape_formulas,

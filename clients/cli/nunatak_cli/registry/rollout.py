@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_cli.registry.verify import prove_version
+from nunatak_cli.registry.verify import Proving
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
 
@@ -19,140 +20,87 @@ if TYPE_CHECKING:
     from nunatak_client import ShadowReport
     from nunatak_registry import CandidateEvent, CandidateRole
 
-CandidateAliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
-CandidateVersionOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
-]
-CandidateExpectOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=0, help="Change only if version N is the candidate now (0: no candidate)."
-    ),
-]
-EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
 
+@dataclass(frozen=True, kw_only=True)
+class CandidateOptions:
+    """The options about a candidate."""
 
-def canary(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: options.NameArgument,
-    *,
-    version: CandidateVersionOption = None,
-    share: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", min=0.0, max=1.0, help="Share of the requests, above 0 and up to 1."
-        ),
-    ] = None,
-    end: EndOption = False,
-    alias: CandidateAliasOption = "prod",
-    expect: CandidateExpectOption = None,
-    backbone: options.BackboneOption = None,
-    unprobed: options.UnprobedOption = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Start a canary, which answers a share of an alias's requests, or end it."""
-    from nunatak_registry import CandidateRole
-
-    if not end and (version is None or share is None):
-        raise NunatakError(
-            "invalid_option", problem="a canary needs --version and --share, or --end"
-        )
-    _change(
-        CandidateRole.CANARY,
-        name=name,
-        alias=alias,
-        version=version,
-        share=share,
-        end=end,
-        expect=expect,
-        backbone=backbone,
-        unprobed=unprobed,
-        registry=registry,
-        as_json=as_json,
-    )
-
-
-def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: options.NameArgument,
-    *,
-    version: CandidateVersionOption = None,
+    version: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
+    ] = None
     share: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="Share of the requests, above 0 and up to 1. Absent: 1.",
+            help="Share of the requests, above 0 and up to 1. Absent: 1 for a shadow.",
         ),
-    ] = None,
-    end: EndOption = False,
+    ] = None
+    end: Annotated[bool, typer.Option("--end", help="End the candidate.")] = False
+    alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")] = "prod"
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Change only if version N is the candidate now (0: no candidate).",
+        ),
+    ] = None
+
+
+def canary(name: options.NameArgument, *, asked: CandidateOptions, proving: Proving) -> None:
+    """Start a canary, which answers a share of an alias's requests, or end it."""
+    from nunatak_registry import CandidateRole
+
+    if not asked.end and (asked.version is None or asked.share is None):
+        raise NunatakError(
+            "invalid_option", problem="a canary needs --version and --share, or --end"
+        )
+    _change(CandidateRole.CANARY, name, asked, proving)
+
+
+def shadow(
+    name: options.NameArgument,
+    *,
+    asked: CandidateOptions,
     report: Annotated[
         bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
     ] = False,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
-    alias: CandidateAliasOption = "prod",
-    expect: CandidateExpectOption = None,
-    backbone: options.BackboneOption = None,
-    unprobed: options.UnprobedOption = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    proving: Proving,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
     from nunatak_registry import CandidateRole
 
     if report:
-        _report(name, alias, server=server, as_json=as_json)
+        _report(name, asked.alias, server=server, as_json=proving.as_json)
         return
-    if not end and version is None:
+    if not asked.end and asked.version is None:
         raise NunatakError("invalid_option", problem="a shadow needs --version, --report or --end")
-    _change(
-        CandidateRole.SHADOW,
-        name=name,
-        alias=alias,
-        version=version,
-        share=share,
-        end=end,
-        expect=expect,
-        backbone=backbone,
-        unprobed=unprobed,
-        registry=registry,
-        as_json=as_json,
-    )
+    _change(CandidateRole.SHADOW, name, asked, proving)
 
 
-def _change(  # noqa: PLR0913 - the options of both commands
-    role: "CandidateRole",
-    *,
-    name: str,
-    alias: str,
-    version: int | None,
-    share: float | None,
-    end: bool,
-    expect: int | None,
-    backbone: str | None,
-    unprobed: bool,
-    registry: str | None,
-    as_json: bool,
-) -> None:
+def _change(role: "CandidateRole", name: str, asked: CandidateOptions, proving: Proving) -> None:
     """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
 
-    if end and (version is not None or share is not None):
+    alias, version, share = asked.alias, asked.version, asked.share
+    if asked.end and (version is not None or share is not None):
         raise NunatakError("invalid_option", problem="--end excludes --version and --share")
     earlier = list["CandidateEvent"]()
-    with existing_registry(registry) as opened:
+    with existing_registry(proving.registry) as opened:
         if version is None:
-            event = opened.rollouts.end(name, alias, role, expected_version=expect)
+            event = opened.rollouts.end(name, alias, role, expected_version=asked.expect)
         else:
-            if not unprobed:
-                prove_version(opened, name, version, source=backbone)
+            proving.prove(opened, name, version)
             earlier = opened.rollouts.history(name, alias)
             full = 1.0 if share is None else share
             candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
-            event = opened.rollouts.set(candidate, expected_version=expect)
+            event = opened.rollouts.set(candidate, expected_version=asked.expect)
     is_new = event not in earlier
     document = {**candidate_json(event), "changed": is_new}
-    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=as_json)
+    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=proving.as_json)
 
 
 def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:

@@ -1,12 +1,13 @@
 """`nunatak task`: list tasks, move aliases, delete and clean.
 
-The files `task_*.py` hold the other commands of the group.
+The files next to this one hold the other commands of the group.
 """
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,22 +29,41 @@ from nunatak_cli.registry.show import (
     thresholds,
     versions,
 )
-from nunatak_cli.registry.verify import prove_version, verify
+from nunatak_cli.registry.verify import Proving, verify
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
-    from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
+    from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
 
 VersionArgument = Annotated[
     int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
 ]
 
-WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Return when every live server process follows the change.")
-]
-TimeoutOption = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions:
+    """The options about a move of an alias."""
+
+    alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")] = "prod"
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Move only if the alias points at version N now (0: the alias does not exist).",
+        ),
+    ] = None
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Return when every live server process follows the change."),
+    ] = False
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time.")
+    ] = 30
+
+    def followed(self, registry: "Registry") -> list[str]:
+        """Wait for the replicas if asked to; return the line about them, if any."""
+        return [registries.wait_for_replicas(registry, self.timeout)] if self.wait else []
 
 
 def list_tasks(
@@ -82,52 +102,33 @@ def history(
     print_outcome(document, _history_table(moves, changes), as_json=as_json, empty=empty)
 
 
-def promote(  # noqa: PLR0913 - one parameter per option is how typer works
-    name: options.NameArgument,
-    version: VersionArgument,
-    *,
-    alias: options.AliasOption = "prod",
-    expect: options.ExpectOption = None,
-    backbone: options.BackboneOption = None,
-    unprobed: options.UnprobedOption = False,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 30,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+def promote(
+    name: options.NameArgument, version: VersionArgument, *, asked: MoveOptions, proving: Proving
 ) -> None:
     """Load and probe a version, then point an alias at it. Servers follow within a second."""
-    with existing_registry(registry) as opened:
-        if not unprobed:
-            prove_version(opened, name, version, source=backbone)
-        move, has_moved = registries.promote(opened, name, alias, version, expect=expect)
-        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+    with existing_registry(proving.registry) as opened:
+        proving.prove(opened, name, version)
+        move, has_moved = registries.promote(
+            opened, name, asked.alias, version, expect=asked.expect
+        )
+        followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=has_moved)
     document = {**_event_json(move), "moved": has_moved}
-    print_outcome(document, line, *followed, as_json=as_json)
+    print_outcome(document, line, *followed, as_json=proving.as_json)
 
 
-def rollback(  # noqa: PLR0913 - as above
-    name: options.NameArgument,
-    *,
-    alias: options.AliasOption = "prod",
-    expect: options.ExpectOption = None,
-    backbone: options.BackboneOption = None,
-    unprobed: options.UnprobedOption = False,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 30,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
-) -> None:
+def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving) -> None:
     """Point an alias back at its previous version. A second rollback goes further back."""
-    with existing_registry(registry) as opened:
-        if not unprobed:
+    alias, expect = asked.alias, asked.expect
+    with existing_registry(proving.registry) as opened:
+        if not proving.unprobed:
             # `expect` keeps the rollback from reaching another version than the proven one.
             expect, target = opened.next_rollback(name, alias, expected_version=expect)
-            prove_version(opened, name, target, source=backbone)
+            proving.prove(opened, name, target)
         move = opened.rollback(name, alias, expected_version=expect)
-        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+        followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=True)
-    print_outcome(_event_json(move), line, *followed, as_json=as_json)
+    print_outcome(_event_json(move), line, *followed, as_json=proving.as_json)
 
 
 def delete(

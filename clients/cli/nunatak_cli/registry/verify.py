@@ -62,16 +62,32 @@ def verify(
         raise typer.Exit(1)
 
 
-def prove_version(registry: "Registry", task: str, version: int, *, source: str | None) -> None:
-    """Load a version as a server does, including its parity probe; `source` names the backbone."""
-    with needs_extra("server"):
-        from nunatak_contract.names import TaskReference
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_versions import load_task
+@dataclass(frozen=True, kw_only=True)
+class Proving:
+    """The options of a command that proves a version before the version gets requests."""
 
-    manifest = registry.resolve(TaskReference(task=task, version=version))
-    data = registry.read_blob(manifest)
-    load_task(manifest, data, load_backbone(source or DEFAULT_BACKBONE))
+    backbone: BackboneOption = None
+    unprobed: Annotated[
+        bool,
+        typer.Option(
+            "--unprobed", help="Skip the probe of the version, if its backbone is not available."
+        ),
+    ] = False
+    registry: RegistryOption = None
+    as_json: JsonOption = False
+
+    def prove(self, opened: "Registry", task: str, version: int) -> None:
+        """Load a version as a server does, including its parity probe."""
+        if self.unprobed:
+            return
+        with needs_extra("server"):
+            from nunatak_contract.names import TaskReference
+            from nunatak_model import DEFAULT_BACKBONE, load_backbone
+            from nunatak_versions import load_task
+
+        manifest = opened.resolve(TaskReference(task=task, version=version))
+        data = opened.read_blob(manifest)
+        load_task(manifest, data, load_backbone(self.backbone or DEFAULT_BACKBONE))
 
 
 def _probe_versions(

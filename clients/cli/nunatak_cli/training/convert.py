@@ -42,10 +42,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     tolerance: Annotated[
         float, typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall.")
     ] = 0.5,
-    text_column: options.TextColumnOption = None,
-    label_column: options.LabelColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
+    columns: options.Columns,
     registry: options.RegistryOption = None,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
@@ -60,9 +57,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         raise NunatakError(
             "invalid_option", problem=f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}"
         )
-    spelt = options.row_format(
-        text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
-    )
+    spelt = columns.spelt
     with (
         existing_registry(registry) as opened,
         TemporaryDirectory() as folder,

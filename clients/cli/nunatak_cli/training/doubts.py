@@ -36,11 +36,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         Path | None,
         typer.Option(metavar="FILE.csv|FILE.jsonl", help="Write all doubts to this file."),
     ] = None,
-    text_column: options.TextColumnOption = None,
-    label_column: options.LabelColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
-    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    rows: options.LabelledRows,
     escape_formulas: options.EscapeFormulasOption = False,
     max_length: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that are read of a text (128).")
@@ -48,45 +44,35 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
-    device: options.DeviceOption = options.DeviceName.CPU,
-    threads: options.ThreadsOption = None,
+    compute: options.Compute,
     backbone: options.BackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out)
     with needs_extra("training"):
-        from nunatak_cli.training.runs import prepare_device
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressReport
         from nunatak_training.trunk import DiskTrunkStore
-    spelt = options.labelled_format(
-        data,
-        on_bad_row,
-        text=text_column,
-        label=label_column,
-        pair=pair_column,
-        delimiter=delimiter,
-    )
-    prepare_device(device, threads)
+    spelt = rows.spelt_in(data)
+    compute.prepare()
     with shown_progress(quiet=quiet, as_json=as_json) as progress:
         found = find_doubts(
             data,
-            load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+            compute.backbone(backbone),
             spelt=spelt,
             max_length=max_length,
             trunks=DiskTrunkStore() if cache else None,
             report=ProgressReport("doubts", progress),
         )
     tell_rejected(spelt)
-    rows = [_row(doubt) for doubt in found]
+    listed = [_row(doubt) for doubt in found]
     if out is not None:
-        kept = [{**doubt.others, **row} for doubt, row in zip(found, rows, strict=True)]
-        like = dialect_like(Path(data), delimiter=delimiter, escapes_formulas=escape_formulas)
+        kept = [{**doubt.others, **row} for doubt, row in zip(found, listed, strict=True)]
+        like = dialect_like(Path(data), delimiter=rows.delimiter, escapes_formulas=escape_formulas)
         write_rows("--out", out, kept, like)
     line = f"{counted(len(found), 'example')} in doubt"
     rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
-    print_outcome({"doubts": rows}, _table(found), line + rest, as_json=as_json)
+    print_outcome({"doubts": listed}, _table(found), line + rest, as_json=as_json)
 
 
 def _row(doubt: "Doubt") -> dict[str, JsonValue]:

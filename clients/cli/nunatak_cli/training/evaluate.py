@@ -70,11 +70,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
             "regression: all examples, the largest error first.",
         ),
     ] = None,
-    text_column: options.TextColumnOption = None,
-    label_column: options.LabelColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
-    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    rows: options.LabelledRows,
     escape_formulas: options.EscapeFormulasOption = False,
     server: Annotated[
         str | None,
@@ -92,14 +88,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
-    spelt = options.labelled_format(
-        str(data),
-        on_bad_row,
-        text=text_column,
-        label=label_column,
-        pair=pair_column,
-        delimiter=delimiter,
-    )
+    spelt = rows.spelt_in(str(data))
     with (
         open_predictor(server, registry=registry, backbone=backbone) as predictor,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
@@ -107,9 +96,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         scored = score_version(reference, data, predictor, spelt, progress)
     tell_rejected(spelt)
     if wrong is not None:
-        rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
-        like = dialect_like(data, delimiter=delimiter, escapes_formulas=escape_formulas)
-        write_rows("--wrong", wrong, rows, like)
+        missed = [_wrong_row(*row, spelt) for row in _wrong(scored)]
+        like = dialect_like(data, delimiter=rows.delimiter, escapes_formulas=escape_formulas)
+        write_rows("--wrong", wrong, missed, like)
     print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
 
 

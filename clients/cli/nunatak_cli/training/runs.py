@@ -11,7 +11,7 @@ tasks:
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,14 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.failures import named_place
-from nunatak_cli.options import DeviceName, OnBadRow, labelled_format
+from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.output import error_console, facts_table, plain_table
 from nunatak_cli.registry.registries import moved_line, promote, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.progress import Progress
-from nunatak_model import Backbone, compute_with, has_cuda, maths_of
+from nunatak_model import Backbone, maths_of
 from nunatak_registry import Registry
 from nunatak_training.cache import default_cache_folder
 from nunatak_training.data import DataWarning
@@ -82,17 +82,6 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
     for warning in warnings:
         table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
     return table
-
-
-def prepare_device(device: DeviceName, threads: int | None) -> None:
-    """Check that the device exists, and set the number of threads; absent: the free CPUs."""
-    if device is DeviceName.CUDA and not has_cuda():
-        raise NunatakError(
-            "invalid_option",
-            problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
-            "driver and a torch built for CUDA. Train with --device cpu",
-        )
-    compute_with(threads)
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
@@ -167,6 +156,8 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, objec
 
 METHOD = "method"
 LAYER_SETTINGS = frozenset(method_settings("topk"))
+SPELT = {it.name for it in fields(LabelledRows)}
+"""The settings of a task that say how its rows are spelt."""
 
 
 class SharedSettings(BaseModel):
@@ -236,14 +227,7 @@ def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[Trai
                 note=said.note or "",
                 settings=read_settings(said.named),
                 promote=said.promote,
-                spelt=labelled_format(
-                    task,
-                    said.on_bad_row,
-                    text=said.text_column,
-                    label=said.label_column,
-                    pair=said.pair_column,
-                    delimiter=said.delimiter,
-                ),
+                spelt=LabelledRows(**said.model_dump(include=SPELT)).spelt_in(task),
                 strict=strict,
             )
         runs.append(run)
@@ -317,10 +301,8 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
         dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
         common = {name: it for name, it in common.items() if name not in dropped}
     said = {**shared.model_dump(exclude_none=True), **task.model_dump(exclude_none=True)}
-    fields: Mapping[str, object] = {
-        name: value for name, value in said.items() if name in TaskSettings.model_fields
-    }
-    merged = {**fields, **overlaid(common, task.named)}
+    of_task = {name: value for name, value in said.items() if name in TaskSettings.model_fields}
+    merged: dict[str, object] = {**of_task, **overlaid(common, task.named)}
     if (folder / task.data).exists():
         merged["data"] = str(folder / task.data)
     if task.dev is not None:

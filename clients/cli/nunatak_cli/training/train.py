@@ -99,11 +99,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     kind: options.KindOption = None,
-    text_column: options.TextColumnOption = None,
-    label_column: options.LabelColumnOption = None,
-    pair_column: options.PairColumnOption = None,
-    delimiter: options.DelimiterOption = None,
-    on_bad_row: options.OnBadRowOption = options.OnBadRow.REFUSE,
+    rows: options.LabelledRows,
     strict: options.StrictOption = False,
     registry: options.RegistryOption = None,
     create: options.CreateOption = False,
@@ -113,8 +109,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
-    device: options.DeviceOption = options.DeviceName.CPU,
-    threads: options.ThreadsOption = None,
+    compute: options.Compute,
     backbone: options.BackboneOption = None,
     settings: options.SetOption = None,
 ) -> None:
@@ -124,11 +119,9 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cli.training.runs import (
             outcome_json,
             outcome_table,
-            prepare_device,
             published_text,
             train_and_promote,
         )
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.kinds import kind_named
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
@@ -143,17 +136,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         note=note,
         settings=read_settings(named),
         promote=promote,
-        spelt=options.labelled_format(
-            data,
-            on_bad_row,
-            text=text_column,
-            label=label_column,
-            pair=pair_column,
-            delimiter=delimiter,
-        ),
+        spelt=rows.spelt_in(data),
         strict=strict,
     )
-    prepare_device(device, threads)
+    compute.prepare()
     with (
         publishing_registry(registry, create=create) as opened,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
@@ -161,7 +147,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         outcome, moved = train_and_promote(
             request,
             opened,
-            load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+            compute.backbone(backbone),
             progress,
             trunks=DiskTrunkStore() if cache else None,
             resume=resume,
@@ -193,26 +179,23 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
-    device: options.DeviceOption = options.DeviceName.CPU,
-    threads: options.ThreadsOption = None,
+    compute: options.Compute,
     strict: options.StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
             in_order,
-            prepare_device,
             read_task_file,
             results_json,
             results_table,
             runs_of,
             train_in_turn,
         )
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
     listed = read_task_file(file, options.assignments("--set", settings))
-    prepare_device(device, threads)
+    compute.prepare()
     runs = runs_of(listed, file, strict=strict)
-    backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
+    backbone = compute.backbone(listed.backbone)
     ordered = in_order(runs, file, backbone)
     with (
         publishing_registry(registry, create=create) as opened,

@@ -8,8 +8,7 @@ import torch
 
 from doubles.examples import toy_examples
 from doubles.terminals import nunatak
-from nunatak_cli.options import DeviceName, row_format
-from nunatak_cli.training.runs import prepare_device
+from nunatak_cli.options import Compute, TextColumns
 from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import all_settings
 
@@ -113,7 +112,7 @@ def test_so_many_threads_compute_as_were_named_or_are_free(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
 
-    prepare_device(DeviceName.CPU, given)
+    Compute(threads=given).prepare()
 
     assert chosen == [expected]
 
@@ -131,7 +130,7 @@ def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str) -> None:
 
 @pytest.mark.parametrize("delimiter", ["tab", "\\t", "\t"])
 def test_a_tab_has_a_name(delimiter: str) -> None:
-    assert row_format(delimiter=delimiter).delimiter == "\t"
+    assert TextColumns(delimiter=delimiter).spelt.delimiter == "\t"
 
 
 def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
