@@ -25,7 +25,7 @@ from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivat
 
 from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import configure
 from nunatak_server.engine.backbones import load_on_own_thread
@@ -169,7 +169,7 @@ def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
     names = [word.strip("-") for word in words]
     if len(set(names)) != len(names):
         problem = f"expected backbones with different names, got {', '.join(names)}"
-        raise NunatakError("invalid_option", problem=problem)
+        raise invalid_option(problem)
     is_alone = len(names) == 1
     return {
         backbone: ApplicationPlace(name=f"{PREFIX}{name}", route="/" if is_alone else f"/{name}")
@@ -205,7 +205,7 @@ def _check_address(host: str, port: int) -> None:
             f"options ask for {host}:{port}; name that address with --host and --port, or end Ray "
             "Serve first (`serve shutdown`)"
         )
-        raise NunatakError("invalid_option", problem=problem)
+        raise invalid_option(problem)
 
 
 def status() -> list[ApplicationState]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import ray
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 
 THIS: Final = "ray"
 """The cluster of this machine, or the cluster that RAY_ADDRESS names."""
@@ -30,7 +30,7 @@ def joined(on: str) -> Generator[None]:
     """
     if on != THIS and not on.startswith(CLIENT):
         problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
-        raise NunatakError("invalid_option", problem=problem)
+        raise invalid_option(problem)
     if ray.is_initialized():
         yield
         return

@@ -35,6 +35,16 @@ def _restored(
     return error
 
 
+def invalid_option(problem: str) -> NunatakError:
+    """An option or argument of the caller that cannot be followed."""
+    return NunatakError("invalid_option", problem=problem)
+
+
+def invalid_settings(problem: str) -> NunatakError:
+    """Settings of a program that cannot be followed together, or here."""
+    return NunatakError("invalid_settings", problem=problem)
+
+
 class InvalidNameError(NunatakError):
     """A task name, alias or reference that breaks the grammar of `names`."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 from nunatak_rows.files import FileFormat, FileOfRows, file_of_rows
 from nunatak_rows.text import DELIMITED, header_of
 
@@ -72,10 +72,7 @@ def json_text(value: object) -> str:
 def check_rows_file(option: str, path: Path | None) -> None:
     """Check that the name of a file, if there is one, tells a format of `write_rows`."""
     if path is not None and path.suffix not in {".csv", ".jsonl"}:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{option} expects a file FILE.csv or FILE.jsonl, got {path.name}",
-        )
+        raise invalid_option(f"{option} expects a file FILE.csv or FILE.jsonl, got {path.name}")
 
 
 def write_rows(
@@ -95,9 +92,7 @@ def write_rows(
     try:
         path.expanduser().write_bytes(content)
     except OSError as error:
-        raise NunatakError(
-            "invalid_option", problem=f"{option} {path} cannot be written: {error.strerror}"
-        ) from error
+        raise invalid_option(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
 def _is_number(text: str) -> bool:

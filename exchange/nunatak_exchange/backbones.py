@@ -30,7 +30,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_exchange import reference
 from nunatak_exchange.checkpoint import (
@@ -197,11 +197,10 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
 def _checked_name(name: str) -> str:
     if NAME.fullmatch(name) and name != DEFAULT_BACKBONE:
         return name
-    raise NunatakError(
-        "invalid_option",
-        problem="the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
+    raise invalid_option(
+        "the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
         f"underscores, begins with a letter or a digit, and is not {DEFAULT_BACKBONE!r}; got "
-        f"{name[:100]!r} (give another with --name)",
+        f"{name[:100]!r} (give another with --name)"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nunatak_client import Client
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_loadtest.report import LoadReport
 from nunatak_loadtest.scenarios import Scenario, scenario_named
 from nunatak_loadtest.traffic import read_texts, tasks_of
@@ -83,9 +83,8 @@ def run_locust(  # noqa: PLR0913 - the options of the command
 def _unwritten(folder: Path, scenario: Scenario) -> Path:
     path = folder.resolve() / f"run-{scenario.name}.json"
     if path.exists():
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"{path} holds an earlier run, which is never overwritten; name another folder",
+        raise invalid_settings(
+            f"{path} holds an earlier run, which is never overwritten; name another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     return path

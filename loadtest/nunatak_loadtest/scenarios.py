@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 
 Positive = Annotated[float, Field(gt=0)]
 PATIENCE_S = 4.0
@@ -78,15 +78,11 @@ class Scenario(BaseModel):
     ) -> Self:
         """The scenario with other users, another rate or duration; bursts stay bursts."""
         if users is not None and rate_per_s is not None:
-            raise NunatakError(
-                "invalid_settings",
-                problem="give either users (who wait for answers) or a rate, not both",
-            )
+            raise invalid_settings("give either users (who wait for answers) or a rate, not both")
         if seconds is not None and users is None and len(self.steps) > 1 and rate_per_s is None:
-            raise NunatakError(
-                "invalid_settings",
-                problem=f"the steps of scenario {self.name!r} take {self.seconds:g} s together, so "
-                "it takes no other duration; leave the duration out, or give users or a rate",
+            raise invalid_settings(
+                f"the steps of scenario {self.name!r} take {self.seconds:g} s together, so "
+                "it takes no other duration; leave the duration out, or give users or a rate"
             )
         changes = dict[str, object]()
         if users is not None:
@@ -161,8 +157,7 @@ def scenario_named(name: str) -> Scenario:
     known = {it.name: it for it in SCENARIOS}
     if name in known:
         return known[name]
-    raise NunatakError(
-        "invalid_settings",
-        problem=f"no scenario {name!r}; expected one of {', '.join(known)}. A locustfile of your "
-        "own makes others",
+    raise invalid_settings(
+        f"no scenario {name!r}; expected one of {', '.join(known)}. A locustfile of your "
+        "own makes others"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nunatak_client import Client
 from nunatak_contract.enums import HeadKind, Reads
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_loadtest.scenarios import Asks, Scenario
 from nunatak_rows import file_of_rows, read_rows
 from nunatak_rows.inputs import bad_row
@@ -75,7 +75,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
             raise bad_row(row.where, row.problem or "expected a text in the column 'text'")
         texts.append(text.strip())
     if not texts:
-        raise NunatakError("invalid_settings", problem=f"{path} holds no text")
+        raise invalid_settings(f"{path} holds no text")
     return tuple(texts)
 
 
@@ -93,10 +93,9 @@ def tasks_of(
         left_out = sorted(name for name, other in needs.items() if other is not None)
     if not chosen or len(set(chosen)) != len(chosen):
         wanted = "policies that are given" if scenario.asks is Asks.VERDICT else "tasks"
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"scenario {scenario.name!r} asks {wanted}, at least one and each once, but "
-            f"there are: {', '.join(chosen) or 'none'}",
+        raise invalid_settings(
+            f"scenario {scenario.name!r} asks {wanted}, at least one and each once, but "
+            f"there are: {', '.join(chosen) or 'none'}"
         )
     return tuple(chosen[: scenario.most_tasks]), tuple(left_out)
 
@@ -106,10 +105,9 @@ def _checked(client: Client, given: Sequence[str]) -> list[str]:
         task = client.task(name)
         other = needed(task.head, task.reads)
         if other is not None:
-            raise NunatakError(
-                "invalid_settings",
-                problem=f"task {name!r} reads {other}, but a load test sends single texts; leave "
-                "the task out",
+            raise invalid_settings(
+                f"task {name!r} reads {other}, but a load test sends single texts; leave "
+                "the task out"
             )
     return list(given)
 

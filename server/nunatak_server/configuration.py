@@ -20,7 +20,7 @@ from typing import Final
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE
 from nunatak_contract.record import problems_of
 from nunatak_server.settings import ServerSettings
@@ -109,11 +109,10 @@ def _read(path: Path) -> dict[str, object]:
             return tomllib.load(lines)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"the configuration file {path} cannot be read ({reason}); it must be TOML "
+        raise invalid_settings(
+            f"the configuration file {path} cannot be read ({reason}); it must be TOML "
             "with one "
-            "setting a line, such as: port = 8080",
+            "setting a line, such as: port = 8080"
         ) from None
 
 
@@ -126,7 +125,7 @@ def _as_known(
 ) -> NunatakError:
     name, message = problems_of(error)[0]
     if not name:
-        return NunatakError("invalid_settings", problem=message)
+        return invalid_settings(message)
     kind = error.errors(include_url=False)[0]["type"]
     if kind == "extra_forbidden":
         message = "there is no such setting; `nunatak serve --show-config` lists them all"
@@ -139,7 +138,7 @@ def _as_known(
             place = f"file, {path}"
         case other:
             place = other.value
-    return NunatakError("invalid_settings", problem=f"{name}: {message} (from: {place})")
+    return invalid_settings(f"{name}: {message} (from: {place})")
 
 
 def _assignment(name: str, value: object) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
-from nunatak_contract.errors import InvalidNameError, NunatakError
+from nunatak_contract.errors import InvalidNameError, invalid_settings
 from nunatak_contract.names import DEFAULT_BACKBONE, TaskReference
 from nunatak_contract.upstreams import PROTOCOLS
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
@@ -391,12 +391,11 @@ class ServerSettings(BaseSettings):
         """
         needed = 2 * longest_row_tokens
         if self.max_batch_tokens < needed:
-            raise NunatakError(
-                "invalid_settings",
-                problem=f"max_batch_tokens must be at least {needed} (trunk and branch of one "
+            raise invalid_settings(
+                f"max_batch_tokens must be at least {needed} (trunk and branch of one "
                 "text of "
                 f"{longest_row_tokens} tokens), got {self.max_batch_tokens}; "
-                "raise NUNATAK_MAX_BATCH_TOKENS",
+                "raise NUNATAK_MAX_BATCH_TOKENS"
             )
         return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)
 

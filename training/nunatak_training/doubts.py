@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from torch import Tensor
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, Encoding, Row, TextInput, embedding_branch, forward
 from nunatak_training.data import Data, RowFormat, load_labelled
@@ -83,9 +83,7 @@ def find_doubts(
     check_length(recipe, backbone)
     kind, read = load_labelled(data, spelt=spelt)
     if kind is not TaskKind.SINGLE_LABEL:
-        raise NunatakError(
-            "invalid_option", problem=f"doubts need examples with one label each, got a {kind} task"
-        )
+        raise invalid_option(f"doubts need examples with one label each, got a {kind} task")
     names = [str(it.example.label) for it in read]
     labels = sorted_labels(names)
     numbers = np.array([labels.index(name) for name in names], dtype=np.int64)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 
 
 class TaskKind(StrEnum):
@@ -84,9 +84,7 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
 
 def kind_named(name: str | None) -> TaskKind | None:
     if name is not None and name not in set(TaskKind):
-        raise NunatakError(
-            "invalid_option", problem=f"kind must be one of {', '.join(TaskKind)}, got {name!r}"
-        )
+        raise invalid_option(f"kind must be one of {', '.join(TaskKind)}, got {name!r}")
     return None if name is None else TaskKind(name)
 
 

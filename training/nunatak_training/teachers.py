@@ -17,7 +17,7 @@ from nunatak_client.calls import Call
 from nunatak_client.errors import NunatakClientError
 from nunatak_client.replies import Reply
 from nunatak_client.transport import RetryPolicy, key_headers, server_url
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import visible
 from nunatak_contract.questions import QuestionCard
 from nunatak_contract.upstreams import (
@@ -243,4 +243,4 @@ def _failed(problem: str) -> NunatakError:
 
 
 def _invalid(problem: str) -> NunatakError:
-    return NunatakError("invalid_option", problem=problem)
+    return invalid_option(problem)

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from nunatak_contract.errors import MissingExtraError, NunatakError
+from nunatak_contract.errors import MissingExtraError, invalid_option
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
@@ -174,10 +174,8 @@ class TextColumns:
         if delimiter is not None:
             delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
             if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
-                raise NunatakError(
-                    "invalid_option",
-                    problem="--delimiter expects one character, such as ';', or tab, got "
-                    f"{delimiter!r}",
+                raise invalid_option(
+                    f"--delimiter expects one character, such as ';', or tab, got {delimiter!r}"
                 )
         return RowFormat(text=self.text_column, pair=self.pair_column, delimiter=delimiter)
 
@@ -232,10 +230,9 @@ class Compute:
         from nunatak_model import compute_with, has_cuda
 
         if self.device is DeviceName.CUDA and not has_cuda():
-            raise NunatakError(
-                "invalid_option",
-                problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
-                "driver and a torch built for CUDA. Train with --device cpu",
+            raise invalid_option(
+                "--device cuda: torch finds no CUDA device here; expected a GPU with its "
+                "driver and a torch built for CUDA. Train with --device cpu"
             )
         compute_with(self.threads)
 
@@ -316,11 +313,9 @@ def assignments(
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals and (value or may_be_empty)):
-            raise NunatakError(
-                "invalid_option", problem=f"{option} expects NAME=VALUE, got {text!r}"
-            )
+            raise invalid_option(f"{option} expects NAME=VALUE, got {text!r}")
         if name in values:
-            raise NunatakError("invalid_option", problem=f"{option} names {name!r} twice")
+            raise invalid_option(f"{option} names {name!r} twice")
         values[name] = value
     return values
 
@@ -340,19 +335,15 @@ def settings_given(
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{option} and --set {name} set the same value; give one of them",
-        )
+        raise invalid_option(f"{option} and --set {name} set the same value; give one of them")
     return {**own, **values}
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
     unknown = sorted(named.keys() - known.keys())
     if unknown:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
+        raise invalid_option(
+            f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}"
         )
 
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from nunatak_client import Inputs, Prediction
 from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_contract.record import problems_text
@@ -60,9 +60,7 @@ def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":
 
     if device not in {"cpu", "cuda"} or (device == "cuda" and not has_cuda()):
         found = "torch finds no CUDA device here" if device == "cuda" else f"got {device!r}"
-        raise NunatakError(
-            "invalid_option", problem=f"device must be 'cpu', or 'cuda' with a GPU; {found}"
-        )
+        raise invalid_option(f"device must be 'cpu', or 'cuda' with a GPU; {found}")
     return load_backbone(str(backbone), device=device)
 
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
 from nunatak_client.payloads import ShownOptions
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_contract.plain_text import counted
@@ -206,7 +206,7 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
     try:
         asked = question if question is None or isinstance(question, str) else card_of(question)
     except ValueError as error:
-        raise NunatakError("invalid_option", problem=f"question: {error}") from error
+        raise invalid_option(f"question: {error}") from error
     choice = TeacherChoice(
         task=teacher,
         backbone=None if teacher_backbone is None else str(teacher_backbone),
@@ -258,16 +258,14 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
     if labels is None:
         return data
     if isinstance(data, str | Path | Mapping):
-        raise NunatakError(
-            "invalid_option",
-            problem="labels belong to a list of texts; files and parts have a column of labels",
+        raise invalid_option(
+            "labels belong to a list of texts; files and parts have a column of labels"
         )
     texts, named = list(data), list(labels)
     if len(texts) != len(named):
-        raise NunatakError(
-            "invalid_option",
-            problem=f"expected one label for each text, got "
-            f"{counted(len(texts), 'text')} and {counted(len(named), 'label')}",
+        raise invalid_option(
+            f"expected one label for each text, got "
+            f"{counted(len(texts), 'text')} and {counted(len(named), 'label')}"
         )
     return [_row(text, label) for text, label in zip(texts, named, strict=True)]
 

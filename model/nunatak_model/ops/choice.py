@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import Activation
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_model.config import BackboneConfig
 from nunatak_model.ops import native
 from nunatak_model.ops.attention import (
@@ -249,10 +249,9 @@ def _check_alive(name: str, device: torch.device, error: Exception) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError:
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"{name} has stopped {device} ({error}); start again with "
-            "NUNATAK_KERNELS=plain, which does not use it",
+        raise invalid_settings(
+            f"{name} has stopped {device} ({error}); start again with "
+            "NUNATAK_KERNELS=plain, which does not use it"
         ) from error
 
 

@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 from nunatak_contract.record import problems_text
 from nunatak_server.errors import KeyFileError
@@ -282,11 +282,10 @@ def _stamp(status: os.stat_result) -> Stamp:
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen to other machines without keys, unless `insecure_open` is set."""
     if not settings.knows_callers and not settings.insecure_open and not is_loopback(settings.host):
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"host must be a loopback address while there are no API keys, got "
+        raise invalid_settings(
+            f"host must be a loopback address while there are no API keys, got "
             f"{settings.host!r}; make keys with `nunatak key create` and name their file in "
-            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out",
+            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out"
         )
 
 

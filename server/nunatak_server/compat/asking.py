@@ -12,6 +12,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, TypedQuestion, text_of
 from nunatak_contract.record import problems_of
 from nunatak_server.decisions.answers import AskedQuestion, Decisions
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.predict.types import Handling
@@ -72,11 +73,7 @@ def read_text(value: JsonText) -> str:
     try:
         return text_of(value)
     except ValueError as error:
-        raise invalid(str(error)) from error
-
-
-def invalid(problem: str) -> NunatakError:
-    return NunatakError("invalid_request", problem=problem)
+        raise invalid_request(str(error)) from error
 
 
 def _question(position: int, name: str | None, fields: Mapping[str, object]) -> AskedQuestion:
@@ -86,7 +83,7 @@ def _question(position: int, name: str | None, fields: Mapping[str, object]) -> 
         question = TypedQuestion.model_validate(fields)
     except ValidationError as error:
         # A place may be the caller's text, so only the message is repeated.
-        raise invalid(f"{title}: {problems_of(error)[0][1]}") from None
+        raise invalid_request(f"{title}: {problems_of(error)[0][1]}") from None
     # Computed here, because this may be a thread.
     assert question.digest  # noqa: S101
     return AskedQuestion(question=question, title=title)

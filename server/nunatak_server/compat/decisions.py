@@ -19,11 +19,11 @@ from nunatak_server.compat.asking import (
     SentQuestions,
     ask,
     headers_of,
-    invalid,
     read_text,
 )
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply
 
@@ -114,7 +114,7 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     names = [it.name for it in body.questions]
     given = [it for it in names if it is not None]
     if len(set(given)) != len(given):
-        raise invalid("questions must have different names")
+        raise invalid_request("questions must have different names")
     sent = SentQuestions(
         num_questions=len(names),
         num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),

@@ -25,7 +25,7 @@ from fastapi import Request
 from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
-from nunatak_contract.errors import NunatakError
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.outputs.conditions import FoundSpan
@@ -104,7 +104,7 @@ def _pieces(texts: Iterable[str], size: int) -> Sequence[Piece]:
         num_texts += bool(ends)
         if len(pieces) > MAX_VALUES:
             problem = "a guarded call has too many words with long white space or symbols between"
-            raise NunatakError("invalid_request", problem=problem)
+            raise invalid_request(problem)
     return pieces if num_texts > 1 else ()
 
 
@@ -269,7 +269,7 @@ class CallContent:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             problem = f"a guarded call may have at most {MAX_VALUES} JSON values"
-            raise NunatakError("invalid_request", problem=problem)
+            raise invalid_request(problem)
         match value:
             case str():
                 return self._text(value, name)
@@ -367,15 +367,14 @@ async def judge_call(
         return judgement, {}
     unread = next((it for it in content.unread if it not in published.unjudged), None)
     if unread is not None:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
-            "policy to let them pass",
+        raise invalid_request(
+            f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
+            "policy to let them pass"
         )
     masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
     if not masks.keys() <= frozenset(replaceable):
         problem = "a text to mask stands in a part of the call that cannot be replaced"
-        raise NunatakError("invalid_request", problem=problem)
+        raise invalid_request(problem)
     return judgement, masks
 
 

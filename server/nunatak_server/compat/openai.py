@@ -10,12 +10,12 @@ from fastapi import Request, Response
 from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message, Text
 from nunatak_server.compat.asking import NAMES
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.decisions.decider import visible
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
@@ -91,10 +91,9 @@ async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsReque
     backbone = runtime_of(request).backbones.named(body.model)
     width = backbone.config.hidden_width
     if body.dimensions not in {None, width}:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"dimensions must be {width} or absent, got {body.dimensions}: the backbone "
-            "was not trained for shorter vectors",
+        raise invalid_request(
+            f"dimensions must be {width} or absent, got {body.dimensions}: the backbone "
+            "was not trained for shorter vectors"
         )
     texts = texts_of(body.input)
     found, headers = await embed_texts(request, handling, texts, backbone=backbone)

@@ -6,10 +6,10 @@ from fastapi import Request, Response
 from pydantic import ConfigDict, Field, JsonValue
 
 from nunatak_contract.enums import VerdictAction
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.guards import CallContent, judge_call
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.verdicts.judge import reason_of
@@ -58,7 +58,7 @@ async def portkey(
     name = "request" if body.eventType == "beforeRequestHook" else "response"
     side = body.request if name == "request" else body.response
     if side is None or not (side.json_ or side.text):
-        raise NunatakError("invalid_request", problem=f"{body.eventType} needs {name}.json")
+        raise invalid_request(f"{body.eventType} needs {name}.json")
     content = CallContent()
     content.read(side.json_)
     replaceable = frozenset(content.texts)

@@ -14,7 +14,7 @@ import httpx
 import orjson
 
 from nunatak_client.transport import key_headers, tls_context, without_proxy
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_contract.questions import TypedQuestion
 from nunatak_contract.upstreams import PROTOCOLS, Said, Shares, UnusableReplyError, read_reply
 from nunatak_contract.wire import DEADLINE_HEADER
@@ -154,5 +154,5 @@ def _key_headers(path: Path | None) -> dict[str, str]:
         headers, problem = {}, "has no key of printable ASCII"
     if not headers:
         problem = f"decisions_upstream_key_file {path} {problem}"
-        raise NunatakError("invalid_settings", problem=problem)
+        raise invalid_settings(problem)
     return headers

@@ -19,7 +19,7 @@ from typing import Final, assert_never
 import torch
 
 from nunatak_contract.enums import HeadKind, Kernels, ServingDtype
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
@@ -82,14 +82,11 @@ def resolve_device(
     if name == "auto":
         return _best_device(find_fault, nvidia_device)
     if not KNOWN.fullmatch(name):
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}",
-        )
+        raise invalid_settings(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}")
     device = torch.device(name)
     fault = find_fault(device) if device.type == "cuda" else None
     if fault is not None:
-        raise NunatakError("invalid_settings", problem=f"device is {name!r}, but {fault}")
+        raise invalid_settings(f"device is {name!r}, but {fault}")
     return device
 
 
@@ -163,10 +160,9 @@ class Backbones:
         names = ", ".join(it.name for it in self)
         count = 1 + len(self.others)
         if len(self._by_digest) < count or len({it.name for it in self}) < count:
-            raise NunatakError(
-                "invalid_settings",
-                problem="backbone: each backbone of a server needs its own name and its own "
-                f"weights, got {names}; leave one out",
+            raise invalid_settings(
+                "backbone: each backbone of a server needs its own name and its own "
+                f"weights, got {names}; leave one out"
             )
 
     def __iter__(self) -> Iterator[Backbone]:
@@ -266,7 +262,7 @@ def load_serving_backbones(settings: ServerSettings) -> Backbones:
     names = settings.all_backbones()
     if len(names) > 1 and settings.backbone_layers is not None:
         problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"
-        raise NunatakError("invalid_settings", problem=problem)
+        raise invalid_settings(problem)
     loaded = [load_serving_backbone(settings.model_copy(update={"backbone": it})) for it in names]
     return Backbones(loaded[0], loaded[1:])
 

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
-from nunatak_server.errors import DeadlineExceededError, UnknownSignerError
+from nunatak_server.errors import DeadlineExceededError, UnknownSignerError, invalid_request
 from nunatak_server.http.access import (
     PREDICT,
     Access,
@@ -306,7 +306,7 @@ class StrictRoute(APIRoute):
         # A name is the caller's text, so the message does not repeat it.
         known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
         problem = f"a query parameter has no effect; this route accepts {known}"
-        raise NunatakError("invalid_request", problem=problem)
+        raise invalid_request(problem)
 
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes

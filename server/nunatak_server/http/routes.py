@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final
 from fastapi import Header, Request, Response
 
 from nunatak_contract import wire
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -75,9 +75,7 @@ async def predict_many(
     With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
     """
     if len(set(body.tasks)) != len(body.tasks):
-        raise NunatakError(
-            "invalid_request", problem="tasks must name each task once; remove the repetitions"
-        )
+        raise invalid_request("tasks must name each task once; remove the repetitions")
     wanted = PredictionRequest(
         references=tuple(body.tasks),
         inputs=inputs_of(body.inputs),

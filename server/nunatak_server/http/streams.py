@@ -20,6 +20,7 @@ from nunatak_contract import wire
 from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
+from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, header_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
 from nunatak_server.http.middleware import StrictRequest, StrictRoute, media_type_of
@@ -223,9 +224,9 @@ async def _data(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:
         if name in TEXTLESS:
             continue
         if name != b"data":
-            raise NunatakError("invalid_request", problem="a line is no field of an event")
+            raise invalid_request("a line is no field of an event")
         if is_done:
-            raise NunatakError("invalid_request", problem="a chunk came after [DONE]")
+            raise invalid_request("a chunk came after [DONE]")
         is_done = data.strip() == DONE
         if not is_done:
             yield _text_of(data)
@@ -242,4 +243,4 @@ def _text_of(line: bytes) -> str:
             return text
         case _:
             problem = 'each chunk must be an object with one field, as in {"text": "Hello"}'
-            raise NunatakError("invalid_request", problem=problem)
+            raise invalid_request(problem)

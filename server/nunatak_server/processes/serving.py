@@ -18,7 +18,7 @@ import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_registry import Registry
 from nunatak_server.access.keys import check_exposure
 from nunatak_server.app import Application, create_app
@@ -82,10 +82,9 @@ def connection_limits() -> tuple[int, int]:
         files = min(most, useful)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if files < MIN_FILES:
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"this process may open {files} files, and a server needs {MIN_FILES}; raise "
-            "the hard limit, for example by `ulimit -n`, or by LimitNOFILE= of a systemd unit",
+        raise invalid_settings(
+            f"this process may open {files} files, and a server needs {MIN_FILES}; raise "
+            "the hard limit, for example by `ulimit -n`, or by LimitNOFILE= of a systemd unit"
         )
     backlog = min(MAX_BACKLOG, files // 4)
     return min(MAX_CONNECTIONS, files - RESERVED_FILES - backlog), backlog
@@ -140,10 +139,9 @@ def serve_template(
     backbones = load_serving_backbones(settings)
     backbone = backbones.default
     if backbone.device.type != "cpu":
-        raise NunatakError(
-            "invalid_settings",
-            problem="processes: several processes share a backbone only on the CPU, and this one "
-            f"is on {backbone.device}; set NUNATAK_DEVICE=cpu, or run one process for each device",
+        raise invalid_settings(
+            "processes: several processes share a backbone only on the CPU, and this one "
+            f"is on {backbone.device}; set NUNATAK_DEVICE=cpu, or run one process for each device"
         )
 
     def serve_replica(

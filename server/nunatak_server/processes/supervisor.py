@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import log_everything, print_address, write_log
 
@@ -223,9 +223,8 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"cannot listen at {host} port {port} ({error}); each process also needs a "
-            "port of its own above the shared one",
+        raise invalid_settings(
+            f"cannot listen at {host} port {port} ({error}); each process also needs a "
+            "port of its own above the shared one"
         ) from error
     return listener

@@ -23,7 +23,7 @@ from typing import Final
 
 import torch
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.processes.supervisor import (
     ANSWERS,
@@ -198,11 +198,10 @@ def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSet
 def check_single() -> None:
     names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
     if len(names) > 1:
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"processes: the backbone was loaded by several threads ({', '.join(names)}), "
+        raise invalid_settings(
+            f"processes: the backbone was loaded by several threads ({', '.join(names)}), "
             "so its memory cannot be shared. Copy a backbone of a hub to this machine first, with "
-            "`nunatak backbone add`",
+            "`nunatak backbone add`"
         )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_settings
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.metrics import PredictionRecord
 
@@ -50,9 +50,8 @@ def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     try:
         from nunatak_server.telemetry.spans import otlp_tracing  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "
-            "install 'nunatak[tracing]' or unset the variable",
+        raise invalid_settings(
+            f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "
+            "install 'nunatak[tracing]' or unset the variable"
         ) from error
     return otlp_tracing()

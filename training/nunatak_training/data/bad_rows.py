@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_rows import FileRow, RowFormat
 from nunatak_training.data.examples import ReadExample
@@ -83,7 +83,7 @@ class BadRows:
                 path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         except OSError as error:
             problem = f"{path} cannot be written: {error.strerror}"
-            raise NunatakError("invalid_option", problem=problem) from error
+            raise invalid_option(problem) from error
 
     def _report(self) -> str:
         by_reason = defaultdict[str, list[FileRow]](list)

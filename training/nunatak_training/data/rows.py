@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.heads import DEFAULT_THRESHOLD
 from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
@@ -87,12 +87,11 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
         raise bad_row(row.where, row.problem)
     if spelt.is_taught and kind not in TEXT_KINDS:
         told = f"probabilities teach {', '.join(sorted(TEXT_KINDS))} tasks, got kind {kind}"
-        raise NunatakError("invalid_option", problem=told)
+        raise invalid_option(told)
     if spelt.renamed and kind not in TEXT_KINDS:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"a {kind} task has other columns than text and label; rename its columns "
-            "in the file, and leave --text-column, --label-column and --pair-column out",
+        raise invalid_option(
+            f"a {kind} task has other columns than text and label; rename its columns "
+            "in the file, and leave --text-column, --label-column and --pair-column out"
         )
     for column in spelt.renamed.values():
         if column not in row.values:

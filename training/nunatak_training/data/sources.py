@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
 from nunatak_training.data import splits
@@ -156,7 +156,7 @@ def load_task_data(
     if teacher is not None:
         if kind not in {None, teacher.kind}:
             problem = f"the teacher makes a {teacher.kind} task, got kind {kind}"
-            raise NunatakError("invalid_option", problem=problem)
+            raise invalid_option(problem)
         kind = teacher.kind
         parts, teacher = ask_teacher(teacher, parts, spelt)
     kind, train = _read(parts[0] or iter(()), kind, bad)
@@ -232,11 +232,10 @@ def _read(
     kind = _kind_told(first[-1], bad.spelt) if first else TaskKind.SINGLE_LABEL
     read = bad.examples(chain(first, rows), kind)
     if kind is TaskKind.REGRESSION and all(float(str(it.example.label)) % 1 == 0 for it in read):
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{bad.source}: all labels are whole numbers with a decimal point, as a "
+        raise invalid_option(
+            f"{bad.source}: all labels are whole numbers with a decimal point, as a "
             "missing value makes of integers; say --kind regression if they are values, or --kind "
-            "single-label if they are names",
+            "single-label if they are names"
         )
     return kind, read
 

@@ -23,7 +23,7 @@ from nunatak_cli.asking.predictors import (
 )
 from nunatak_cli.output import console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
@@ -109,25 +109,20 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
     if file is not None:
         if stream or any(it is not None for it in (text, pair, question, document)):
-            raise NunatakError(
-                "invalid_option",
-                problem="--file takes the place of TEXT, --pair, --question, --document and "
-                "--stream; put the texts into columns of the file",
+            raise invalid_option(
+                "--file takes the place of TEXT, --pair, --question, --document and "
+                "--stream; put the texts into columns of the file"
             )
         inputs = open_inputs(file, file_format, columns.spelt)
         with open_predictor(server, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:
-        raise NunatakError(
-            "invalid_option", problem="expected a TEXT, or --file (with --format where needed)"
-        )
+        raise invalid_option("expected a TEXT, or --file (with --format where needed)")
     else:
         source = _source(text, pair=pair, question=question, documents=document or ())
         if stream:
             if server is None:
-                raise NunatakError(
-                    "invalid_option", problem="--stream needs a server; name one with --server"
-                )
+                raise invalid_option("--stream needs a server; name one with --server")
             answers = _stream_server(server, source, task, parameters=parameters)
             has_failed = _print_stream(answers, as_json=as_json)
         else:
@@ -187,10 +182,9 @@ def _source(
         case None, None, _:
             return Query(query=text, documents=documents)
         case _:
-            raise NunatakError(
-                "invalid_option",
-                problem="expected at most one of --pair, --question and --document; "
-                "use one command for each",
+            raise invalid_option(
+                "expected at most one of --pair, --question and --document; "
+                "use one command for each"
             )
 
 

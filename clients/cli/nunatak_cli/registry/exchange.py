@@ -13,7 +13,7 @@ from nunatak_cli.output import print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import existing_registry, publishing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_contract.progress import Work, shown_progress
 
@@ -253,9 +253,8 @@ def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
         try:
             found[label] = float(text)
         except ValueError:
-            raise NunatakError(
-                "invalid_option",
-                problem=f"--threshold expects a number from 0 to 1 after =, got {text!r}",
+            raise invalid_option(
+                f"--threshold expects a number from 0 to 1 after =, got {text!r}"
             ) from None
     return found
 

@@ -13,7 +13,7 @@ from nunatak_cli import options
 from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import Proving
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def canary(name: options.NameArgument, *, asked: CandidateOptions, proving: Prov
     from nunatak_registry import CandidateRole
 
     if not asked.end and (asked.version is None or asked.share is None):
-        raise NunatakError(
-            "invalid_option", problem="a canary needs --version and --share, or --end"
-        )
+        raise invalid_option("a canary needs --version and --share, or --end")
     _change(CandidateRole.CANARY, name, asked, proving)
 
 
@@ -77,7 +75,7 @@ def shadow(
         _report(name, asked.alias, server=server, as_json=proving.as_json)
         return
     if not asked.end and asked.version is None:
-        raise NunatakError("invalid_option", problem="a shadow needs --version, --report or --end")
+        raise invalid_option("a shadow needs --version, --report or --end")
     _change(CandidateRole.SHADOW, name, asked, proving)
 
 
@@ -87,7 +85,7 @@ def _change(role: "CandidateRole", name: str, asked: CandidateOptions, proving: 
 
     alias, version, share = asked.alias, asked.version, asked.share
     if asked.end and (version is not None or share is not None):
-        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
+        raise invalid_option("--end excludes --version and --share")
     earlier = list["CandidateEvent"]()
     with existing_registry(proving.registry) as opened:
         if version is None:
@@ -107,10 +105,7 @@ def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None
     from nunatak_client import Client
 
     if server is None:
-        raise NunatakError(
-            "invalid_option",
-            problem="--report needs --server, because each server has its own report",
-        )
+        raise invalid_option("--report needs --server, because each server has its own report")
     with Client(server) as client:
         found = client.shadow_report(name, alias=alias)
     print_outcome(found.model_dump(mode="json"), _report_table(found), as_json=as_json)

@@ -18,7 +18,7 @@ from nunatak_cli.options import JsonOption, NameArgument, ReferenceArgument, Reg
 from nunatak_cli.output import facts_table, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -320,10 +320,9 @@ def thresholds(
 
 def _calibration_of(manifest: "TaskManifest") -> "CalibrationRecord":
     if manifest.calibration is None:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{manifest.reference} has no record of thresholds: expected a version that "
-            "was trained with --calibrate; train the task again with this option",
+        raise invalid_option(
+            f"{manifest.reference} has no record of thresholds: expected a version that "
+            "was trained with --calibrate; train the task again with this option"
         )
     return manifest.calibration
 
@@ -336,9 +335,7 @@ def _curves(
     found = tuple(curve for curve in calibration.curves if curve.label == label)
     if not found:
         known = ", ".join(map(repr, manifest.head.labels))
-        raise NunatakError(
-            "invalid_option", problem=f"--label expects one of {known}, got {label!r}"
-        )
+        raise invalid_option(f"--label expects one of {known}, got {label!r}")
     return found
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nunatak_cli.options import JsonOption, group
 from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.record import problems_text
 
 if TYPE_CHECKING:
@@ -132,9 +132,7 @@ def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
     def remove(keys: "Keys") -> "Keys":
         kept = tuple(each for each in keys if each.name != name)
         if len(kept) == len(keys):
-            raise NunatakError(
-                "invalid_option", problem=f"no key is named {name!r}; `nunatak key list` shows them"
-            )
+            raise invalid_option(f"no key is named {name!r}; `nunatak key list` shows them")
         return kept
 
     change_keys(file, remove)
@@ -152,14 +150,12 @@ def _create_key(file: Path, **members: object) -> str:
     except ValidationError as error:
         given = error.errors(include_url=False, include_context=False)[0]["input"]
         problem = f"{problems_text(error)}, got {given!r}"
-        raise NunatakError("invalid_option", problem=problem) from error
+        raise invalid_option(problem) from error
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):
-            raise NunatakError(
-                "invalid_option",
-                problem=f"there is a key named {record.name!r} already; choose another name or "
-                "revoke it",
+            raise invalid_option(
+                f"there is a key named {record.name!r} already; choose another name or revoke it"
             )
         return (*keys, record)
 

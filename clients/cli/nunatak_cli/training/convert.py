@@ -13,7 +13,7 @@ from nunatak_cli.asking.predictors import RegistryPredictor
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.manifest import MAX_NOTE_CHARS
 from nunatak_contract.progress import Progress, shown_progress
 
@@ -54,9 +54,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_versions import draft_quantized
     plain = backbone.removesuffix(INT8_SUFFIX)
     if plain == backbone:
-        raise NunatakError(
-            "invalid_option", problem=f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}"
-        )
+        raise invalid_option(f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}")
     spelt = columns.spelt
     with (
         existing_registry(registry) as opened,
@@ -67,10 +65,9 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         source = load_backbone(plain)
         target = quantize_backbone(source)
         if manifest.backbone.digest == target.digest:
-            raise NunatakError(
-                "invalid_option",
-                problem=f"{manifest.reference} is on {target.name} already; name a version on "
-                f"{source.name}, as in {manifest.task}/N",
+            raise invalid_option(
+                f"{manifest.reference} is on {target.name} already; name a version on "
+                f"{source.name}, as in {manifest.task}/N"
             )
         draft = draft_quantized(manifest, opened.read_blob(manifest), target)
         before = _scored(opened, source, manifest.reference, data, spelt, progress)

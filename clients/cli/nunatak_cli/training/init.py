@@ -12,7 +12,7 @@ import typer
 
 from nunatak_cli.options import JsonOption
 from nunatak_cli.output import print_outcome
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import invalid_option
 
 PLACES: Mapping[str, str] = {
     "README.md": "README.md",
@@ -66,7 +66,7 @@ def init(
     """Make the folder of a project: examples, a recipe, a policy, a compose file, a README."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         problem = f"expected a new or empty folder, but {folder} exists; name another FOLDER"
-        raise NunatakError("invalid_option", problem=problem)
+        raise invalid_option(problem)
     tasks = dict.fromkeys(ready or ())
     places = {f"project/{name}": place for name, place in PLACES.items()}
     for task in tasks:

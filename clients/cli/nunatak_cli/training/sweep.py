@@ -13,7 +13,7 @@ from rich.table import Table
 from nunatak_cli import options
 from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import counted, visible
 from nunatak_contract.progress import shown_progress
@@ -93,7 +93,7 @@ def _on_cluster(
         from nunatak_cluster.session import joined
     if jobs != 1:
         problem = "--jobs counts local processes; with --on, --threads gives the cores of a run"
-        raise NunatakError("invalid_option", problem=problem)
+        raise invalid_option(problem)
     held.enter_context(joined(on))
     return OnRay(checkpoints=results.absolute(), threads=threads or 1, device=device)
 

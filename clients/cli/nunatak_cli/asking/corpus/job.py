@@ -26,7 +26,7 @@ from nunatak_cli.asking.corpus.chunks import (
 from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import Parameters
 from nunatak_rows import FileOfRows, RowFormat
@@ -95,9 +95,7 @@ def run_job(
         begun = folder.record()
         for path in (job.out, *([folder.rejected] if begun is None else [])):
             if path.exists():
-                raise NunatakError(
-                    "invalid_option", problem=f"{path} exists; remove it, or name another OUT"
-                )
+                raise invalid_option(f"{path} exists; remove it, or name another OUT")
         versions = _versions(job, registry, begun)
         columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
         types = _types_of(columns)
@@ -220,7 +218,7 @@ def _versions(
 ) -> "dict[str, TaskManifest]":
     """Return the version of each reference: of the run that began here, or of this moment."""
     if len(set(job.references)) != len(job.references):
-        raise NunatakError("invalid_option", problem="--task names one reference twice")
+        raise invalid_option("--task names one reference twice")
     if begun is None:
         return {name: registry.resolve(name) for name in job.references}
     meant = {it.reference: TaskReference(task=it.task, version=it.version) for it in begun.tasks}
@@ -244,10 +242,9 @@ def _types_of(columns: Iterable[AnswerColumns]) -> dict[str, ColumnType]:
     for task in columns:
         for name, kind in task.types().items():
             if name in found:
-                raise NunatakError(
-                    "invalid_option",
-                    problem=f"two tasks have a column {name!r}; name one by its version, such as "
-                    f"{task.reference}/1, or score one by itself",
+                raise invalid_option(
+                    f"two tasks have a column {name!r}; name one by its version, such as "
+                    f"{task.reference}/1, or score one by itself"
                 )
             found[name] = kind
     return found

@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.asking.corpus.writing import PartLayout
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.record import Record
 from nunatak_rows import FileOfRows
 
@@ -92,7 +92,7 @@ class RunFolder:
             self._path.mkdir(exist_ok=True)
         except OSError as error:
             problem = f"{self._path} cannot be made: {error.strerror}"
-            raise NunatakError("invalid_option", problem=problem) from error
+            raise invalid_option(problem) from error
         with (self._path / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

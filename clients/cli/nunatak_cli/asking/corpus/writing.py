@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from pydantic import JsonValue
 
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_rows import (
     Dialect,
     FileFormat,
@@ -224,10 +224,9 @@ def layout_of(
     kind, family = format_of(out.name, out.name), files[0].kind.family
     if kind not in OUTPUTS[family]:
         expected = " or ".join(f".{it}" for it in OUTPUTS[family])
-        raise NunatakError(
-            "invalid_option",
-            problem=f"OUT of this corpus ends in {expected}, got {out.name}; convert other formats "
-            "afterwards",
+        raise invalid_option(
+            f"OUT of this corpus ends in {expected}, got {out.name}; convert other formats "
+            "afterwards"
         )
     common = _common_columns(files)
     if common is None:
@@ -236,9 +235,8 @@ def layout_of(
     spelt.check(common, files[0].name)
     missing = sorted(set(keep or ()).difference(common))
     if missing:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(common)}",
+        raise invalid_option(
+            f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(common)}"
         )
     kept = tuple(it for it in common if keep is None or it in keep)
     _check_new(kept, answers)
@@ -279,10 +277,9 @@ def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
 def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
     twice = sorted(set(answers).intersection(kept))
     if twice:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"the corpus has a column {twice[0]!r} already, which is a column of the "
-            "answers; rename the column of the corpus, or leave it out with --keep",
+        raise invalid_option(
+            f"the corpus has a column {twice[0]!r} already, which is a column of the "
+            "answers; rename the column of the corpus, or leave it out with --keep"
         )
 
 
