@@ -36,17 +36,22 @@ def made_errors() -> Iterator[Raised]:
     for file, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
-                is_second = ast.unparse(node.func) in {"NunatakError.__init__", "partial"}
+                made = ast.unparse(node.func)
+                is_second = made in {"NunatakError.__init__", "partial", "content_of"}
                 first = node.args[-1] if is_second else node.args[0]
                 if _makes_error(node, first):
                     place = f"{file.name}:{node.lineno}"
                     named = frozenset(it.arg for it in node.keywords if it.arg is not None)
+                    if made == "content_of":
+                        named = frozenset({"path", "place", "problem"})
                     for code in _constants(first):
                         yield place, code, named
 
 
 def _makes_error(call: ast.Call, first: ast.expr) -> bool:
     name = ast.unparse(call.func)
+    if name == "content_of":
+        return True
     if name == "partial" and ast.unparse(call.args[0]) == "NunatakError":
         return True
     is_constructor = name in {"NunatakError", "NunatakError.__init__", "super().__init__"}

@@ -11,8 +11,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import typer
 from pydantic import ValidationError
@@ -110,13 +111,15 @@ def print_failure(code: str, message: str) -> None:
 
 
 @contextmanager
-def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
-    """Turn the errors of a file's content into the one that is made of the first place."""
+def content_of(path: Path, code: str) -> Generator[None]:
+    """Turn the errors of a file's content into one error with this code, at the first place."""
     try:
         yield
     except ValidationError as error:
         (place, problem), *others = problems_of(error)
         more = "".join(f"; {where}: {what}" for where, what in others)
-        raise made(place or "file", problem + more) from error
+        raise NunatakError(
+            code, path=path, place=place or "file", problem=problem + more
+        ) from error
     except ValueError as error:
-        raise made("file", str(error)) from error
+        raise NunatakError(code, path=path, place="file", problem=str(error)) from error

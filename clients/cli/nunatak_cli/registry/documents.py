@@ -7,20 +7,18 @@ also counts the texts that servers collected.
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import BaseModel
 
-from nunatak_cli.failures import named_place
+from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, plain_table, print_json, print_outcome
 from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from nunatak_contract.questions import QuestionCard
     from nunatak_registry import PublishedCard, PublishedPolicy
 
-DocumentT = TypeVar("DocumentT", bound=BaseModel)
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The document: FILE.json, FILE.yaml or FILE.toml.")
 ]
@@ -38,17 +35,6 @@ CardArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 VersionOption = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Number of the version.")
 ]
-
-
-def read_document(
-    path: Path, model: type[DocumentT], invalid: Callable[[str, str], NunatakError]
-) -> DocumentT:
-    """Read a document from a file of JSON, YAML or TOML.
-
-    `invalid` makes the error of a document from the place of the problem and the problem.
-    """
-    with named_place(invalid):
-        return model.model_validate(_content_of(path))
 
 
 def print_published(
@@ -64,7 +50,7 @@ def print_published(
     print_outcome({**fields, "changed": is_new}, line, as_json=as_json)
 
 
-def _content_of(path: Path) -> object:
+def _read(path: Path) -> object:
     if path.suffix.lower() != ".json":
         with needs_extra("training"):
             from nunatak_training.settings import read_mapping
@@ -211,10 +197,8 @@ def rollback_policy(
 def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
-    def invalid(place: str, problem: str) -> NunatakError:
-        return NunatakError("invalid_policy_file", path=path, place=place, problem=problem)
-
-    return read_document(path, Policy, invalid)
+    with content_of(path, "invalid_policy_file"):
+        return Policy.model_validate(_read(path))
 
 
 def _rules_text(policy: "Policy") -> str:
@@ -294,19 +278,16 @@ def check_card(file: FileArgument, *, registry: RegistryOption = None) -> None:
 def read_card(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
-    return read_document(path, QuestionCard, partial(_invalid_card, path))
+    with content_of(path, "invalid_question_file"):
+        return QuestionCard.model_validate(_read(path))
 
 
 def read_question(path: Path) -> "QuestionCard":
     """Read a card, or a question alone."""
     from nunatak_contract.questions import card_of
 
-    with named_place(partial(_invalid_card, path)):
-        return card_of(_content_of(path))
-
-
-def _invalid_card(path: Path, place: str, problem: str) -> NunatakError:
-    return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
+    with content_of(path, "invalid_question_file"):
+        return card_of(_read(path))
 
 
 def _card_json(published: "PublishedCard") -> dict[str, object]:

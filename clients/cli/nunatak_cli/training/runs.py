@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.failures import named_place
+from nunatak_cli.failures import content_of
 from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.output import error_console, facts_table, plain_table
 from nunatak_cli.registry.registries import moved_line, promote, published_line
@@ -203,14 +203,12 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
     The shared settings are merged into each task. Paths are relative to the folder of the file.
     """
-
-    def invalid(place: str, problem: str) -> NunatakError:
-        return NunatakError("invalid_task_file", path=path, place=place, problem=problem)
-
-    with named_place(invalid):
+    with content_of(path, "invalid_task_file"):
         file = TaskFile.model_validate(read_mapping(path, texts))
     for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
-        raise invalid(f"shared.{name}", "each task has its own")
+        raise NunatakError(
+            "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
+        )
     tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
     return file.model_copy(update={"tasks": tasks})
 
