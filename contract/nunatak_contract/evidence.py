@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, JsonValue, model_validator
 from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.heads import Label
 from nunatak_contract.names import Digest
-from nunatak_contract.record import Record
+from nunatak_contract.record import Record, later
 
 MAX_CONFUSION_CELLS = 100_000
 MAX_RELIABILITY_BINS = 15
@@ -32,15 +32,10 @@ class DataRecord(Record, frozen=True):
     dev_digest: Digest
     num_train: Annotated[int, Field(ge=1)]
     num_dev: Annotated[int, Field(ge=1)]
-    num_train_long: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="examples of more tokens than the task reads at once",
-        # Added after version 1 of the schema, like the interval of a score.
-        exclude_if=lambda count: count is None,
+    num_train_long: Annotated[int, Field(ge=0)] | None = later(
+        None, "examples of more tokens than the task reads at once"
     )
-    num_dev_long: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, exclude_if=lambda count: count is None
-    )
+    num_dev_long: Annotated[int, Field(ge=0)] | None = later(None)
 
     @property
     def long_share(self) -> float | None:
@@ -62,16 +57,9 @@ class MetricRecord(Record, frozen=True):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     value: FiniteFloat
-    interval: tuple[FiniteFloat, FiniteFloat] | None = Field(
-        default=None,
-        description="at 95 %",
-        # Added after version 1 of the schema: content without this field keeps its digest.
-        exclude_if=lambda interval: interval is None,
-    )
-    interval_method: IntervalMethod | None = Field(
-        default=None,
-        description="how the interval was found; null: by bootstrap, if there is an interval",
-        exclude_if=lambda method: method is None,
+    interval: tuple[FiniteFloat, FiniteFloat] | None = later(None, "at 95 %")
+    interval_method: IntervalMethod | None = later(
+        None, "how the interval was found; null: by bootstrap, if there is an interval"
     )
     data_digest: Digest
     num_examples: Annotated[int, Field(ge=1)]

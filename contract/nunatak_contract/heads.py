@@ -13,7 +13,7 @@ from nunatak_contract.enums import (
     RankingScore,
 )
 from nunatak_contract.plain_text import visible
-from nunatak_contract.record import Record
+from nunatak_contract.record import Record, later
 
 MAX_LABELS = 10_000
 DEFAULT_THRESHOLD = 0.5
@@ -57,39 +57,24 @@ class HeadRecord(Record, frozen=True):
     labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
     pooling: Pooling | None
     dense: bool = Field(description="a dense block stands between pooling and output")
-    # Left out if default, like `block`.
-    bias: bool = Field(
-        default=True,
-        exclude_if=lambda bias: bias,
-        description="whether the output has a bias; decoders have none",
+    bias: bool = later(
+        default=True, description="whether the output has a bias; decoders have none"
     )
-    padding_id: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        exclude_if=lambda padding_id: padding_id is None,
-        description="only for pooling last: the padding token, which never counts as the last",
+    padding_id: Annotated[int, Field(ge=0)] | None = later(
+        None, "only for pooling last: the padding token, which never counts as the last"
     )
-    # Left out if default, so that content without a block keeps its digest.
-    block: DenseBlock = Field(
-        default=TANH_BLOCK,
-        exclude_if=TANH_BLOCK.__eq__,
-        description="what the dense block is made of",
-    )
-    default_label: Label | None = Field(
-        default=None,
-        # Added after version 1 of the schema, like `block`.
-        exclude_if=lambda label: label is None,
-        description="only for single labels: the label that means that nothing was found",
+    block: DenseBlock = later(TANH_BLOCK, "what the dense block is made of")
+    default_label: Label | None = later(
+        None, "only for single labels: the label that means that nothing was found"
     )
     thresholds: dict[Label, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        # Added after version 1 of the schema, like `block`.
+        # As for `later`, which makes no dictionaries.
         exclude_if=lambda thresholds: not thresholds,
         description="of several labels: the score from which a label applies; absent: 0.5",
     )
-    score: RankingScore = Field(
-        default=RankingScore.SIGMOID,
-        exclude_if=RankingScore.SIGMOID.__eq__,
-        description="ranking: what logits become unless a request says otherwise",
+    score: RankingScore = later(
+        RankingScore.SIGMOID, "ranking: what logits become unless a request says otherwise"
     )
 
     @property

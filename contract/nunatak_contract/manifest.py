@@ -21,7 +21,7 @@ from nunatak_contract.evidence import (
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Method
 from nunatak_contract.names import Digest, TaskName
-from nunatak_contract.record import Record
+from nunatak_contract.record import Record, later
 
 MIN_WINDOW_TOKENS = 8
 """Room for the special tokens of a pair, and for a few tokens of a question and its context."""
@@ -75,20 +75,12 @@ class TaskDraft(Record, frozen=True):
     backbone: BackboneRecord
     tokenizer_digest: Digest
     max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
-    reads: Reads | None = Field(
-        default=None,
-        description="of sequence classification: a single text or a pair; null: both",
-        # Added after version 1 of the schema, like `on_long`.
-        exclude_if=lambda texts: texts is None,
+    reads: Reads | None = later(
+        None, "of sequence classification: a single text or a pair; null: both"
     )
-    on_long: OnLong | None = Field(
-        default=None,
-        description=(
-            "treatment of longer texts; null: cut for documents to rank, windows for all other "
-            "texts"
-        ),
-        # Added after version 1 of the schema: content without this field keeps its digest.
-        exclude_if=lambda choice: choice is None,
+    on_long: OnLong | None = later(
+        None,
+        "treatment of longer texts; null: cut for documents to rank, windows for all other texts",
     )
     dtype: TensorDtype
     parameter_counts: ParameterCounts
@@ -97,23 +89,12 @@ class TaskDraft(Record, frozen=True):
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
-    test_metrics: tuple[MetricRecord, ...] = Field(
-        default=(),
-        description="of examples that training neither learnt from nor chose by",
-        # Added after version 1 of the schema: content without this field keeps its digest.
-        exclude_if=lambda metrics: not metrics,
+    test_metrics: tuple[MetricRecord, ...] = later(
+        (), "of examples that training neither learnt from nor chose by"
     )
     confusion: ConfusionRecord | None = None
-    calibration: CalibrationRecord | None = Field(
-        default=None,
-        # Added after version 1 of the schema: content without this field keeps its digest.
-        exclude_if=lambda calibration: calibration is None,
-    )
-    teacher: TeacherRecord | None = Field(
-        default=None,
-        # Added after version 1 of the schema: content without this field keeps its digest.
-        exclude_if=lambda teacher: teacher is None,
-    )
+    calibration: CalibrationRecord | None = later(None)
+    teacher: TeacherRecord | None = later(None)
     created_at: datetime
     note: Note = ""
 

@@ -16,7 +16,7 @@ from nunatak_contract.enums import HeadKind, ProblemType, Reads, UnjudgedPart
 from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName
 from nunatak_contract.policies import Reference
-from nunatak_contract.record import Record
+from nunatak_contract.record import Record, later
 
 MAX_OPTIONS, MAX_LEVELS = 255, 10
 MAX_DEPTH: Final = 32
@@ -194,17 +194,12 @@ class QuestionCard(Record, frozen=True):
         description="of a regression: the values that mean the lowest and the highest level; "
         "absent: 0 and the number of levels less one",
     )
-    ask_upstream_below: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        exclude_if=lambda it: it is None,
-        description="an answer with a lower confidence is asked of the server's upstream",
+    ask_upstream_below: float | None = later(
+        None, "an answer with a lower confidence is asked of the server's upstream", gt=0, le=1
     )
-    unjudged: frozenset[Literal[UnjudgedPart.UNREAD]] = Field(
-        default=frozenset(),
-        exclude_if=lambda it: not it,
-        description="`unread`: the task answers although it has no token for characters of a text; "
+    unjudged: frozenset[Literal[UnjudgedPart.UNREAD]] = later(
+        frozenset(),
+        "`unread`: the task answers although it has no token for characters of a text; "
         "else such a text has no answer",
     )
 

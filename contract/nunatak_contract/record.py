@@ -2,6 +2,8 @@
 
 import re
 from datetime import datetime
+from functools import partial
+from operator import eq
 from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import (
@@ -10,6 +12,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
@@ -20,6 +23,14 @@ from pydantic.json_schema import JsonSchemaValue
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of everything stored: frozen, without unknown fields, without NaN."""
+
+
+def later(default: Any, description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401 - as `Field`
+    """Return a field that came after version 1 of its schema, which content leaves out by default.
+
+    So content without the field keeps its digest.
+    """
+    return Field(default, description=description, exclude_if=partial(eq, default), **bounds)
 
 
 MAX_PROBLEMS: Final = 10

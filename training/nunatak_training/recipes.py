@@ -19,7 +19,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from nunatak_contract import methods
 from nunatak_contract.enums import OnLong, Pooling
 from nunatak_contract.names import DEFAULT_BACKBONE
-from nunatak_contract.record import problems_text
+from nunatak_contract.record import later, problems_text
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, Settings, nested, settings_of
@@ -166,15 +166,10 @@ class LayerChoice(Settings):
     layers: int = Field(description="the smallest number of layers that kept the share")
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class Recipe(Settings):
     """Every setting of one training run. Recipe and data together determine the result.
 
-    Fields that came later have an `exclude_if`: a recipe with their default leaves them out, and
-    keeps the digest that it has always had.
+    A recipe leaves out fields that came later and have their default, so it keeps its digest.
     """
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
@@ -195,11 +190,10 @@ class Recipe(Settings):
             ge=0, le=1_000_000, description="smallest number of steps; small data gets more epochs"
         ),
     ]
-    patience: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        default=None,
-        description="scored epochs without a better dev score that end training; null: none, as "
+    patience: Annotated[int, Field(ge=1, le=10_000)] | None = later(
+        None,
+        "scored epochs without a better dev score that end training; null: none, as "
         "with named epochs",
-        exclude_if=_is_none,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
     learning_rate: LearningRate = Field(description="learning rate of own parameters")
@@ -223,51 +217,42 @@ class Recipe(Settings):
     max_grad_norm: Annotated[
         float, Field(gt=0, description="largest norm of a gradient; longer gradients are cut")
     ] = 1.0
-    precision: Precision = Field(
-        default=Precision.FLOAT32,
-        description="number format of products in the steps; weights and dev scores stay float32",
-        exclude_if=lambda precision: precision is Precision.FLOAT32,
+    precision: Precision = later(
+        Precision.FLOAT32,
+        "number format of products in the steps; weights and dev scores stay float32",
     )
     tapt: TaptSettings | None = Field(
         default=None, description="pretraining on the task's texts; null: none"
     )
-    teacher_temperature: Annotated[float, Field(ge=1, le=100)] = Field(
-        default=TEACHER_TEMPERATURE,
-        description="of adopt: softens the teacher's and the task's probabilities in the loss",
-        exclude_if=lambda temperature: temperature == TEACHER_TEMPERATURE,
+    teacher_temperature: Annotated[float, Field(ge=1, le=100)] = later(
+        TEACHER_TEMPERATURE,
+        "of adopt: softens the teacher's and the task's probabilities in the loss",
     )
     metric: Metric | None = Field(
         default=None,
         description="metric that chooses the best epoch; null: the default of the kind of task",
     )
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
-    default_label: str | None = Field(
-        default=None,
-        description="the label that means that nothing was found; null: of two, the more frequent; "
+    default_label: str | None = later(
+        None,
+        "the label that means that nothing was found; null: of two, the more frequent; "
         "none: no label, unless a label has this name",
-        exclude_if=_is_none,
     )
-    calibrate: bool = Field(
+    calibrate: bool = later(
         default=False,
         description="fit a temperature to the dev examples, so that scores are probabilities",
-        exclude_if=lambda is_on: not is_on,
     )
-    thresholds: Literal["f1"] | None = Field(
-        default=None,
-        description="with calibrate, of several labels: the score from which a label applies; "
+    thresholds: Literal["f1"] | None = later(
+        None,
+        "with calibrate, of several labels: the score from which a label applies; "
         "f1: the largest F1 on the dev examples; null: 0.5",
-        exclude_if=_is_none,
     )
-    on_long: OnLong | None = Field(
-        default=None,
-        description="treatment of longer texts when served; null: the default of the kind of task",
-        exclude_if=_is_none,
+    on_long: OnLong | None = later(
+        None, "treatment of longer texts when served; null: the default of the kind of task"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="same seed, same weights")] = 0
-    layer_choice: LayerChoice | None = Field(
-        default=None,
-        description="the search for the number of layers; no effect on the run",
-        exclude_if=_is_none,
+    layer_choice: LayerChoice | None = later(
+        None, "the search for the number of layers; no effect on the run"
     )
 
     @model_validator(mode="after")
