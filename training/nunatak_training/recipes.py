@@ -9,7 +9,7 @@ table 7, use it.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Literal
@@ -338,16 +338,12 @@ def default_recipe(
     `changes` name them. All epochs also run if a regularizer changes from epoch to epoch. A
     regularizer that replaces dropout sets dropout to 0 unless `changes` name it.
     """
-    defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
         backbone=backbone,
         method=method,
-        epochs=defaults.epochs,
         min_steps=MIN_STEPS,
         patience=PATIENCE,
-        batch_size=defaults.batch_size,
-        learning_rate=defaults.learning_rate,
-        head_learning_rate=defaults.head_learning_rate,
+        **asdict(_DEFAULTS[METHODS[method.kind.value]]),
     )
     changes = nested(changes or {}, recipe_settings())
     changed = changes.get("regularizer")

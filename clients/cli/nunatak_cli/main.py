@@ -26,14 +26,20 @@ from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
 from nunatak_cli.serving.memory import memory_app, savings
 from nunatak_cli.serving.serve import ServeCommand, serve
-from nunatak_cli.training.adopt import adopt
 from nunatak_cli.training.cache import cache_app
 from nunatak_cli.training.convert import convert
 from nunatak_cli.training.doubts import doubts
 from nunatak_cli.training.evaluate import evaluate
 from nunatak_cli.training.init import init
 from nunatak_cli.training.sweep import sweep_app
-from nunatak_cli.training.train import MultitaskCommand, TrainCommand, multitask, train, train_all
+from nunatak_cli.training.train import (
+    MultitaskCommand,
+    TrainCommand,
+    adopt,
+    multitask,
+    train,
+    train_all,
+)
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLE = "nunatak train --task tone --data tone.jsonl"

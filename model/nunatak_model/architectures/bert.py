@@ -112,19 +112,20 @@ def identity(config: BackboneConfig) -> str:
 
 
 def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
-    return json.dumps(
-        {
-            "family": family,
-            "num_heads": config.num_heads,
-            "position_offset": config.position_offset,
-            "padding_id": config.padding_id,
-            "counts_positions_from_padding": config.counts_positions_from_padding,
-            "layer_norm_epsilon": config.layer_norm_epsilon,
-            "activation": config.activation,
-            **more,
-        },
-        sort_keys=True,
+    return facts_text(
+        family,
+        config,
+        position_offset=config.position_offset,
+        padding_id=config.padding_id,
+        counts_positions_from_padding=config.counts_positions_from_padding,
+        layer_norm_epsilon=config.layer_norm_epsilon,
+        **more,
     )
+
+
+def facts_text(family: str, config: BackboneConfig, **more: object) -> str:
+    facts = {"family": family, "num_heads": config.num_heads, "activation": config.activation}
+    return json.dumps(facts | more, sort_keys=True)
 
 
 def sources_in(

@@ -11,7 +11,6 @@ encoder.
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -158,16 +157,12 @@ def identity(config: DecoderConfig) -> str:
 
 
 def layer_facts(family: str, config: DecoderConfig) -> str:
-    return json.dumps(
-        {
-            "family": family,
-            "num_heads": config.num_heads,
-            "num_key_heads": config.num_key_heads,
-            "rope": config.rope.facts(),
-            "norm_epsilon": config.layer_norm_epsilon,
-            "activation": config.activation,
-        },
-        sort_keys=True,
+    return bert.facts_text(
+        family,
+        config,
+        num_key_heads=config.num_key_heads,
+        rope=config.rope.facts(),
+        norm_epsilon=config.layer_norm_epsilon,
     )
 
 

@@ -6,7 +6,6 @@ Warner et al. 2024, "Smarter, Better, Faster, Longer: A Modern Bidirectional Enc
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -115,19 +114,15 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
 def identity(config: ModernBertConfig) -> str:
     """Plain rotary positions add no fact, so that old backbones keep their digests."""
     ropes = {"global_rope": config.global_rope, "local_rope": config.local_rope}
-    return json.dumps(
-        {
-            "family": "modernbert",
-            "num_heads": config.num_heads,
-            "is_local": config.is_local,
-            "reach": config.reach,
-            "global_base": config.global_rope.rope_theta,
-            "local_base": config.local_rope.rope_theta,
-            "layer_norm_epsilon": config.layer_norm_epsilon,
-            "activation": config.activation,
-            **{name: rope.facts() for name, rope in ropes.items() if type(rope) is not Rope},
-        },
-        sort_keys=True,
+    return bert.facts_text(
+        "modernbert",
+        config,
+        is_local=config.is_local,
+        reach=config.reach,
+        global_base=config.global_rope.rope_theta,
+        local_base=config.local_rope.rope_theta,
+        layer_norm_epsilon=config.layer_norm_epsilon,
+        **{name: rope.facts() for name, rope in ropes.items() if type(rope) is not Rope},
     )
 
 

@@ -9,7 +9,6 @@ The names of tensors are those of the published checkpoints, which transformers 
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -157,16 +156,8 @@ class NomicArchitecture:
         )
 
     def identity(self, config: NomicConfig) -> str:
-        return json.dumps(
-            {
-                "family": config.model_type,
-                "num_heads": config.num_heads,
-                "rope": config.rope.facts(),
-                "layer_norm_epsilon": config.layer_norm_epsilon,
-                "activation": config.activation,
-            },
-            sort_keys=True,
-        )
+        facts = {"rope": config.rope.facts(), "layer_norm_epsilon": config.layer_norm_epsilon}
+        return bert.facts_text(config.model_type, config, **facts)
 
     def source_names(self, target: str) -> tuple[str, ...]:
         norm, layers, parts = LAYERS[self._model_type]

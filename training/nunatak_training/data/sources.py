@@ -20,6 +20,7 @@ import numpy as np
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
+from nunatak_rows.inputs import bad_row
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher
@@ -74,6 +75,10 @@ class DatasetLoader(Protocol):
     def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
 
 
+def _not_found(where: str, problem: str) -> NunatakError:
+    return NunatakError("data_not_found", where=where, problem=problem)
+
+
 def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
@@ -81,11 +86,9 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     try:
         loaded = load_dataset(reference.name, reference.config)
     except (OSError, ValueError, RuntimeError) as error:
-        raise NunatakError(
-            "data_not_found",
-            where=str(reference),
-            problem="not a file or folder here, and not a data set that `datasets` can load: "
-            f"{error}",
+        raise _not_found(
+            str(reference),
+            f"not a file or folder here, and not a data set that `datasets` can load: {error}",
         ) from error
     return cast("Mapping[str, Dataset]", loaded)
 
@@ -110,10 +113,9 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
         return [_named(each, names, column, where) for each in cast("list[object]", value)]
     # Unlabelled rows carry the class -1.
     if not isinstance(value, int) or not 0 <= value < len(names):
-        raise NunatakError(
-            "invalid_row",
-            where=where,
-            problem=f"{column!r} must be in [0, {len(names)}), got {value!r}",
+        raise bad_row(
+            where,
+            f"{column!r} must be in [0, {len(names)}), got {value!r}",
         )
     return names[value]
 
@@ -215,7 +217,7 @@ def load_test_rows(
 def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
     file = file_of_rows(path, delimiter=delimiter)
     if not path.is_file():
-        raise NunatakError("data_not_found", where=file.name, problem="no such file")
+        raise _not_found(file.name, "no such file")
     return read_rows(file)
 
 
@@ -261,10 +263,9 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
     is_clear = parts.keys() <= set(PARTS) and not parts.keys() >= set(DEV_NAMES)
     if not is_clear or "train" not in parts:
         found = ", ".join(map(repr, parts)) or "none"
-        raise NunatakError(
-            "data_not_found",
-            where=IN_MEMORY,
-            problem="expected the part train, maybe dev (or validation) and test, got "
+        raise _not_found(
+            IN_MEMORY,
+            "expected the part train, maybe dev (or validation) and test, got "
             f"{found}; give rows as a list, a DataFrame or a data set",
         )
 
@@ -306,10 +307,9 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
-    return NunatakError(
-        "invalid_row",
-        where=where,
-        problem="expected rows by column, such as {'text': ..., 'label': ...}, got "
+    return bad_row(
+        where,
+        "expected rows by column, such as {'text': ..., 'label': ...}, got "
         f"{type(found).__name__}",
     )
 
@@ -324,16 +324,14 @@ def _is_path(source: str) -> bool:
 
 def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
-        raise NunatakError("data_not_found", where=path.name, problem="no such file or folder")
+        raise _not_found(path.name, "no such file or folder")
     name = printable(path.resolve().name)
     if path.is_file():
         return _Source(name=name, train=_file_rows(path, delimiter), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
         suffixes = ", ".join(f"train.{suffix}" for suffix in FileFormat)
-        raise NunatakError(
-            "data_not_found", where=name, problem=f"the folder has no file of {suffixes}"
-        )
+        raise _not_found(name, f"the folder has no file of {suffixes}")
     dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
     return _Source(
         name=name,
@@ -351,10 +349,8 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
     found = load_dataset(reference)
     if "train" not in found:
-        raise NunatakError(
-            "data_not_found",
-            where=str(reference),
-            problem=f"the data set must have a split 'train', it has {sorted(found)}",
+        raise _not_found(
+            str(reference), f"the data set must have a split 'train', it has {sorted(found)}"
         )
     dev_name = next((name for name in ("validation", "dev") if name in found), None)
     return _Source(

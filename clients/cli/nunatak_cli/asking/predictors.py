@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
+from nunatak_rows.files import unreadable
+from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
     from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
@@ -161,15 +163,13 @@ def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Itera
         source=sys.stdin.buffer if is_piped else None,
     )
     if opened.kind is FileFormat.PARQUET and is_piped:
-        raise NunatakError(
-            "unreadable_file",
-            where=opened.name,
-            problem="a Parquet file is read from its end; name a file FILE.parquet",
+        raise unreadable(
+            opened.name, "a Parquet file is read from its end; name a file FILE.parquet"
         )
     return (_placed(row, spelt) for row in read_rows(opened, columns=spelt.inputs))
 
 
 def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
     if row.problem is not None:
-        raise NunatakError("invalid_row", where=row.where, problem=row.problem)
+        raise bad_row(row.where, row.problem)
     return PlacedInput(where=row.where, source=row_input(row, spelt))

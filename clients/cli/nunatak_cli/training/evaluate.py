@@ -20,11 +20,12 @@ from nunatak_cli import options
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_rows import RowFormat, check_rows_file, write_rows
+from nunatak_rows.inputs import bad_row
 from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
@@ -147,9 +148,7 @@ def _ask(
     for (_, members), (answer,) in zip(asked, answers, strict=True):
         if (error := answer.error) is not None:
             reason = f"[{error.code}] {error.detail or error.title}"
-            raise NunatakError(
-                "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
-            )
+            raise bad_row(members[0].where, f"the task refuses it: {reason}")
         num_truncated += answer.is_truncated
         said.extend(_said(answer, members, manifest))
         progress.advance()
@@ -214,11 +213,7 @@ def _said(
                 ExampleAnswer(value=cast("float", by_place[place])) for place in range(len(members))
             ]
         case _:
-            raise NunatakError(
-                "invalid_row",
-                where=members[0].where,
-                problem="the server does not say what is predicted",
-            )
+            raise bad_row(members[0].where, "the server does not say what is predicted")
 
 
 def _tags(items: Sequence[Item], words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from nunatak_cli.asking.corpus.writing import AnswerColumns, AnsweredRow
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
+from nunatak_rows.files import unreadable
 
 if TYPE_CHECKING:
     from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
@@ -63,18 +64,12 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - also absolute patterns
         listed = [it for it in map(Path, matches) if not it.is_dir()]
     if not listed or not all(it.is_file() for it in listed):
-        raise NunatakError(
-            "unreadable_file",
-            where=source,
-            problem="no file there; name a file, a folder or a glob",
-        )
+        raise unreadable(source, "no file there; name a file, a folder or a glob")
     files = [file_of_rows(it, name=str(it), delimiter=delimiter) for it in sorted(listed)]
     for file in files:
         if file.kind.family != files[0].kind.family:
-            raise NunatakError(
-                "unreadable_file",
-                where=file.name,
-                problem=f"expected the format of {files[0].name}; score each format by itself",
+            raise unreadable(
+                file.name, f"expected the format of {files[0].name}; score each format by itself"
             )
     return files
 

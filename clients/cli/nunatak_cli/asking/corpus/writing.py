@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from pydantic import JsonValue
 
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.errors import NunatakError, invalid_option
+from nunatak_contract.errors import invalid_option
 from nunatak_rows import (
     Dialect,
     FileFormat,
@@ -34,6 +34,7 @@ from nunatak_rows import (
     fixed_columns,
     format_of,
 )
+from nunatak_rows.files import unreadable
 from nunatak_rows.tables import table_schema
 from nunatak_rows.written import dialect_of, json_text
 
@@ -265,10 +266,9 @@ def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
         if is_typed and is_equal:
             is_equal = bool(table_schema(file).equals(table_schema(files[0])))
         if not is_equal:
-            raise NunatakError(
-                "unreadable_file",
-                where=file.name,
-                problem=f"expected the columns of {files[0].name} with their types; score files "
+            raise unreadable(
+                file.name,
+                f"expected the columns of {files[0].name} with their types; score files "
                 "with other columns by themselves",
             )
     return first
