@@ -1,7 +1,7 @@
 """The requests of callers over HTTP: strict, frozen, and without undeclared fields."""
 
 from collections.abc import Set as AbstractSet
-from typing import Annotated, ClassVar, Final, cast
+from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -15,9 +15,11 @@ from pydantic import (
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 
+T = TypeVar("T")
 # Above every setting. A longer list is refused before its items are checked, because a list of a
 # million faults would block the event loop.
 MAX_ITEMS: Final = 4096
+Some = Annotated[list[T], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 MAX_FIELDS: Final = 64
 
 
@@ -71,7 +73,7 @@ class QueryInput(Message):
     """A query, and the documents to rank for the query."""
 
     query: Text
-    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    documents: Some[Text]
 
 
 KIND_OF_FIELDS = {"question": {"question", "context"}, "query": {"query", "documents"}}
@@ -110,7 +112,7 @@ Inputs = Annotated[
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")]
-    | Annotated[list[Item], Tag("list"), Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)],
+    | Annotated[Some[Item], Tag("list")],
     Discriminator(_input_kind),
 ]
 
@@ -183,21 +185,13 @@ class PredictRequest(Message):
 class PredictManyRequest(PredictRequest):
     """One or more inputs for several tasks."""
 
-    tasks: Annotated[
-        list[Reference],
-        Field(
-            min_length=1,
-            max_length=MAX_ITEMS,
-            fail_fast=True,
-            json_schema_extra={"uniqueItems": True},
-        ),
-    ]
+    tasks: Annotated[Some[Reference], Field(json_schema_extra={"uniqueItems": True})]
 
 
 class VerdictRequest(Message):
     """One text, or a list of texts, for a policy."""
 
-    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    inputs: Text | Some[Text]
 
 
 class PromoteRequest(Message):

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import invalid_option
+from nunatak_contract.heads import HeadRecord
 
 
 class TaskKind(StrEnum):
@@ -67,6 +68,11 @@ _TELLING_COLUMNS = {
     "tokens": TaskKind.TOKEN_CLASSIFICATION,
     "context": TaskKind.QUESTION_ANSWERING,
 }
+
+
+def kind_of_head(head: HeadRecord) -> TaskKind:
+    own = (head.kind, head.problem_type)
+    return next(it for it in TaskKind if (it.head, it.problem_type) == own)
 
 
 def kind_of_row(row: Mapping[str, object]) -> TaskKind:

@@ -31,7 +31,7 @@ from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_back
 from nunatak_registry import Registry
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
-from nunatak_training.kinds import TaskKind
+from nunatak_training.kinds import TaskKind, kind_of_head
 from nunatak_training.loop.fit import predict
 from nunatak_versions import PARAMETERS_ROLE, load_task
 
@@ -70,7 +70,7 @@ class TeacherChoice:
         given = [it is not None for it in of_upstream]
         is_double = any(given) if self.task is not None else self.backbone is not None
         if is_double or (any(given) and not all(given[:2])):
-            raise _invalid(
+            raise invalid_option(
                 "expected a task as the teacher (and maybe its backbone), or an upstream and its "
                 "question (and maybe a key and a model), or neither for texts with the column "
                 "`probabilities`"
@@ -89,7 +89,9 @@ class TeacherChoice:
         if isinstance(card, str):
             card = registry.questions.get(card).document
         if len({*card.names.values()}) < len(card.names):
-            raise _invalid("two answers of the question have one label; give a card with `labels`")
+            raise invalid_option(
+                "two answers of the question have one label; give a card with `labels`"
+            )
         url, protocol = _place(self.upstream)
         key = _key_in(self.key)
         asked = _Upstream(url, api_key=key, retries=RETRIES, transport=transport)
@@ -98,11 +100,9 @@ class TeacherChoice:
 
 def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Teacher:
     manifest = registry.resolve(reference)
-    head = manifest.head
-    kinds = {(it.head, it.problem_type): it for it in TaskKind}
-    kind = kinds[head.kind, head.problem_type]
+    head, kind = manifest.head, kind_of_head(manifest.head)
     if kind not in TEXT_KINDS:
-        raise _invalid(f"{manifest.reference} is a {kind} task, which teaches nothing")
+        raise invalid_option(f"{manifest.reference} is a {kind} task, which teaches nothing")
     branch = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone).branch
 
     def logits(encodings: Sequence[Encoding], *, dropout: float) -> list[torch.Tensor]:
@@ -178,7 +178,7 @@ def _upstream_teacher(
     labels = tuple(card.names[it] for it in card.question.outcomes)
     said = protocol.say(card.question)
     if said is None:
-        raise _invalid(f"the protocol of {protocol.name} cannot say the question")
+        raise invalid_option(f"the protocol of {protocol.name} cannot say the question")
 
     def answer(text: TextInput) -> Shares | NunatakError:
         if not isinstance(text, str):
@@ -213,12 +213,12 @@ def _place(address: str) -> tuple[str, UpstreamProtocol]:
     url = server_url(address)
     if url.userinfo or url.query or url.fragment:
         # The message must not contain the URL, which may hold a secret.
-        raise _invalid("an upstream has no user, query or fragment; put its key into a file")
+        raise invalid_option("an upstream has no user, query or fragment; put its key into a file")
     if url.path in {"", "/"}:
         url = url.copy_with(path=next(iter(PROTOCOLS)))
     found = next((it for end, it in PROTOCOLS.items() if url.path.endswith(end)), None)
     if found is None:
-        raise _invalid(f"an upstream must end in {' or '.join(PROTOCOLS)}, got {url.path}")
+        raise invalid_option(f"an upstream must end in {' or '.join(PROTOCOLS)}, got {url.path}")
     return str(url), found
 
 
@@ -235,12 +235,8 @@ def _key_in(path: Path | None) -> str:
         problem = str(error)
     except NunatakError:
         problem = "it has more than one word of printable ASCII"
-    raise _invalid(f"the key of the upstream in {path} cannot be read: {problem}")
+    raise invalid_option(f"the key of the upstream in {path} cannot be read: {problem}")
 
 
 def _failed(problem: str) -> NunatakError:
     return NunatakError("teacher_failed", problem=problem)
-
-
-def _invalid(problem: str) -> NunatakError:
-    return invalid_option(problem)

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, JsonValue, StrictBool, StrictStr, Tag
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import text_of
-from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
+from nunatak_contract.requests import MAX_ITEMS, Message, Some, Text, field_names
 from nunatak_server.compat.asking import (
     MAX_QUESTIONS,
     NAMES,
@@ -49,7 +49,7 @@ def _type_of(value: object) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("text")] | Annotated[JsonPart, Tag("json")], Discriminator(_type_of)
 ]
-Content = str | Annotated[list[Part], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Content = str | Some[Part]
 
 
 class InputMessage(Message):

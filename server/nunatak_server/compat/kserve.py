@@ -5,13 +5,12 @@ the form of KServe's own Hugging Face server with `--return_probabilities`, whic
 reads: one object of labels. Other tasks answer as the native routes do.
 """
 
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from fastapi import Request, Response
-from pydantic import Field
 
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.requests import MAX_ITEMS, Item, Message
+from nunatak_contract.requests import Item, Message, Some
 from nunatak_server.compat.failures import router_of
 from nunatak_server.http.endpoints import Routed, ask_task
 from nunatak_server.http.replies import inputs_of, reply
@@ -22,7 +21,7 @@ from nunatak_server.predict.types import TaskPrediction
 class KServeRequest(Message):
     """Inputs for one task."""
 
-    instances: Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    instances: Some[Item]
 
 
 class KServeResponse(Message):

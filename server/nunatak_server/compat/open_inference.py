@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from starlette.types import Scope as AsgiScope
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Some, Text
 from nunatak_server.compat.failures import TranslatedRoute, router_of
 from nunatak_server.compat.tensors import (
     ALL_BINARY,
@@ -45,9 +45,9 @@ from nunatak_server.http.replies import reply
 from nunatak_server.http.requests import parse_json
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
-Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Column = Some[Text]
 Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
-Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Rows = Some[Single]
 
 
 class OpenInferenceRoute(TranslatedRoute):

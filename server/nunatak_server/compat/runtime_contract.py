@@ -7,7 +7,7 @@ from pydantic import Field
 
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import MAX_ITEMS, Message, Text, TextPair
+from nunatak_contract.requests import Message, Some, Text, TextPair
 from nunatak_model import Backbone
 from nunatak_server.compat.translation import ModelName, Texts
 from nunatak_server.runtime import Runtime
@@ -19,7 +19,7 @@ KINDS: Final[Mapping[ProblemType, str]] = {
     ProblemType.SINGLE_LABEL: "sequence",
     ProblemType.MULTI_LABEL: "scores",
 }
-Items = Annotated[list[Text | TextPair], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Items = Some[Text | TextPair]
 
 
 class Options(Message):
@@ -84,12 +84,7 @@ class EmbeddingsRequest(Message):
     """Texts for the backbone."""
 
     model: ModelName
-    input: (
-        Text
-        | Annotated[
-            list[Text | TextPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
-        ]
-    )
+    input: Text | Some[Text | TextPart]
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     layer: Annotated[int, Field(ge=1)] | None = None

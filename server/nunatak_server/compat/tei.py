@@ -17,7 +17,7 @@ from pydantic import Field
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Query
-from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_contract.requests import Message, Parameters, Some, Text
 from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
@@ -29,7 +29,7 @@ from nunatak_server.runtime import Runtime
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
-Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Batch = Some[Words]
 MODEL_KINDS = {HeadKind.SEQUENCE_CLASSIFICATION: "classifier", HeadKind.RANKING: "reranker"}
 Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""

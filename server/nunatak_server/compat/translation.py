@@ -5,11 +5,11 @@ from base64 import b64encode
 from typing import Annotated, Any
 
 from fastapi import Request
-from pydantic import Field, WithJsonSchema
+from pydantic import WithJsonSchema
 
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_contract.requests import MAX_ITEMS, Text
+from nunatak_contract.requests import Some, Text
 from nunatak_model import Backbone
 from nunatak_server.http.endpoints import catalog_of, reference_text, runtime_of
 from nunatak_server.http.pages import WHOLE_REFERENCE
@@ -17,7 +17,7 @@ from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.predict.types import EmbeddingRequest, Embeddings, Handling
 
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Texts = Some[Text]
 ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
 """The field that names a task: `name`, `name@alias` or `name/3`."""
 

@@ -18,7 +18,7 @@ from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.inputs import Input, Query
-from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
+from nunatak_contract.requests import Message, Parameters, Some, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
@@ -108,9 +108,7 @@ class RerankRequest(PoolingRequest):
     """A query, and the documents to order."""
 
     query: Text
-    documents: Annotated[
-        list[Text | Document], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
-    ]
+    documents: Some[Text | Document]
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="null and 0 = all")
     return_documents: bool = True
     max_tokens_per_doc: None = Field(None, description="null, as LangChain sends")

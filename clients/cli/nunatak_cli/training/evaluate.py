@@ -108,13 +108,11 @@ def score_version(
 ) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
-    from nunatak_training.kinds import TaskKind
+    from nunatak_training.kinds import kind_of_head
     from nunatak_training.scoring.evaluation import evaluation_of
 
     manifest = predictor.manifest(reference)
-    head, labels = manifest.head, manifest.head.labels
-    forms = {(it.head, it.problem_type): it for it in TaskKind}
-    kind = forms[head.kind, head.problem_type]
+    kind, labels = kind_of_head(manifest.head), manifest.head.labels
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest, progress)
     examples = ExampleSet(examples=tuple(it.example for it in read))
