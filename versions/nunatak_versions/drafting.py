@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, RankingScore, Reads, TensorDtype
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     CalibrationRecord,
     ConfusionRecord,
@@ -37,7 +36,7 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_versions.loading import SHARED, branch_spec, check_effect
+from nunatak_versions.loading import SHARED, backbone_mismatch, branch_spec, check_effect
 from nunatak_versions.probing import record_probe
 
 PARAMETERS_ROLE = "parameters"
@@ -141,14 +140,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
 def draft_quantized(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
     """The same task on the quantized form of its backbone, without the scores of the original."""
     if backbone.digest != quantized_digest(manifest.backbone.digest):
-        wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
-        raise NunatakError(
-            "backbone_mismatch",
-            reference=manifest.reference,
-            part="backbone",
-            wanted=wanted,
-            served=backbone.name,
-        )
+        raise backbone_mismatch(manifest, [backbone])
     spec = branch_spec(manifest.head, manifest.method)
     floats = {name: it.float() for name, it in tensors_from_bytes(data).items()}
     return draft_task(

@@ -7,7 +7,7 @@ was never trained, or copied layers would load without an error and answer like 
 No later check would notice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -114,21 +114,25 @@ def load_task(
 
 
 def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
-    reference = manifest.reference
     if manifest.backbone.digest != backbone.digest:
-        wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
-        served = f"{backbone.name} ({backbone.digest[:12]})"
-        raise NunatakError(
-            "backbone_mismatch", reference=reference, part="backbone", wanted=wanted, served=served
-        )
+        raise backbone_mismatch(manifest, [backbone])
     if manifest.tokenizer_digest != backbone.tokenizer.digest:
         wanted, served = manifest.tokenizer_digest[:12], backbone.tokenizer.digest[:12]
-        raise NunatakError(
-            "backbone_mismatch", reference=reference, part="tokenizer", wanted=wanted, served=served
-        )
+        raise _mismatch(manifest, "tokenizer", wanted, served)
     if manifest.max_length > backbone.config.max_tokens:
         most = f"its backbone at most {backbone.config.max_tokens}"
         raise _unservable(manifest, f"it reads up to {manifest.max_length} tokens, {most}")
+
+
+def backbone_mismatch(manifest: TaskManifest, served: Iterable[Backbone]) -> NunatakError:
+    wanted, *others = (f"{it.name} ({it.digest[:12]})" for it in (manifest.backbone, *served))
+    return _mismatch(manifest, "backbone", wanted, ", ".join(others))
+
+
+def _mismatch(manifest: TaskManifest, part: str, wanted: str, served: str) -> NunatakError:
+    return NunatakError(
+        "backbone_mismatch", reference=manifest.reference, part=part, wanted=wanted, served=served
+    )
 
 
 def _unservable(manifest: TaskManifest, reason: str) -> NunatakError:

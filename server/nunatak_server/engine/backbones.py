@@ -44,6 +44,7 @@ from nunatak_server.engine.compute import BackboneInUse
 from nunatak_server.scheduler import rows
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
+from nunatak_versions.loading import backbone_mismatch
 
 FindFault = Callable[[torch.device], str | None]
 """Returns why a CUDA device cannot compute; None if it can."""
@@ -185,13 +186,7 @@ class Backbones:
         return self._in_use[backbone.digest]
 
     def mismatch(self, manifest: TaskManifest) -> NunatakError:
-        return NunatakError(
-            "backbone_mismatch",
-            reference=manifest.reference,
-            part="backbone",
-            wanted=f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})",
-            served=", ".join(f"{it.name} ({it.digest[:12]})" for it in self),
-        )
+        return backbone_mismatch(manifest, self)
 
     def named(self, name: str) -> Backbone:
         for backbone in self:
