@@ -1,7 +1,8 @@
 """Fitting: the parameters of one task are trained on a loaded backbone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -303,30 +304,10 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
     check_method(recipe.regularizer, recipe.method)
     check_length(recipe, backbone)
     _check_precision(recipe, backbone.device)
-    if recipe.positive_label is not None and recipe.positive_label not in data.labels:
-        raise InvalidRecipeError(
-            f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
-            f"got {recipe.positive_label!r}"
-        )
-    if recipe.teacher_temperature != TEACHER_TEMPERATURE and not data.train.is_taught:
-        raise InvalidRecipeError("teacher_temperature needs a teacher (nunatak adopt)")
-    _check_default_label(recipe, data)
-    _check_calibration(recipe, data)
-    if not data.kind.head.reads_tokens:
-        return
-    if recipe.on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidRecipeError(
-            f"a {data.kind} task reads long texts as windows, got on_long {recipe.on_long}"
-        )
-    if recipe.pooling is not None or recipe.dense:
-        raise InvalidRecipeError(
-            f"a {data.kind} task reads every token and has no pooling and no dense layer"
-        )
-    if recipe.max_length < MIN_WINDOW_TOKENS:
-        raise InvalidRecipeError(
-            f"max_length of a {data.kind} task must be at least {MIN_WINDOW_TOKENS} tokens, "
-            f"got {recipe.max_length}"
-        )
+    found = chain(_label_problems(recipe, data), _reading_problems(recipe, data.kind))
+    problem = next(found, None)
+    if problem is not None:
+        raise InvalidRecipeError(problem)
 
 
 def check_length(recipe: Recipe, backbone: Backbone) -> None:
@@ -349,36 +330,38 @@ def _check_precision(recipe: Recipe, device: torch.device) -> None:
         )
 
 
-def _check_default_label(recipe: Recipe, data: TaskData) -> None:
-    if recipe.default_label is not None and data.kind is not TaskKind.SINGLE_LABEL:
-        raise InvalidRecipeError(
-            f"a {data.kind} task has no default label, got {recipe.default_label!r}; leave it out"
-        )
-    if recipe.default_label not in {None, NO_DEFAULT_LABEL, *data.labels}:
-        raise InvalidRecipeError(
-            f"default_label must be {NO_DEFAULT_LABEL} or one of "
-            f"{', '.join(map(repr, data.labels))}, got {recipe.default_label!r}"
-        )
+def _label_problems(recipe: Recipe, data: TaskData) -> Iterator[str]:
+    kind, labels = data.kind, ", ".join(map(repr, data.labels))
+    positive, default = recipe.positive_label, recipe.default_label
+    if positive is not None and positive not in data.labels:
+        yield f"positive_label must be one of {labels}, got {positive!r}"
+    if recipe.teacher_temperature != TEACHER_TEMPERATURE and not data.train.is_taught:
+        yield "teacher_temperature needs a teacher (nunatak adopt)"
+    if default is not None and kind is not TaskKind.SINGLE_LABEL:
+        yield f"a {kind} task has no default label, got {default!r}; leave it out"
+    if default not in {None, NO_DEFAULT_LABEL, *data.labels}:
+        yield f"default_label must be {NO_DEFAULT_LABEL} or one of {labels}, got {default!r}"
+    if recipe.thresholds is not None and kind is not TaskKind.MULTI_LABEL:
+        needs = f"thresholds {recipe.thresholds!r} needs a multi-label task"
+        yield f"{needs}, got {kind}; leave thresholds out"
+    if recipe.calibrate and kind not in {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL}:
+        needs = "calibrate needs a task that classifies whole texts (single-label or multi-label)"
+        yield f"{needs}, got {kind}; leave calibrate out"
+    if recipe.calibrate and len(data.dev) < MIN_EXAMPLES:
+        needs = f"calibrate needs at least {MIN_EXAMPLES} dev examples, got {len(data.dev)}"
+        yield f"{needs}; give more dev examples, or leave calibrate out"
 
 
-def _check_calibration(recipe: Recipe, data: TaskData) -> None:
-    if recipe.thresholds is not None and data.kind is not TaskKind.MULTI_LABEL:
-        raise InvalidRecipeError(
-            f"thresholds {recipe.thresholds!r} needs a multi-label task, got {data.kind}; leave "
-            "thresholds out"
-        )
-    if not recipe.calibrate:
+def _reading_problems(recipe: Recipe, kind: TaskKind) -> Iterator[str]:
+    if not kind.head.reads_tokens:
         return
-    if data.kind not in {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL}:
-        raise InvalidRecipeError(
-            "calibrate needs a task that classifies whole texts (single-label or multi-label), "
-            f"got {data.kind}; leave calibrate out"
-        )
-    if len(data.dev) < MIN_EXAMPLES:
-        raise InvalidRecipeError(
-            f"calibrate needs at least {MIN_EXAMPLES} dev examples, got {len(data.dev)}; give more "
-            "dev examples, or leave calibrate out"
-        )
+    if recipe.on_long not in {None, OnLong.WINDOWS}:
+        yield f"a {kind} task reads long texts as windows, got on_long {recipe.on_long}"
+    if recipe.pooling is not None or recipe.dense:
+        yield f"a {kind} task reads every token and has no pooling and no dense layer"
+    if recipe.max_length < MIN_WINDOW_TOKENS:
+        least = f"max_length of a {kind} task must be at least {MIN_WINDOW_TOKENS} tokens"
+        yield f"{least}, got {recipe.max_length}"
 
 
 def evaluate(
