@@ -168,8 +168,7 @@ def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
     words = ["".join(it if it.isalnum() and it.isascii() else "-" for it in word) for word in last]
     names = [word.strip("-") for word in words]
     if len(set(names)) != len(names):
-        problem = f"expected backbones with different names, got {', '.join(names)}"
-        raise invalid_option(problem)
+        raise invalid_option(f"expected backbones with different names, got {', '.join(names)}")
     is_alone = len(names) == 1
     return {
         backbone: ApplicationPlace(name=f"{PREFIX}{name}", route="/" if is_alone else f"/{name}")

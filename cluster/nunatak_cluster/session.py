@@ -29,8 +29,7 @@ def joined(on: str) -> Generator[None]:
     is connected already stays connected.
     """
     if on != THIS and not on.startswith(CLIENT):
-        problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
-        raise invalid_option(problem)
+        raise invalid_option(f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}")
     if ray.is_initialized():
         yield
         return

@@ -268,8 +268,7 @@ class CallContent:
     def _read(self, value: JsonValue, name: str) -> JsonValue:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
-            problem = f"a guarded call may have at most {MAX_VALUES} JSON values"
-            raise invalid_request(problem)
+            raise invalid_request(f"a guarded call may have at most {MAX_VALUES} JSON values")
         match value:
             case str():
                 return self._text(value, name)
@@ -373,8 +372,7 @@ async def judge_call(
         )
     masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
     if not masks.keys() <= frozenset(replaceable):
-        problem = "a text to mask stands in a part of the call that cannot be replaced"
-        raise invalid_request(problem)
+        raise invalid_request("a text to mask stands in a part of the call that cannot be replaced")
     return judgement, masks
 
 

@@ -305,8 +305,7 @@ class StrictRoute(APIRoute):
             return
         # A name is the caller's text, so the message does not repeat it.
         known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
-        problem = f"a query parameter has no effect; this route accepts {known}"
-        raise invalid_request(problem)
+        raise invalid_request(f"a query parameter has no effect; this route accepts {known}")
 
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes

@@ -82,8 +82,7 @@ class BadRows:
             if lines:
                 path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         except OSError as error:
-            problem = f"{path} cannot be written: {error.strerror}"
-            raise invalid_option(problem) from error
+            raise invalid_option(f"{path} cannot be written: {error.strerror}") from error
 
     def _report(self) -> str:
         by_reason = defaultdict[str, list[FileRow]](list)

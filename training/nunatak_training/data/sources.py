@@ -157,8 +157,7 @@ def load_task_data(
     parts = [found.train, dev_rows, found.test]
     if teacher is not None:
         if kind not in {None, teacher.kind}:
-            problem = f"the teacher makes a {teacher.kind} task, got kind {kind}"
-            raise invalid_option(problem)
+            raise invalid_option(f"the teacher makes a {teacher.kind} task, got kind {kind}")
         kind = teacher.kind
         parts, teacher = ask_teacher(teacher, parts, spelt)
     kind, train = _read(parts[0] or iter(()), kind, bad)

@@ -149,8 +149,7 @@ def _create_key(file: Path, **members: object) -> str:
         record = KeyRecord.model_validate({**members, "sha256": digest_of(key.encode())})
     except ValidationError as error:
         given = error.errors(include_url=False, include_context=False)[0]["input"]
-        problem = f"{problems_text(error)}, got {given!r}"
-        raise invalid_option(problem) from error
+        raise invalid_option(f"{problems_text(error)}, got {given!r}") from error
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):

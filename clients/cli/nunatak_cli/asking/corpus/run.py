@@ -91,8 +91,7 @@ class RunFolder:
         try:
             self._path.mkdir(exist_ok=True)
         except OSError as error:
-            problem = f"{self._path} cannot be made: {error.strerror}"
-            raise invalid_option(problem) from error
+            raise invalid_option(f"{self._path} cannot be made: {error.strerror}") from error
         with (self._path / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
