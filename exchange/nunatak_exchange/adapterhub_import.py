@@ -202,10 +202,6 @@ HEAD_TYPES = {
 OUTPUT, DENSE = "head.output", "head.dense"
 FIRST_LINEAR, SECOND_LINEAR = "1", "4"
 """Positions in the chain: dropout, linear, tanh, dropout, linear."""
-HEAD_ADVICE = (
-    "expected a head for classification, tagging or question answering, of one linear map or, for "
-    "classification, two with tanh between them"
-)
 PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
 PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
 """Our names of the adapted blocks -> theirs."""
@@ -363,8 +359,7 @@ class _AdapterHubImport(checks.Import):
     def _class_head(self, file: HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
         kind = layout.kind_of_class(file.model_class)
         if kind is None:
-            found = f"its head belongs to {file.model_class[:80]!r}"
-            raise self.checkpoint.refuse(found, HEAD_ADVICE)
+            raise self._other_head(f"its head belongs to {file.model_class[:80]!r}")
         if file.num_labels is None:
             raise self.checkpoint.invalid("its head_config.json has no num_labels")
         spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
@@ -399,29 +394,31 @@ class _AdapterHubImport(checks.Import):
         }
 
     def _spec(self, head: FlexibleHead) -> HeadSpec:
-        kind, checkpoint = HEAD_TYPES.get(head.head_type), self.checkpoint
+        kind = HEAD_TYPES.get(head.head_type)
         if kind is None:
-            raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
+            raise self._other_head(f"its head is of type {head.head_type[:80]!r}")
+        named = f"its {head.head_type} head has"
         most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
         if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
             pooler = " over the pooler" if head.use_pooler else ""
-            raise checkpoint.refuse(
-                f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
-            )
+            raise self._other_head(f"{named} {head.layers} layers{pooler}")
         if head.layers == 2 and head.activation_function != "tanh":
-            raise checkpoint.refuse(
-                f"its head activates by {head.activation_function!r}", HEAD_ADVICE
-            )
+            raise self._other_head(f"its head activates by {head.activation_function!r}")
         if not head.bias:
-            raise checkpoint.refuse("its head has no offset (bias)", HEAD_ADVICE)
+            raise self._other_head("its head has no offset (bias)")
         if kind.fixed_outputs not in {None, head.num_labels}:
-            raise checkpoint.refuse(
-                f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
-            )
+            raise self._other_head(f"{named} {head.num_labels} outputs")
         if kind.reads_tokens:
             return HeadSpec(kind=kind, num_labels=head.num_labels)
         dense = head.layers == 2 or head.use_pooler
         return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
+
+    def _other_head(self, found: str) -> NunatakError:
+        return self.checkpoint.refuse(
+            found,
+            "expected a head for classification, tagging or question answering, of one linear map "
+            "or, for classification, two with tanh between them",
+        )
 
 
 def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
