@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from prometheus_client import disable_created_metrics
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 from ray import serve
 from ray.serve import Application as RayApplication
 from ray.serve.config import HTTPOptions
@@ -45,10 +45,8 @@ ANY_HOST: Final = "0.0.0.0"  # noqa: S104 - the address that Ray listens at, wit
 ANNOUNCED: Final = "ray:"
 
 
-class BackboneSettings(BaseModel):
+class BackboneSettings(BaseModel, frozen=True, extra="forbid"):
     """The replicas of one backbone; the `args` of an application in a file of Ray Serve."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Settings of the server, by name. For the others, each node's environment counts."""

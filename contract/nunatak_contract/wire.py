@@ -93,10 +93,8 @@ PredictedValue = str | tuple[str, ...] | float
 """What a task predicts for one input: its label, all labels that apply, or its value."""
 
 
-class InputFacts(Result):
+class InputFacts(Result, json_schema_serialization_defaults_required=True):
     """What a task tells about each input, next to its output; empty if a server does not tell."""
-
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     tokens: EachInput[int] = Field(
         default_factory=tuple,
@@ -268,13 +266,11 @@ class RunningCandidate(Result):
     share: float
 
 
-class TaskSummary(Result):
+class TaskSummary(Result, json_schema_serialization_defaults_required=True):
     """One task, with the head, labels, inputs, method and split depth of `version`.
 
     `version` is the version that the bare name of the task means.
     """
-
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     name: str
     version: int = Field(validation_alias=found_at("version", "manifest", "version"))

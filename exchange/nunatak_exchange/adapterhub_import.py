@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+from pydantic import BaseModel, Field, JsonValue, NonNegativeInt
 from torch import Tensor
 
 from nunatak_contract.enums import (
@@ -88,10 +88,8 @@ class Scaling(StrEnum):
     CHANNEL = "channel"
 
 
-class BottleneckConfig(BaseModel):
+class BottleneckConfig(BaseModel, frozen=True, extra="allow", allow_inf_nan=False, strict=True):
     """A bottleneck configuration; the fields are documented by `adapters`' `BnConfig`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
 
     mh_adapter: bool
     output_adapter: bool
@@ -104,9 +102,7 @@ class BottleneckConfig(BaseModel):
     leave_out: tuple[NonNegativeInt, ...] = ()
 
 
-class AdapterFile(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class AdapterFile(BaseModel, frozen=True):
     config: dict[str, JsonValue]
     name: str
     model_type: str
@@ -114,10 +110,8 @@ class AdapterFile(BaseModel):
     model_name: str | None = None
 
 
-class FlexibleHead(BaseModel):
+class FlexibleHead(BaseModel, frozen=True, extra="allow", strict=True):
     """The head of a model class of `adapters`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     head_type: str
     num_labels: Annotated[int, Field(ge=1)] = 2
@@ -129,10 +123,8 @@ class FlexibleHead(BaseModel):
     dropout_prob: float | None = None
 
 
-class HeadFile(BaseModel):
+class HeadFile(BaseModel, frozen=True):
     """`head_config.json`; heads of transformers' own classes have no `config`."""
-
-    model_config = ConfigDict(frozen=True)
 
     config: FlexibleHead | None
     name: str | None
@@ -187,9 +179,7 @@ def unsupported(checkpoint: Checkpoint, found: str) -> NunatakError:
     )
 
 
-class _ConfigOnly(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class _ConfigOnly(BaseModel, frozen=True):
     config: BottleneckConfig
 
 

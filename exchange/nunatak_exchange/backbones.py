@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
@@ -86,10 +86,8 @@ SMALL_NUMEL: Final = 2**20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
-class AddedBackbone(BaseModel):
+class AddedBackbone(BaseModel, frozen=True):
     """The record of an added backbone, `backbone.json`."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     source: str

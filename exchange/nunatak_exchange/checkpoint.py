@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
@@ -51,10 +51,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Meaning(BaseModel):
+class Meaning(BaseModel, frozen=True):
     """What a trained model's `config.json` says about the meaning of its logits."""
-
-    model_config = ConfigDict(frozen=True)
 
     architectures: tuple[str, ...] | None = None
     id2label: dict[str, JsonValue] | None = None
@@ -63,16 +61,12 @@ class Meaning(BaseModel):
     classifier_pooling: str | None = None
 
 
-class _TokenizerLimit(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class _TokenizerLimit(BaseModel, frozen=True):
     model_max_length: Annotated[float, Field(ge=1)] | None = None
     """ "No limit" is a float of about 1e30."""
 
 
-class _Index(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class _Index(BaseModel, frozen=True):
     weight_map: dict[str, str]
 
 

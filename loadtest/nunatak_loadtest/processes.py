@@ -19,7 +19,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from nunatak_client import Client, MemoryReport, PermissionDeniedError
 from nunatak_contract.errors import NunatakError
@@ -93,10 +93,8 @@ class ServerProcess:
         self.stop()
 
 
-class MemorySample(BaseModel):
+class MemorySample(BaseModel, frozen=True):
     """The memory of a server at one moment; None for what the key or the system does not show."""
-
-    model_config = ConfigDict(frozen=True)
 
     at_s: float = Field(description="by the clock of the machine, since 1970")
     ledger: MemoryReport | None

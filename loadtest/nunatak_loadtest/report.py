@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
@@ -20,11 +20,7 @@ FEWEST_ANSWERS = 100
 MOST_TASKS = 24
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Started(_Part):
+class Started(BaseModel, frozen=True, extra="forbid"):
     scenario: Scenario
     server: str
     info: ServerInfo
@@ -35,7 +31,7 @@ class Started(_Part):
     workers: int
 
 
-class Timed(_Part):
+class Timed(BaseModel, frozen=True, extra="forbid"):
     """Requests of one name, failed ones included. Locust rounds percentiles to two digits."""
 
     requests: int
@@ -47,7 +43,7 @@ class Timed(_Part):
     max_ms: float
 
 
-class LoadReport(_Part):
+class LoadReport(BaseModel, frozen=True, extra="forbid"):
     started: Started
     overall: Timed
     by_name: dict[str, Timed]

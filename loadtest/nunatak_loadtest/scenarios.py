@@ -4,7 +4,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from nunatak_contract.errors import invalid_settings
 
@@ -23,15 +23,13 @@ class Asks(StrEnum):
     VERDICT = "verdict"
 
 
-class Scenario(BaseModel):
+class Scenario(BaseModel, frozen=True, extra="forbid"):
     """One load. With a rate the loop is open; otherwise users wait for their answers.
 
     The gaps of an open loop have a Gamma distribution. Its coefficient of variation is `cv`; 1 is
     Poisson, and more gives bursts (S-LoRA, arXiv 2311.03285, sec. 7). The words of a text are
     log-normal around `words`, at most `longest`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str = ""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import platformdirs
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from nunatak_contract.names import CACHE_VARIABLE
@@ -28,10 +28,8 @@ STATES_FOLDER, CHECKPOINTS_FOLDER = "trunk", "checkpoints"
 SUFFIX, LOCK, PARTIAL = ".safetensors", ".lock", ".partial"
 
 
-class StatesFacts(BaseModel):
+class StatesFacts(BaseModel, frozen=True, extra="forbid"):
     """The metadata of a file of trunk states."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     """The name of the file: a digest over everything that the states depend on."""

@@ -38,10 +38,8 @@ _PREFIX_BYTES = 8
 _METADATA = "__metadata__"
 
 
-class TensorEntry(BaseModel):
+class TensorEntry(BaseModel, strict=True, extra="forbid", frozen=True):
     """One tensor: its format and its byte range, counted from the end of the header."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     dtype: Literal["F32", "F16", "BF16", "I8"]
     shape: Annotated[list[PositiveInt], Field(max_length=MAX_RANK)]

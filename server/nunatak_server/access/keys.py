@@ -25,7 +25,6 @@ from typing import Annotated, Final, Literal
 from pydantic import (
     AwareDatetime,
     BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
@@ -101,9 +100,7 @@ TaskPattern = Annotated[
 ]
 
 
-class KeyRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class KeyRecord(BaseModel, frozen=True, extra="forbid"):
     name: KeyName
     sha256: Digest
     scopes: Annotated[frozenset[Scope], Field(min_length=1)]
@@ -124,9 +121,7 @@ class KeyRecord(BaseModel):
         )
 
 
-class KeyFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class KeyFile(BaseModel, frozen=True, extra="forbid"):
     format: Literal[1] = 1
     keys: Annotated[tuple[KeyRecord, ...], Field(max_length=MAX_KEYS)] = ()
 

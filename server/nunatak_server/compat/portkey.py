@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fastapi import Request, Response
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.requests import Message
@@ -15,22 +15,18 @@ from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.verdicts.judge import reason_of
 
 
-class PortkeyContent(Message):
+class PortkeyContent(Message, extra="ignore"):
     """One side of a call to a language model.
 
     The language model reads `json`. Portkey makes `text` from the last message.
     """
 
-    model_config = ConfigDict(extra="ignore")
-
     json_: JsonValue = Field(None, alias="json")
     text: JsonValue = None
 
 
-class PortkeyRequest(Message):
+class PortkeyRequest(Message, extra="ignore"):
     """A request of Portkey's webhook, which may have more fields."""
-
-    model_config = ConfigDict(extra="ignore")
 
     eventType: Literal["beforeRequestHook", "afterRequestHook"]  # noqa: N815 - Portkey's name
     request: PortkeyContent

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import ConfigDict, Field, JsonValue, StrictStr
+from pydantic import Field, JsonValue, StrictStr
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText
@@ -39,10 +39,8 @@ class SystemOneQuestion(Message):
     )
 
 
-class SystemOneRequest(Message):
+class SystemOneRequest(Message, extra="ignore"):
     """A state, and questions by their ids. Other fields have no effect, as in System One."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str
     state: Text | dict[str, JsonValue] | list[JsonValue]

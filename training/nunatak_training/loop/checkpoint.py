@@ -24,7 +24,7 @@ from typing import cast
 
 import torch
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
@@ -208,9 +208,7 @@ class LoopState:
     history: list[EpochResult] = field(default_factory=list[EpochResult])
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
+class _Facts(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="constants"):
     num_steps: int
     epoch: int
     num_done: int

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
@@ -53,10 +53,8 @@ class TaskEntry(_RecipeEntry):
     )
 
 
-class MethodAxis(Settings):
+class MethodAxis(Settings, extra="allow"):
     """A method with some of its settings by name; each value of a list is one run."""
-
-    model_config = ConfigDict(extra="allow")
 
     kind: str
     recipe: Changes = Field(default={}, description="settings for the runs of this entry")

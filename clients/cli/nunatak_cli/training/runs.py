@@ -186,9 +186,7 @@ class TaskSettings(SharedSettings):
     dev: Path | None = None
 
 
-class TaskFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class TaskFile(BaseModel, frozen=True, extra="forbid"):
     backbone: str | None = None
     shared: SharedSettings = SharedSettings()
     tasks: Annotated[dict[str, TaskSettings], Field(min_length=1)]
