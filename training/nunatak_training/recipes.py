@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from nunatak_contract import methods
 from nunatak_contract.enums import OnLong, Pooling
@@ -24,6 +24,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, Settings, nested, settings_of
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """Steps in which every method learns a few hundred examples, roughly."""
@@ -368,7 +369,11 @@ def recipe_settings() -> Mapping[str, Setting]:
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
+    return validated(Recipe, {**recipe.settings(), **changes})
+
+
+def validated(kind: type[ModelT], settings: Mapping[str, JsonValue]) -> ModelT:
     try:
-        return Recipe.model_validate({**recipe.settings(), **changes})
+        return kind.model_validate(settings)
     except ValidationError as error:
         raise InvalidRecipeError(problems_text(error, "recipe")) from error

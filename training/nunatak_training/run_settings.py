@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
-from nunatak_contract.record import problems_text
 from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.settings import (
@@ -92,10 +91,8 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         frozen, target = chosen.frozen, chosen.target if chosen.layers == "auto" else None
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
     default = recipes.METHODS[kind]
-    try:
-        method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
-    except ValidationError as error:
-        raise InvalidRecipeError(problems_text(error, "recipe")) from error
+    settings = {**default.model_dump(mode="json"), **of_method}
+    method = recipes.validated(type(default), settings)
     recipes.default_recipe(method, changes=flat)
     return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
@@ -138,10 +135,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
-    try:
-        chosen = LayerSettings.model_validate(named)
-    except ValidationError as error:
-        raise InvalidRecipeError(problems_text(error, "recipe")) from error
+    chosen = recipes.validated(LayerSettings, named)
     if "layers" in named and chosen.frozen is not None:
         raise InvalidRecipeError("layers and frozen set the same number; give one of them")
     if "target" in named and chosen.layers != "auto":
