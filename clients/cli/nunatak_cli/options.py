@@ -217,7 +217,7 @@ class LabelledRows(Columns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compute:
+class ComputeOptions:
     """The options of a command that computes in this process."""
 
     device: Annotated[

@@ -44,7 +44,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
-    compute: options.Compute,
+    compute: options.ComputeOptions,
     backbone: options.BackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""

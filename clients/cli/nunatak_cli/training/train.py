@@ -113,7 +113,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
-    compute: options.Compute,
+    compute: options.ComputeOptions,
     backbone: options.BackboneOption = None,
     settings: options.SetOption = None,
 ) -> None:
@@ -249,7 +249,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     cache: options.CacheOption = True,
     resume: options.ResumeOption = True,
-    compute: options.Compute,
+    compute: options.ComputeOptions,
     strict: options.StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
