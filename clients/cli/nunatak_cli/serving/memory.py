@@ -1,7 +1,6 @@
 """`nunatak memory` and `nunatak savings`: versions in memory, and what one backbone saves."""
 
-# ruff: noqa: PLC0415 - a command imports the client when it runs, not for --help
-# ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
+# ruff: noqa: PLC0415 - a command imports client and torch when it runs, not for --help
 
 from typing import TYPE_CHECKING, Annotated, Any
 

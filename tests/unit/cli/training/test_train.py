@@ -8,7 +8,7 @@ import torch
 
 from doubles.examples import toy_examples
 from doubles.terminals import nunatak
-from nunatak_cli.options import Compute, TextColumns
+from nunatak_cli.options import ComputeOptions, TextColumns
 from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import all_settings
 
@@ -112,7 +112,7 @@ def test_so_many_threads_compute_as_were_named_or_are_free(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
 
-    Compute(threads=given).prepare()
+    ComputeOptions(threads=given).prepare()
 
     assert chosen == [expected]
 
