@@ -259,5 +259,6 @@ class Collector:
         error = None if done.cancelled() else done.exception()
         if error is not None and not self._is_failing:
             # Once until it works again, and without the row.
-            logger.warning("texts cannot be collected (%s)", type(error).__name__)
+            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+            logger.warning("texts cannot be collected (%s)", reason)
         self._is_failing = error is not None

@@ -73,7 +73,10 @@ def _content_of(path: Path) -> object:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
-    return json.loads(text, object_pairs_hook=_without_doubles)
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError as error:
+        raise ValueError(f"cannot be parsed: {error}") from error
 
 
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -147,7 +147,7 @@ async def test_a_folder_that_is_away_loses_rows_and_is_logged_once_without_texts
     await asyncio.sleep(0.01)
 
     (said,) = [it.getMessage() for it in caplog.records]
-    assert "cannot be collected" in said
+    assert said == "texts cannot be collected (No such file or directory)"
     assert "private" not in said
 
 
