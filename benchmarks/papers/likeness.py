@@ -66,7 +66,7 @@ def main() -> None:
         record_set(it, options.data / it, key, backbone, sheet, options.rows, options.test)
         for it in options.sets
     ]
-    best = TEMPERATURES[np.mean(losses, axis=0).argmin()]
+    best = float(TEMPERATURES[np.mean(losses, axis=0).argmin()])
     unit = f"the temperature with the smallest mean loss of {len(losses)} sets"
     sheet.record(f"{PREFIX}.temperature.{key}", [best], unit=unit)
 
@@ -102,7 +102,7 @@ def record_set(
     sure = shares(likeness, served).max(axis=1).mean()
     unit = f"mean probability of the likeliest option less the accuracy, temperature {served}"
     sheet.record(f"{PREFIX}.excess.{way}", [float(sure) - right], unit=unit)
-    best = TEMPERATURES[int(np.argmin(losses))]
+    best = float(TEMPERATURES[int(np.argmin(losses))])
     unit = f"the temperature with the smallest loss on {rows} train examples"
     sheet.record(f"{PREFIX}.temperature.{way}", [best], unit=unit)
     return losses
