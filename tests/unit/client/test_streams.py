@@ -6,7 +6,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
+from nunatak_client import (
+    Client,
+    ConnectionFailedError,
+    InvalidInputError,
+    InvalidResponseError,
+)
 from nunatak_client.transport import VerdictExchange
 from nunatak_contract.enums import StreamEventKind
 from nunatak_contract.wire import Score, StreamEvent
@@ -62,6 +67,12 @@ def test_only_a_line_feed_ends_a_line(separator: str, size: int) -> None:
 
     assert result.require().outputs == ((Score(label=text, score=1),),)
     assert [it.text for it in events] == [text]
+
+
+@pytest.mark.parametrize("policy", ["", ".", ".."])
+def test_a_policy_that_would_change_the_path_is_refused(policy: str) -> None:
+    with pytest.raises(InvalidInputError):
+        VerdictExchange(httpx.URL("http://tests.invalid"), {}, policy)
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
