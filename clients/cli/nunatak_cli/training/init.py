@@ -74,8 +74,7 @@ def init(
     try:
         _write(folder, places, tasks)
     except OSError as error:
-        problem = f"{folder} cannot be made: {error.strerror}"
-        raise NunatakError("invalid_option", problem=problem) from error
+        raise invalid_option(f"{folder} cannot be made: {error.strerror}") from error
     found = sorted(places.values())
     print_outcome(
         {"folder": str(folder), "files": found},
