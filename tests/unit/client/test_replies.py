@@ -1,14 +1,18 @@
 """Laws of reading replies."""
 
 import json
+from collections.abc import Iterator
 from importlib.metadata import version
 
+import httpx
 import pytest
 from pydantic import JsonValue
 
 from nunatak_client import (
     ApiError,
+    Client,
     ConflictError,
+    ConnectionFailedError,
     DeadlineExceededError,
     InvalidRequestError,
     InvalidResponseError,
@@ -19,9 +23,14 @@ from nunatak_client import (
     UnavailableError,
 )
 from nunatak_client.replies import Reply, raise_for_problem, read_fan_out, read_prediction
+from nunatak_client.transport import VerdictExchange
+from nunatak_contract.enums import StreamEventKind
+from nunatak_contract.wire import StreamEvent
 
 URGENT: dict[str, JsonValue] = {"label": "urgent", "score": 0.9}
 CALM: dict[str, JsonValue] = {"label": "calm", "score": 0.1}
+OUTPUTS = b'[{"label": "a", "score": 1}]'
+LINE = b'{"reference": "tone", "task": "tone", "version": 3, "outputs": ' + OUTPUTS + b"}\n"
 
 
 def reply(body: JsonValue, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
@@ -30,6 +39,21 @@ def reply(body: JsonValue, status: int = 200, headers: dict[str, str] | None = N
 
 def prediction(outputs: JsonValue) -> dict[str, JsonValue]:
     return {"task": "tone", "version": 3, "outputs": outputs}
+
+
+def client_of(*responses: httpx.Response | Exception) -> tuple[Client, list[httpx.Request]]:
+    left, requests = list(responses), list[httpx.Request]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    transport = httpx.MockTransport(handle)
+    client = Client("http://tests.invalid", transport=transport, sleep=lambda _: None)
+    return client, requests
 
 
 def test_single_input_and_list_of_one_read_the_same() -> None:
@@ -175,3 +199,55 @@ def test_date_in_retry_after_counts_as_absent() -> None:
     dated = Reply(status=503, headers={"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, content=b"")
 
     assert dated.retry_after_s is None
+
+
+def test_a_stream_that_ends_early_is_an_error_after_what_came() -> None:
+    client, _ = client_of(httpx.Response(200, content=LINE))
+    results = client.stream("hello", ["tone", "intent"])
+
+    assert next(results).require().outputs
+    with pytest.raises(InvalidResponseError, match="the stream ended"):
+        next(results)
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"results": []}\n'])
+def test_a_line_that_is_no_result_is_an_error(line: bytes) -> None:
+    client, _ = client_of(httpx.Response(200, content=line))
+
+    with pytest.raises(InvalidResponseError):
+        list(client.stream("hello", ["tone"]))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\r"], ids=ascii)
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_only_a_line_feed_ends_a_line(separator: str, size: int) -> None:
+    text = f"one{separator}two"
+    line = LINE.replace(b'"a"', json.dumps(text, ensure_ascii=ord(separator) < 32).encode())
+    event = StreamEvent(event=StreamEventKind.TEXT, text=text).model_dump_json().encode()
+
+    client, _ = client_of(httpx.Response(200, content=pieces(line, size)))
+    (result,) = client.stream("hello", ["tone"])
+    exchange = VerdictExchange(httpx.URL("http://tests.invalid"), {}, "guard")
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    events = [it for part in pieces(head + event + b"\n", size) for it in exchange.received(part)]
+
+    assert result.require().outputs == ((Score(label=text, score=1),),)
+    assert [it.text for it in events] == [text]
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def test_a_stream_is_tried_again_only_before_it_has_begun() -> None:
+    busy = httpx.Response(429, headers={"retry-after": "0"}, content=b"{}")
+    client, requests = client_of(busy, httpx.Response(200, content=LINE))
+
+    assert len(list(client.stream("hello", ["tone"], routing_key="user-1"))) == 1
+    assert [request.headers["accept"] for request in requests] == ["application/x-ndjson"] * 2
+    assert requests[1].headers["x-routing-key"] == "user-1"
+
+    broken, asked = client_of(httpx.ReadError("reset"), httpx.Response(200, content=LINE))
+    with pytest.raises(ConnectionFailedError):
+        list(broken.stream("hello", ["tone"]))
+    assert len(asked) == 1
