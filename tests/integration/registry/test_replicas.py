@@ -1,4 +1,4 @@
-"""Every kind of index: beats of replicas, and the wait until all replicas follow a change."""
+"""Every kind of index: beats of replicas, the wait until all follow, and readers that hold."""
 
 from datetime import UTC, datetime
 
@@ -101,17 +101,6 @@ def test_a_beat_waits_for_no_writer_on_postgresql(location: str, registry: Regis
         assert beat(registry) == 0
 
 
-def test_version_that_a_reader_holds_is_not_deleted(registry: Registry) -> None:
-    publish_many(registry, 2)
-    registry.hold(READER, [("intent", 1)], seconds=LONG_S)
-
-    with raises("version_in_use", match=f"is held by reader {READER} "):
-        registry.delete("intent", 1)
-
-    assert registry.resolve("intent/1").version == 1
-    registry.delete("intent", 2)
-
-
 def test_hold_is_seen_by_every_opener(registry: Registry, location: str) -> None:
     publish_one(registry)
     registry.hold(READER, [("intent", 1)], seconds=1e9)
@@ -139,22 +128,3 @@ def test_new_hold_replaces_the_old_one_of_the_same_reader_alone(registry: Regist
     registry.delete("intent", 1)
     with raises("version_in_use", match="is held by reader other "):
         registry.delete("intent", 2)
-
-
-def test_hold_of_a_missing_version_is_passed_over(registry: Registry) -> None:
-    publish_one(registry)
-
-    registry.hold(READER, [("intent", 7), ("other", 1), ("intent", 1)], seconds=LONG_S)
-
-    with raises("version_in_use"):
-        registry.delete("intent", 1)
-    assert registry.verify() == []
-
-
-def test_hold_is_no_change_of_what_is_served(registry: Registry) -> None:
-    publish_one(registry)
-    generation = registry.generation()
-
-    registry.hold(READER, [("intent", 1)], seconds=LONG_S)
-
-    assert registry.generation() == generation
