@@ -160,9 +160,20 @@ def elsa_tables(runs: Sequence[PaperRun]) -> dict[str, ElsaTable]:
 
 
 def best_table(tables: Mapping[str, ElsaTable]) -> tuple[str, ElsaTable] | None:
-    """Return the setting with the most tasks above chance, then the most steps; None: no runs."""
-    ranked = sorted(tables.items(), key=lambda it: (len(it[1].learned), it[1].num_steps))
-    return ranked[-1] if ranked and ranked[-1][1].learned else None
+    """Return the setting of enough steps with the most tasks above chance; None: no runs.
+
+    Enough is as many as the paper's shortest runs. Settings of fewer steps come after these, and
+    settings of one task after all others.
+    """
+    ranked = sorted(
+        (len(table.learned) > 1, table.num_steps >= FAIR_STEPS, len(table.learned), name)
+        for name, table in tables.items()
+        if table.learned
+    )
+    if not ranked:
+        return None
+    *_, name = ranked[-1]
+    return name, tables[name]
 
 
 def setting_of(run: PaperRun) -> str:

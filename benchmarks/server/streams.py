@@ -31,6 +31,8 @@ TASKS = tuple(f"guard-{index}" for index in range(5))
 RATE = 30.0
 """Words a second of an answer."""
 CHUNK = 5
+SHARED = 63
+"""Tokens that two windows share: half of a window of 128 tokens without its two special tokens."""
 HOLD_MS = 1000
 SPREAD_S = 4.0
 """About the time in which a stream fills a window, so that windows close at all times alike."""
@@ -214,7 +216,7 @@ class Caller:
     address: str
     policy: str = "guard"
     delays_ms: list[float] = field(default_factory=list[float])
-    """From the last chunk to the text that was released after the chunk."""
+    """From the chunk that closes a window to the text that the window had held."""
     first_ms: float = 0.0
 
     async def say(self, text: str, *, rate: float | None, after_s: float = 0) -> None:
@@ -223,22 +225,26 @@ class Caller:
         url = httpx.URL(self.address)
         exchange = VerdictExchange(url, {}, self.policy)
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        begun = sent = time.perf_counter()
+        begun, sent = time.perf_counter(), list[float]()
         done = asyncio.Event()
 
         async def read() -> None:
+            num_released = 0
             while not exchange.is_over:
                 for event in exchange.received(await reader.read(PIECE_BYTES)):
                     now = time.perf_counter()
+                    num_released += event.text.count(" ")
                     if event.event is StreamEventKind.TEXT and not done.is_set():
-                        self.delays_ms.append(1000 * (now - sent))
+                        # Each word is one token, so this word is the first behind the window.
+                        closing = sent[(num_released + SHARED) // CHUNK :]
+                        self.delays_ms += [1000 * (now - it) for it in closing[:1]]
                         self.first_ms = self.first_ms or 1000 * (now - begun)
 
         reading = asyncio.create_task(read())
         writer.write(exchange.head())
         words = text.split(" ")
         for place in range(0, len(words), CHUNK):
-            sent = time.perf_counter()
+            sent.append(time.perf_counter())
             writer.write(exchange.chunk(" ".join(words[place : place + CHUNK]) + " "))
             await writer.drain()
             await asyncio.sleep(0.002 if rate is None else CHUNK / rate)

@@ -71,6 +71,12 @@ class ProcessMemory(Result):
     peak_rss_bytes: int | None
     pss_bytes: int | None
     uss_bytes: int | None
+    runtime_bytes: int | None = None
+    """PSS before the first backbone was loaded: Python and the libraries. Null if processes share
+    it."""
+    rest_bytes: int | None = None
+    """PSS less the runtime, the parameters and the trunk cache: tokenizers, activations, and what
+    the allocator keeps. Null without `runtime_bytes`, or on a CUDA device."""
 
 
 class ActivationsMemory(Result):

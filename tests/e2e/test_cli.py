@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import toy_examples, write_jsonl
+from nunatak_contract.memory import MemoryReport
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_loadtest.report import LoadReport
 
@@ -124,6 +125,19 @@ def scores(result: Mapping[str, JsonValue]) -> dict[str, float]:
     return {
         str(item["label"]): float(str(item["score"])) for item in outputs if isinstance(item, dict)
     }
+
+
+def test_the_parts_of_a_servers_memory_add_up_to_the_process(desk: Desk, server: str) -> None:
+    desk.nunatak("predict", "a b a b", "--task", "early", "--server", server)
+
+    report = MemoryReport.model_validate(desk.json("memory", "show", "--server", server))
+
+    process, cache = report.process, report.trunk_cache.bytes
+    assert process.runtime_bytes
+    assert process.rest_bytes
+    parts = process.runtime_bytes + report.shared_bytes + cache + process.rest_bytes
+    assert parts == process.pss_bytes
+    assert 0 < process.rest_bytes < process.runtime_bytes
 
 
 def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:

@@ -155,8 +155,16 @@ class Backbones:
     Raises `invalid_settings` if two have one name or one digest, so nothing tells them apart.
     """
 
-    def __init__(self, default: Backbone, others: Sequence[Backbone] = ()) -> None:
+    def __init__(
+        self,
+        default: Backbone,
+        others: Sequence[Backbone] = (),
+        *,
+        runtime_bytes: int | None = None,
+    ) -> None:
         self.default = default
+        self.runtime_bytes = runtime_bytes
+        """Memory of the process before the first backbone was loaded."""
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
         self._in_use = {it.digest: BackboneInUse(it) for it in self}
@@ -262,17 +270,17 @@ def tell_speeds(backbone: Backbone) -> None:
         )  # fmt: skip
 
 
-def load_serving_backbones(settings: ServerSettings) -> Backbones:
+def load_serving_backbones(settings: ServerSettings, runtime_bytes: int | None = None) -> Backbones:
     names = settings.all_backbones()
     if len(names) > 1 and settings.backbone_layers is not None:
         problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"
         raise NunatakError("invalid_settings", problem=problem)
     loaded = [load_serving_backbone(settings.model_copy(update={"backbone": it})) for it in names]
-    return Backbones(loaded[0], loaded[1:])
+    return Backbones(loaded[0], loaded[1:], runtime_bytes=runtime_bytes)
 
 
-def load_on_own_thread(settings: ServerSettings) -> Backbones:
-    return on_own_thread(load_serving_backbones, settings)
+def load_on_own_thread(settings: ServerSettings, runtime_bytes: int | None = None) -> Backbones:
+    return on_own_thread(load_serving_backbones, settings, runtime_bytes)
 
 
 WARM_UP_TEXT = "ready " * 128

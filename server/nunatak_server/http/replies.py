@@ -191,8 +191,19 @@ def memory_report(
         tiers=memory.TiersMemory(device=runtime.residency.stats(), host=runtime.host_tier.stats()),
         trunk_cache=runtime.trunk_cache.stats,
         activations=memory.ActivationsMemory(peak_bytes=peak_activations),
-        process=process,
+        process=_with_parts(process, runtime, ledger),
     )
+
+
+def _with_parts(
+    process: memory.ProcessMemory, runtime: Runtime, ledger: MemoryLedger
+) -> memory.ProcessMemory:
+    own, pss = runtime.backbones.runtime_bytes, process.pss_bytes
+    if own is None or pss is None or runtime.backbone.device.type != "cpu":
+        return process.model_copy(update={"runtime_bytes": own})
+    host = runtime.host_tier.stats().bytes
+    held = ledger.shared_bytes + host + runtime.trunk_cache.stats.bytes
+    return process.model_copy(update={"runtime_bytes": own, "rest_bytes": pss - own - held})
 
 
 def _branches(

@@ -41,8 +41,6 @@ class Growing:
         """Whether the text ends here. Then it is read as any other text."""
         self.takes_open = False
         """Whether open windows are judged too, as they stand."""
-        self.num_read_chars = 0
-        """Characters that this step tokenizes."""
         self._windows = dict[Reading, _Windows]()
         self._read = dict[Reading, _Windows]()
         """The windows of the readings of this step."""
@@ -53,6 +51,12 @@ class Growing:
     def covered(self) -> int:
         """The first character of the open windows; all windows of the text before are closed."""
         return min((it.opens_at for it in self._read.values()), default=len(self.text))
+
+    @property
+    def num_chars_again(self) -> int:
+        """Characters before the open windows that the next step tokenizes."""
+        begin = min((it.start[0] for it in self._read.values()), default=0)
+        return max(0, self.covered - begin)
 
     @property
     def num_missing_chars(self) -> int:
@@ -78,7 +82,6 @@ class Growing:
         for reading, key in aligned.items():
             place, num_tokens = own[key].start
             planned[reading] = replace(key, start=(place - begin, num_tokens))
-        self.num_read_chars = len(self.text) - begin
         return self.text[begin:], planned, begin
 
     def take(self, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:

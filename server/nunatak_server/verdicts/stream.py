@@ -29,7 +29,9 @@ from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, mer
 LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
 READ_AGAIN: Final = 8
-"""The characters that each look reads, over the least number of new ones among them."""
+"""The characters before the open window that each look reads, over the least number of new ones."""
+EARLY: Final = 0.5
+"""Share of the characters that a window needs, about, at which it is looked for: words differ."""
 IN_TIME: Final = 0.8
 """Share of the longest hold after which the open window is judged, so that its text is in time."""
 LATE_FINDING: Final = "a task found something in text that was released before the task answered"
@@ -227,8 +229,9 @@ class VerdictStream:
             # The text waits, as it would for its turn.
             return None
         # A part of what is read again, so that a text without a plain space costs no square.
-        again = growing.num_read_chars // READ_AGAIN
-        self._looks_at = end + max(LEAST_GROWTH, growing.num_missing_chars, again)
+        again = growing.num_chars_again // READ_AGAIN
+        missing = int(EARLY * growing.num_missing_chars)
+        self._looks_at = end + max(LEAST_GROWTH, missing, again)
         answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
         policy = self._published.document
         return replace(

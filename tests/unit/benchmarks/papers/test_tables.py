@@ -13,7 +13,7 @@ from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Claim, Verdict, read_claims
 from benchmarks.papers.elsa_memory import Memory
 from benchmarks.papers.elsa_page import page_text
-from benchmarks.papers.elsa_table import ElsaTable, elsa_tables
+from benchmarks.papers.elsa_table import FAIR_STEPS, ElsaTable, best_table, elsa_tables
 from benchmarks.papers.estimate import estimate
 from benchmarks.papers.figures import Figures, figures_of, point90
 from benchmarks.papers.graddrop_table import graddrop_cells, graddrop_markdown
@@ -133,15 +133,18 @@ def test_the_two_operating_points_are_of_the_average_and_of_each_task(folder: Pa
 
     assert table.operating_point() == 2
     assert table.operating_point_by_task() == 2
-    other = ElsaTable(
-        num_layers=3,
-        metrics=table.metrics,
-        majority=table.majority,
-        num_dev=table.num_dev,
-        num_steps=table.num_steps,
-        scores=weak,
-    )
-    assert other.operating_point_by_task() == 1
+    assert replace(table, scores=weak).operating_point_by_task() == 1
+
+
+def test_the_setting_that_stands_for_all_has_enough_steps_and_several_tasks(folder: Path) -> None:
+    short = only(elsa_lines(folder))
+    fair = replace(short, num_steps=FAIR_STEPS)
+    lonely = replace(fair, scores={it: s for it, s in fair.scores.items() if it[0] == "toy"})
+
+    assert best_table({"short": short, "fair": fair, "lonely": lonely}) == ("fair", fair)
+    assert best_table({"short": short, "lonely": lonely}) == ("short", short)
+    assert best_table({"lonely": lonely}) == ("lonely", lonely)
+    assert best_table({}) is None
 
 
 def test_a_task_without_every_depth_is_named_and_left_out(folder: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from doubles.leases import until
 from doubles.refusals import raises
-from doubles.streams import LOOPS, Said, StreamBench, divided, essence, guard
+from doubles.streams import LOOPS, TASKS, Said, StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.tokenization import Reading
+from nunatak_server.verdicts import stream
 from nunatak_server.verdicts.rules import mask
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict
 
@@ -227,6 +228,34 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
     assert "".join(it.text for it in found if isinstance(it, Released)) == text
 
 
+async def test_a_window_is_judged_at_the_chunk_that_closes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for task, (head, max_length) in tuple(TASKS.items()):
+        monkeypatch.setitem(TASKS, task, (head, 6 * max_length))
+
+    async def numbers_judged() -> list[int]:
+        bench, numbers = StreamBench(BERT, guard()), list[int]()
+        words = harmless(bench, num_words=300).split(" ")
+
+        async def chunks() -> AsyncGenerator[str]:
+            for place in range(0, len(words), 8):
+                yield " ".join(words[place : place + 8]) + " "
+                await Said(bench.admission).settle()
+                numbers.append(len(bench.engine.computed))
+
+        async with aclosing(bench.stream().events(chunks())) as events:
+            async for _ in events:
+                pass
+        return numbers
+
+    found = await numbers_judged()
+    for limit, value in {"EARLY": 0, "LEAST_GROWTH": 1, "READ_AGAIN": 10_000}.items():
+        monkeypatch.setattr(stream, limit, value)
+
+    assert found == await numbers_judged()
+
+
 @pytest.mark.parametrize("space", ["\n", " "])
 async def test_a_long_text_of_any_white_space_is_read_a_few_times(
     monkeypatch: pytest.MonkeyPatch, space: str
@@ -234,9 +263,9 @@ async def test_a_long_text_of_any_white_space_is_read_a_few_times(
     bench, plan, num_read = StreamBench(BERT, guard()), Growing.plan, list[int]()
 
     def counted(growing: Growing, readings: Iterable[Reading]) -> object:
-        planned = plan(growing, readings)
-        num_read.append(growing.num_read_chars)
-        return planned
+        text, *planned = plan(growing, readings)
+        num_read.append(len(text))
+        return text, *planned
 
     monkeypatch.setattr(Growing, "plan", counted)
     text = harmless(bench, num_words=600).replace(" ", space)
