@@ -6,7 +6,7 @@ from torch import Tensor
 
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.refusals import raises
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_contract.methods import (
@@ -230,8 +230,7 @@ def test_an_embedding_next_to_tasks_is_the_embedding_alone() -> None:
     backbone = tiny_backbone()
     encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
     branch = embedding_branch(backbone)
-    spec = spec_of(backbone, TopK(num_layers=2), num_labels=3)
-    task = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    task = random_branch(backbone, TopK(num_layers=2), num_labels=3)
     alone = [forward(backbone, [Row(encoding=it, branch=branch)])[0] for it in encodings]
 
     rows = [Row(encoding=it, branch=each) for it in encodings for each in (task, branch)]

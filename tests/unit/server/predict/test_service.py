@@ -8,10 +8,10 @@ from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench, FakeEngine, make_bench
 from doubles.serving import ManualClock
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.catalog.following import RegistryLease
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
@@ -23,8 +23,7 @@ from nunatak_server.scheduler.rows import Priority
 
 def new_bench() -> Bench[FakeEngine]:
     backbone = tiny_backbone(num_layers=2)
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    branch = random_branch(backbone, TopK(num_layers=1))
     return make_bench(backbone, branch)
 
 

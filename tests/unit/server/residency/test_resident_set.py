@@ -7,17 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
+from doubles.engines import tiny_branch
 from doubles.leases import lease, names, settle, use
 from doubles.refusals import raises
 from doubles.serving import FakeStore, RecordingObserver, make_residency
-from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import HeadOnly
 from nunatak_contract.names import TaskReference
-from nunatak_model import Branch, build_branch
 from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 from nunatak_versions import LoadedTask
@@ -25,12 +22,6 @@ from nunatak_versions import LoadedTask
 BUDGET = 100
 TASKS = "abcdefgh"
 NAMES = st.sampled_from(TASKS)
-
-
-def tiny_branch() -> Branch:
-    backbone = tiny_backbone(num_layers=1)
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 def make_tasks() -> dict[str, LoadedTask]:

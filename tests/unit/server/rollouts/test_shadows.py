@@ -10,12 +10,12 @@ from doubles.engines import Withdrawing
 from doubles.leases import until
 from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
+from nunatak_model import Backbone, BetweenLayers, Branch, Row
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
@@ -41,8 +41,7 @@ LIMITS = BatchLimits(max_tokens=256, max_rows=32)
 
 
 def make_branch(backbone: Backbone, seed: int) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+    return random_branch(backbone, TopK(num_layers=1), seed=seed)
 
 
 class BreakingCompute:

@@ -18,12 +18,11 @@ from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
 from doubles.services import make_service
 from doubles.serving import FakeStore, RecordingObserver, make_facts
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
 from nunatak_contract.policies import Condition, Policy
-from nunatak_model import build_branch
 from nunatak_registry import CorruptBlobError, PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.conditions import ConditionState
@@ -101,8 +100,7 @@ class Campaign:
         self.chance = random.Random(seed)
         self.tally = Tally()
         backbone = tiny_backbone(num_layers=2)
-        spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-        branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+        branch = random_branch(backbone, TopK(num_layers=1))
         self.store, self.engine = (
             FakeStore(branch),
             DrawnEngine(self.chance, fault_share=fault_share),
