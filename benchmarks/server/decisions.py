@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120, help="of the part `wrong`")
     parser.add_argument("--own", help="registry and task, such as FOLDER:trec")
     parser.add_argument("--teacher", help="registry and task of the teacher")
-    parser.add_argument("--data", type=Path, help="the data set, with dev.jsonl.gz, test.jsonl.gz")
+    parser.add_argument("--data", type=Path, help="the data set, a folder")
     options, sheet = open_sheet(parser)
     for part in options.parts:
         match part:
@@ -296,7 +296,9 @@ def cascade(sheet: Sheet, own: str, teacher: str, data: Path) -> None:
 
     The confidence below which the teacher is asked is chosen on the dev texts.
     """
-    dev, test = (read(data / f"{part}.jsonl.gz") for part in ("dev", "test"))
+    dev, tested = read(data / "dev.jsonl.gz"), data / "test.jsonl.gz"
+    # Without test examples, one half of the dev texts chooses, and the other half is scored.
+    dev, test = (dev, read(tested)) if tested.exists() else (dev[::2], dev[1::2])
     labels = sorted({it["label"] for it in (*dev, *test)})
     asked = question(0, labels)
     with ExitStack() as running:

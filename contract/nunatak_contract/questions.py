@@ -130,9 +130,9 @@ class TypedQuestion(Record, frozen=True):
         bounds = {"choice": (2, MAX_OPTIONS, 0, 0), "score": (0, 0, 2, MAX_LEVELS)}
         least, most, lowest, highest = bounds.get(self.type, (0, 0, 0, 0))
         if not least <= len(self.options) <= most:
-            raise ValueError(f"a {self.type} needs {least} to {most} options")
+            raise ValueError(f"a {self.type} {_number_text(least, most)} options")
         if not lowest <= len(self.levels) <= highest:
-            raise ValueError(f"a {self.type} needs {lowest} to {highest} levels")
+            raise ValueError(f"a {self.type} {_number_text(lowest, highest)} levels")
         sides = (self.yes, self.no)
         if self.type != "predicate" and sides != (None, None):
             raise ValueError(f"a {self.type} has no `yes` and no `no`")
@@ -154,6 +154,10 @@ class TypedQuestion(Record, frozen=True):
         labels = (it.label for it in self.levels)
         found = (self.instructions, self.yes, self.no, *(it.description for it in described))
         return tuple(it for it in (*found, *labels) if it is not None)
+
+
+def _number_text(least: int, most: int) -> str:
+    return f"needs {least} to {most}" if most else "has no"
 
 
 def _read_criteria(kind: object, criteria: object) -> Mapping[str, object]:

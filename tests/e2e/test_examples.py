@@ -384,14 +384,20 @@ def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
             copied("stream", tmp_path / name, port8080=address, port4001=llm_url)
         with guarded(tmp_path / "live" / way) as gateway:
             shown = list(streamed(gateway))
+            judged = whole(gateway) if way == "gateway.yaml" else None
         with guarded(tmp_path / "dead" / way) as gateway:
             blocked = list(streamed(gateway))
+            refused = whole(gateway) if way == "gateway.yaml" else None
 
     text = "".join(it for _, it in shown)
     assert "[MAIL]" in text
     assert "maria.keller@" not in text
     assert shown[0][0] < shown[-1][0] / 2
     assert "".join(it for _, it in blocked) == BLOCKED
+    if judged is not None and refused is not None:
+        assert judged.json()["choices"][0]["message"]["content"].rstrip() == text.rstrip()
+        assert refused.status_code == 400
+        assert "Maria" not in refused.text
 
 
 @contextlib.contextmanager
@@ -403,6 +409,13 @@ def guarded(path: Path) -> Generator[str]:
     else:
         with proxy(environment("llm-gateway"), path) as address:
             yield address
+
+
+def whole(gateway: str) -> httpx.Response:
+    """The reply to a call that does not stream."""
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}]}
+    key = {"authorization": f"Bearer {KEY}"}
+    return httpx.post(f"{gateway}/v1/chat/completions", json=asked, headers=key, timeout=60)
 
 
 def streamed(gateway: str) -> Iterator[tuple[float, str]]:

@@ -71,13 +71,18 @@ def test_the_compose_file_starts_this_release_with_settings_that_exist(project: 
     assert all(it.startswith("127.0.0.1:") for it in server["ports"])
 
 
-def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [(".", "expected a new or empty folder"), ("mine.txt/new", "cannot be made: Not a directory")],
+)
+def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path, folder: str, problem: str) -> None:
     (tmp_path / "mine.txt").write_text("mine")
 
-    refused = run(f"nunatak init {tmp_path}", tmp_path)
+    refused = run(f"nunatak init {folder}", tmp_path)
 
     assert refused.returncode != 0
-    assert "expected a new or empty folder" in refused.stderr
+    assert refused.stderr.startswith("error [invalid_option]: ")
+    assert problem in refused.stderr
     assert [it.name for it in tmp_path.iterdir()] == ["mine.txt"]
 
 

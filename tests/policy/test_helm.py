@@ -139,8 +139,20 @@ def test_every_variable_is_a_setting_that_a_server_takes() -> None:
     assert volume["persistentVolumeClaim"] == {"claimName": "acts"}
 
 
-def test_a_pod_may_reach_the_issuer() -> None:
-    values = {"networkPolicy.enabled": "true", "oidc.issuer": "https://login.example:8443/x"}
+def test_numbers_of_a_file_arrive_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("env: {A: 134217728, B: 0.05, C: true, D: '1e3'}")
+
+    made = helm("template", "nunatak", str(CHART), "--values", str(file))
+
+    objects = {it["kind"]: it for it in yaml.safe_load_all(made.stdout) if it}
+    given = environment(objects["Deployment"])
+    assert [given[it] for it in "ABCD"] == ["134217728", "0.05", "true", "1e3"]
+
+
+@pytest.mark.parametrize("name", ["oidc.issuer", "env.NUNATAK_DECISIONS_UPSTREAM"])
+def test_a_pod_may_reach_the_issuer_and_the_upstream(name: str) -> None:
+    values = {"networkPolicy.enabled": "true", name: "https://other.example:8443/x"}
 
     (egress,) = rendered(**values)["NetworkPolicy"]["spec"]["egress"]
 

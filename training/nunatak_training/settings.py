@@ -122,7 +122,7 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
                 raise ValueError(f"its name must end in .yaml, .yml or .toml, not in {suffix!r}")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"expected settings by name, got {loaded!r:.40}")  # noqa: TRY004

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -187,15 +188,18 @@ class AsyncClient:
         try:
             network = await self._connect(url)
             try:
-                await network.write(exchange.head(), timeout_s)
-                async for chunk in chunks:
-                    await network.write(exchange.chunk(chunk), timeout_s)
-                    while not exchange.is_over and network.get_extra_info("is_readable"):
-                        for event in exchange.received(await network.read(PIECE_BYTES, timeout_s)):
-                            yield event
-                    if exchange.is_over:
-                        return
-                await network.write(exchange.end(), timeout_s)
+                # A server that refuses may close before it has read all. Its answer is there.
+                with suppress(httpcore.WriteError):
+                    await network.write(exchange.head(), timeout_s)
+                    async for chunk in chunks:
+                        await network.write(exchange.chunk(chunk), timeout_s)
+                        while not exchange.is_over and network.get_extra_info("is_readable"):
+                            data = await network.read(PIECE_BYTES, timeout_s)
+                            for event in exchange.received(data):
+                                yield event
+                        if exchange.is_over:
+                            return
+                    await network.write(exchange.end(), timeout_s)
                 while not exchange.is_over:
                     for event in exchange.received(await network.read(PIECE_BYTES, timeout_s)):
                         yield event

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final, Generic, TypeVar
-from urllib.parse import quote
 from urllib.request import getproxies
 
 import h11
@@ -27,6 +26,7 @@ from nunatak_client.errors import (
     InvalidResponseError,
     NunatakClientError,
 )
+from nunatak_client.payloads import path_segment
 from nunatak_client.replies import Reply, error_of, raise_for_problem
 from nunatak_contract.names import API_KEY_VARIABLE
 from nunatak_contract.record import problems_text
@@ -301,10 +301,8 @@ class VerdictExchange:
         Raises:
             InvalidInputError: the policy has no name.
         """
-        if not policy:
-            raise InvalidInputError("policy must be the name of a policy, got ''")
         self._protocol = h11.Connection(h11.CLIENT)
-        target = f"{url.path.rstrip('/')}/v1/verdicts/{quote(policy, safe='')}/stream"
+        target = f"{url.path.rstrip('/')}/v1/verdicts/{path_segment('policy', policy)}/stream"
         fields = {name: headers[name] for name in ("authorization",) if name in headers}
         fields |= {
             "host": url.netloc.decode(),

@@ -100,12 +100,21 @@ class Collection:
             self._counted[file] = file.stat().st_size, count + 1
 
     def sweep(self) -> None:
-        """Remove the rows that are too old, and the rest of replacements that were cut short."""
+        """Remove the rows that are too old, and the rest of replacements that were cut short.
+
+        A file that fails keeps no other file; the last error is raised at the end.
+        """
+        failure: OSError | None = None
         with self._locked():
             for file in self._files(NEW):
                 file.unlink()
             for file in self._files(ROWS):
-                self._keep(file)
+                try:
+                    self._keep(file)
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
     def questions(self) -> list[CollectedQuestion]:
         """Return all questions with rows, the fullest first."""
@@ -259,5 +268,6 @@ class Collector:
         error = None if done.cancelled() else done.exception()
         if error is not None and not self._is_failing:
             # Once until it works again, and without the row.
-            logger.warning("texts cannot be collected (%s)", type(error).__name__)
+            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+            logger.warning("texts cannot be collected (%s)", reason)
         self._is_failing = error is not None

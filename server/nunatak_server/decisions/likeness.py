@@ -31,6 +31,7 @@ from nunatak_server.tokenization import check_texts
 
 MAX_VECTOR_BYTES: Final = 64 * 1024**2
 """Most memory of the vectors of outcomes."""
+UNREAD: Final = "only characters that the backbone cannot read"
 
 
 class Likeness:
@@ -66,15 +67,15 @@ class Likeness:
             return Decisions(answers=tuple(it for it in texts if isinstance(it, NunatakError)))
         known, times = await self._vectors_of(readable, handling, backbone)
         found = await self._embed((text,), handling, backbone)
+        if _is_unread(text, found.num_unread[0]):
+            raise NunatakError("invalid_text", position=0, reason=UNREAD)
         vector = torch.tensor(found.vectors[0], dtype=torch.float64)
-        answers = [
-            it
-            if isinstance(it, NunatakError)
-            else self._compare(each.question, [known[text] for text in it], vector, backbone)
+        answers = tuple(
+            it if isinstance(it, NunatakError) else self._answer(each, it, known, vector, backbone)
             for each, it in zip(asked, texts, strict=True)
-        ]
+        )
         return Decisions(
-            answers=tuple(answers),
+            answers=answers,
             num_tokens=found.num_tokens,
             is_cut=found.is_cut,
             timings=StageTimes.slowest((*times, found.timings)),
@@ -83,7 +84,7 @@ class Likeness:
     async def _vectors_of(
         self, texts: Sequence[Sequence[str]], handling: Handling, backbone: Backbone
     ) -> tuple[Mapping[str, Tensor], list[StageTimes]]:
-        """Return the vector of each text, and the times of the embeddings."""
+        """Return the vector of each text that can be read, and the times of the embeddings."""
         # In one order, so that the order of questions and options changes no batch.
         wanted = sorted({it for each in texts for it in each})
         keys = {it: (backbone.digest, sha256(it.encode()).digest()) for it in wanted}
@@ -94,9 +95,10 @@ class Likeness:
         for part in (missing[at : at + size] for at in range(0, len(missing), size)):
             embedded = await self._embed(tuple(part), handling, backbone)
             times.append(embedded.timings)
-            for it, vector in zip(part, embedded.vectors, strict=True):
-                found[it] = torch.tensor(vector, dtype=torch.float64)
-                self._vectors[keys[it]] = found[it]
+            for it, vector, num in zip(part, embedded.vectors, embedded.num_unread, strict=True):
+                if not _is_unread(it, num):
+                    found[it] = torch.tensor(vector, dtype=torch.float64)
+                    self._vectors[keys[it]] = found[it]
             await asyncio.sleep(0)
         return found, times
 
@@ -109,8 +111,22 @@ class Likeness:
             truncates=True,
             normalises=True,
             backbone=backbone.digest,
+            is_literal=True,
         )
         return await self._service.embed(request)
+
+    def _answer(
+        self,
+        asked: AskedQuestion,
+        texts: Sequence[str],
+        known: Mapping[str, Tensor],
+        vector: Tensor,
+        backbone: Backbone,
+    ) -> QuestionAnswer | NunatakError:
+        for place, text in enumerate(texts):
+            if text not in known:
+                return _unreadable(asked, place, f"contains {UNREAD}")
+        return self._compare(asked.question, [known[it] for it in texts], vector, backbone)
 
     def _compare(
         self, question: TypedQuestion, outcomes: list[Tensor], vector: Tensor, backbone: Backbone
@@ -132,11 +148,17 @@ def _readable_texts(asked: AskedQuestion, *, max_chars: int) -> tuple[str, ...] 
         try:
             check_texts((text,), max_chars=max_chars)
         except NunatakError as error:
-            reason = str(error).removeprefix("input 0 ")
-            return NunatakError(
-                "question_unreadable", question=asked.title, place=place + 1, reason=reason
-            )
+            return _unreadable(asked, place, str(error).removeprefix("input 0 "))
     return texts
+
+
+def _is_unread(text: str, num_unread: int) -> bool:
+    """Whether nothing of a text is read: its vector is that of any such text."""
+    return num_unread >= sum(not it.isspace() for it in text)
+
+
+def _unreadable(asked: AskedQuestion, place: int, reason: str) -> NunatakError:
+    return NunatakError("question_unreadable", question=asked.title, place=place + 1, reason=reason)
 
 
 def outcome_texts(question: TypedQuestion) -> tuple[str, ...]:

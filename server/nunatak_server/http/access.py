@@ -198,9 +198,10 @@ def caller_of(scope: RequestScope) -> Caller:
 
 
 def actor_of(scope: RequestScope) -> str:
-    name = caller_of(scope).name
-    has_key = name != ANYONE.name and not name.startswith(TOKEN_PREFIX)
-    return f"key {name}" if has_key else name
+    caller = caller_of(scope)
+    # A key may have the name of the caller without keys.
+    has_key = caller is not ANYONE and not caller.name.startswith(TOKEN_PREFIX)
+    return f"key {caller.name}" if has_key else caller.name
 
 
 def find_caller(scope: RequestScope) -> Caller | None:

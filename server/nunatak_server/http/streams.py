@@ -35,6 +35,8 @@ PLAIN_TYPE: Final = "text/plain"
 BODY_TYPES: Final = (LINES_TYPE, EVENTS_TYPE, PLAIN_TYPE)
 DONE: Final = b"[DONE]"
 """The data of the last event, as OpenAI's API sends it."""
+LINES_A_TURN: Final = 256
+"""Lines that are read in about a millisecond; then others have a turn of the event loop."""
 TEXTLESS: Final = frozenset((b"", b"event", b"id", b"retry"))
 """Fields of events without a part of the text; comments and empty lines have an empty name."""
 
@@ -205,8 +207,10 @@ async def _whole_lines(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         if b"\n" in piece:
             *lines, last = rest.split(b"\n")
             rest = bytearray(last)
-            for line in lines:
+            for number, line in enumerate(lines, start=1):
                 yield bytes(line.strip())
+                if not number % LINES_A_TURN:
+                    await asyncio.sleep(0)
     yield bytes(rest.strip())
 
 

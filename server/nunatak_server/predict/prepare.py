@@ -147,7 +147,12 @@ class Preprocessor:
             raise problem
         backbone = self._backbones.with_digest(request.backbone)
         limit = backbone.max_embedding_tokens
-        reading = Reading(max_length=limit, stride=None, backbone=backbone.digest)
+        reading = Reading(
+            max_length=limit,
+            stride=None,
+            backbone=backbone.digest,
+            is_literal=request.is_literal,
+        )
         encode = self._encode(request, [reading])
         encoded, tokenize_s = await within(
             request.handling.deadline_s, encode, late=DeadlineExceededError

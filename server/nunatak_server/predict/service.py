@@ -177,6 +177,7 @@ class PredictionService:
             vectors=vectors,
             num_tokens=sum(it.encoding.num_tokens for it in specs),
             is_cut=any(it.encoding.part.num_left_out for it in specs),
+            num_unread=tuple(it.encoding.part.num_unread for it in specs),
             timings=timings,
         )
 

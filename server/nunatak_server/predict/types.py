@@ -85,6 +85,8 @@ class EmbeddingRequest:
     normalises: bool
     backbone: str
     """The digest of the backbone."""
+    is_literal: bool = False
+    """Whether special tokens in a text are plain text."""
 
 
 RowOutcomes = Sequence[RowOutcome]
@@ -209,6 +211,8 @@ class Embeddings:
     num_tokens: int
     is_cut: bool
     """Whether a part of a text was not read."""
+    num_unread: tuple[int, ...]
+    """Characters of each text that no token stands for."""
     timings: StageTimes
 
 

@@ -34,7 +34,7 @@ async def test_each_act_is_logged_with_its_caller_and_outcome(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     path, keys = tmp_path / "audit.jsonl", tmp_path / "keys.json"
-    ops = add_key(keys, "ops")
+    ops = add_key(keys, "anonymous")
     reader = add_key(keys, "reader", scopes=[Scope.PREDICT, Scope.READ])
     settings, answers = make_settings(api_keys_file=keys, audit_log=path), list[str]()
     async with running_client(backbone, registry, settings) as client:
@@ -54,7 +54,7 @@ async def test_each_act_is_logged_with_its_caller_and_outcome(
     assert [it["outcome"] for it in lines[::2]] == ["begun"] * len(answers)
     assert [it["outcome"] for it in lines[1::2]] == answers
     assert {"done", "invalid_request"} <= {*answers}
-    assert {it["by"] for it in lines} == {"key ops"}
+    assert {it["by"] for it in lines} == {"key anonymous"}
     assert [it["act"] for it in lines[::4]] == [" ".join(it) for it in ACTS]
     assert all(it["request_id"] and it["object"]["task"] == "tone" for it in lines)
     assert all(it["body"] == {"version": 2} for it in lines[::4])

@@ -18,6 +18,7 @@ from nunatak_contract.wire import PolicyVerdict, StreamEvent
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.keys import Scope
+from nunatak_server.http.streams import LINES_A_TURN
 
 GAUGES = ("nunatak_waiting_requests", "nunatak_running_requests", "nunatak_held_body_bytes")
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
@@ -139,6 +140,26 @@ async def test_bad_bodies_end_with_an_error_that_blocks(
     )
     assert last.error is not None
     assert last.error.code == code
+
+
+@pytest.mark.parametrize(("kind", "line"), [(LINES, b"\n"), (EVENTS, b":\n")])
+async def test_many_short_lines_leave_turns_to_others(
+    backbone: Backbone, registry: Registry, kind: str, line: bytes
+) -> None:
+    num_turns = 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    async with running_client(backbone, registry) as client:
+        turning = asyncio.create_task(others())
+        await post(client, line * 400_000, kind)
+        turning.cancel()
+
+    assert num_turns > 400_000 / LINES_A_TURN
 
 
 async def test_wrong_media_types_and_unknown_policies_are_refused_at_once(

@@ -1,7 +1,10 @@
 """Laws of reading replies."""
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import httpx
@@ -10,10 +13,12 @@ from pydantic import JsonValue
 
 from nunatak_client import (
     ApiError,
+    AuthenticationError,
     Client,
     ConflictError,
     ConnectionFailedError,
     DeadlineExceededError,
+    InvalidInputError,
     InvalidRequestError,
     InvalidResponseError,
     NotFoundError,
@@ -27,6 +32,7 @@ from nunatak_client.transport import VerdictExchange
 from nunatak_contract.enums import StreamEventKind
 from nunatak_contract.wire import StreamEvent
 
+REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 URGENT: dict[str, JsonValue] = {"label": "urgent", "score": 0.9}
 CALM: dict[str, JsonValue] = {"label": "calm", "score": 0.1}
 OUTPUTS = b'[{"label": "a", "score": 1}]'
@@ -233,6 +239,35 @@ def test_only_a_line_feed_ends_a_line(separator: str, size: int) -> None:
 
     assert result.require().outputs == ((Score(label=text, score=1),),)
     assert [it.text for it in events] == [text]
+
+
+@pytest.mark.parametrize("policy", ["", ".", ".."])
+def test_a_policy_that_would_change_the_path_is_refused(policy: str) -> None:
+    with pytest.raises(InvalidInputError):
+        VerdictExchange(httpx.URL("http://tests.invalid"), {}, policy)
+
+
+def test_a_refusal_is_read_after_the_server_has_closed() -> None:
+    closed = threading.Event()
+
+    def refuse(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(1)
+        connection.sendall(REFUSAL)
+        # What is not read yet makes this a reset of the connection.
+        connection.close()
+        closed.set()
+
+    def chunks() -> Iterator[str]:
+        assert closed.wait(10)
+        yield from ("one", "two", "three")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(refuse, listener)
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        with pytest.raises(AuthenticationError):
+            list(client.judge_stream("guard", chunks()))
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:

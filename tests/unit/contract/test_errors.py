@@ -47,6 +47,7 @@ def test_codes_are_words_of_small_letters() -> None:
     [
         ({"options": ["a"]}, "options.0: Input should be an object"),
         ({"options": []}, "question: a choice needs 2 to 255 options"),
+        ({"type": "score", "options": [{"value": "a"}]}, "question: a score has no options"),
         ({"options": [], "criteria": {}}, "question: `criteria` says what `options` says: "),
     ],
 )

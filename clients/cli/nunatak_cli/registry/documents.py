@@ -73,7 +73,10 @@ def _content_of(path: Path) -> object:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
-    return json.loads(text, object_pairs_hook=_without_doubles)
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError as error:
+        raise ValueError(f"cannot be parsed: {error}") from error
 
 
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -340,7 +343,8 @@ def collected(
     table = plain_table("rows", "oldest", "newest", "question", "file")
     for it in found:
         asked = text_of(it.question.instructions or it.question.yes or "")
-        table.add_row(str(it.rows), it.oldest, it.newest, asked, it.file.name)
+        # A shell completes this pattern, and a whole digest is too wide for a terminal.
+        table.add_row(str(it.rows), it.oldest, it.newest, asked, f"{it.file.stem[:8]}*.jsonl")
     listed = [it.model_dump(mode="json", exclude_defaults=True) for it in found]
     print_outcome(
         {"collected": listed}, table, as_json=as_json, empty="no texts are collected there"

@@ -1,7 +1,7 @@
 """`nunatak init`: the folder of a new project, with examples, a recipe, a policy and a server."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from importlib.metadata import version
 from importlib.resources import as_file, files
@@ -71,6 +71,20 @@ def init(
     places = {f"project/{name}": place for name, place in PLACES.items()}
     for task in tasks:
         places |= {f"ready/{task}/{it}": f"data/{task}/{to}" for it, to in READY_PLACES.items()}
+    try:
+        _write(folder, places, tasks)
+    except OSError as error:
+        problem = f"{folder} cannot be made: {error.strerror}"
+        raise NunatakError("invalid_option", problem=problem) from error
+    found = sorted(places.values())
+    print_outcome(
+        {"folder": str(folder), "files": found},
+        f"made {folder} with {', '.join(found)}; its README.md has the first commands",
+        as_json=as_json,
+    )
+
+
+def _write(folder: Path, places: Mapping[str, str], tasks: Iterable[ReadyTask]) -> None:
     with as_file(files("nunatak_cli.training")) as ours:
         for name, place in places.items():
             made = folder / place
@@ -82,9 +96,3 @@ def init(
     with (folder / "tasks.yaml").open("a", encoding="utf-8") as recipes:
         for task in tasks:
             recipes.write(f"  {task}: {{data: data/{task}, {RECIPES[task]}, promote: prod}}\n")
-    found = sorted(places.values())
-    print_outcome(
-        {"folder": str(folder), "files": found},
-        f"made {folder} with {', '.join(found)}; its README.md has the first commands",
-        as_json=as_json,
-    )

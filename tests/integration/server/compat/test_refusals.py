@@ -85,6 +85,8 @@ WRONG_QUESTIONS: dict[str, dict[str, object]] = {
     "deep instructions": body({"q": {**URGENT, "instructions": eval("[" * 40 + "]" * 40)}}),  # noqa: S307 - a literal
     "long state": body(state="a" * 40_000),
     "NUL": body(state="a\0"),
+    "unreadable state": body({"q": UNKNOWN}, state="\U000e0041 \U000e0042"),
+    "unreadable option": body({"q": {**TEAM, "criteria": {"a": None, "\U000e0041": None}}}),
     "deep state": body(state=eval("[" * 40 + "]" * 40)),  # noqa: S307 - a literal
 }
 

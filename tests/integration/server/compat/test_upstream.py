@@ -116,7 +116,10 @@ async def test_unsure_texts_go_to_the_upstream_and_are_kept_for_training(
             assert TEXT not in json.dumps(listed)
         case other:
             raise AssertionError(other)
-    assert "Is it urgent" in nunatak("question", "collected", str(folder)).stdout
+    shown = nunatak("question", "collected", str(folder)).stdout
+    assert "Is it urgent" in shown
+    patterns = [it for it in shown.split() if it.endswith("*.jsonl")]
+    assert [len(list(folder.glob(it))) for it in patterns] == [1, 1]
     assert nunatak("question", "collected", str(folder), "--clear").stdout == "removed 2 texts\n"
     assert list(folder.iterdir()) == []
 

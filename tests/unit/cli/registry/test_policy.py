@@ -175,6 +175,7 @@ def test_check_names_all_errors_at_once(
     [
         ("{}", "name: Field required"),
         ("{", "file: Expecting property name"),
+        pytest.param("[" * 100_000, "file: cannot be parsed", id="deep"),
         ('{"name": "a", "name": "b", "rules": []}', "file: 'name' stands twice"),
         (json.dumps({**DOCUMENT, "on_error": "block"}), "on_error: Extra inputs"),
         (json.dumps({**DOCUMENT, "rules": [RULE, RULE]}), "rules: each rule must have"),

@@ -97,6 +97,21 @@ def test_old_rows_go_and_the_last_one_takes_its_question_along(tmp_path: Path) -
     assert list((tmp_path / "texts").iterdir()) == []
 
 
+def test_what_cannot_be_read_keeps_no_other_old_row(tmp_path: Path) -> None:
+    clock = ManualClock(100 * DAY_S)
+    collection = opened(tmp_path / "texts", days=7, clock=clock)
+    for question in (LATE, OTHER):
+        collection.add(question, "old", SHARES)
+    for number in range(20):
+        (tmp_path / "texts" / f"{number:064}.jsonl").mkdir()
+    clock.now += 8 * DAY_S
+
+    with pytest.raises(IsADirectoryError):
+        collection.sweep()
+
+    assert [it for it in (tmp_path / "texts").iterdir() if it.is_file()] == []
+
+
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     parts = [opened(tmp_path / "texts", rows=1000) for _ in range(4)]
 
@@ -147,7 +162,7 @@ async def test_a_folder_that_is_away_loses_rows_and_is_logged_once_without_texts
     await asyncio.sleep(0.01)
 
     (said,) = [it.getMessage() for it in caplog.records]
-    assert "cannot be collected" in said
+    assert said == "texts cannot be collected (No such file or directory)"
     assert "private" not in said
 
 

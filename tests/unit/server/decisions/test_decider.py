@@ -88,11 +88,15 @@ class Service:
         return Predictions(results=results, timings=StageTimes(queue_s=1.0, batch_rows=3))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        assert request.is_literal, "a text could hide behind special tokens"
         self.embedded.append(request.inputs)
         await self.gate.wait()
         vectors = tuple([len(it) / 9, sum(map(ord, it)) / 900] for it in request.inputs)
         times = StageTimes(queue_s=0.5, compute_s=2.0, batch_rows=1)
-        return Embeddings(vectors=vectors, num_tokens=3, is_cut=False, timings=times)
+        unread = (0,) * len(vectors)
+        return Embeddings(
+            vectors=vectors, num_tokens=3, is_cut=False, num_unread=unread, timings=times
+        )
 
     def _result(self, reference: str) -> TaskAnswer:
         if reference in self.failures:

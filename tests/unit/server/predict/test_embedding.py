@@ -9,6 +9,7 @@ from doubles.refusals import code_of
 from doubles.rendering import rendered
 from doubles.services import Bench, make_service
 from doubles.serving import FakeStore, make_settings
+from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.errors import (
@@ -110,6 +111,19 @@ async def test_every_text_has_its_vector_and_all_tokens_are_counted(backbone: Ba
     assert found.num_tokens == sum(row.encoding.num_tokens for row in bench.engine.rows)
     assert (found.timings.queue_s, found.timings.batch_rows) == (0.1, 2)
     assert 'task="(backbone)"' in rendered(bench.metrics)
+
+
+@pytest.mark.parametrize("is_literal", [False, True])
+async def test_only_a_literal_text_hides_nothing_behind_special_tokens(
+    backbone: Backbone, *, is_literal: bool
+) -> None:
+    tokenizer = served(TokenizerFamily.BERT)
+    bench = make_bench(replace(backbone, tokenizer=tokenizer))
+
+    await bench.service.embed(replace(URGENT, inputs=("a [SEP] b",), is_literal=is_literal))
+
+    (row,) = bench.engine.rows
+    assert tokenizer.finds_special(row.encoding) is not is_literal
 
 
 async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(

@@ -351,6 +351,8 @@ def test_options_take_the_place_of_the_file(tmp_path: Path) -> None:
     [
         ("a.yaml", "tasks: [", "cannot be parsed"),
         ("a.toml", "tasks = [", "cannot be parsed"),
+        pytest.param("a.yaml", f"tasks: {'[' * 5000}", "cannot be parsed", id="deep-yaml"),
+        pytest.param("a.toml", f"tasks = {'[' * 5000}", "cannot be parsed", id="deep-toml"),
         ("a.yaml", "- one", "expected settings by name"),
         ("a.json", "{}", "must end in .yaml, .yml or .toml"),
         ("a.yaml", YAML + "layer: 3", "layer: Extra inputs"),
