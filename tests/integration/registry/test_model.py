@@ -229,13 +229,15 @@ def test_the_registry_is_the_model(
     if kind == "postgresql":
         server = request.getfixturevalue("postgres")
 
-    def opened() -> RegistryMachine:
-        folder = tmp_path / str(next(numbers))
-        if server is None:
-            return RegistryMachine(str(folder))
-        return RegistryMachine(f"{server.for_one_test().create_database()}&blobs={folder}")
+    class OfThisKind(RegistryMachine):
+        def __init__(self) -> None:
+            folder = tmp_path / str(next(numbers))
+            if server is None:
+                super().__init__(str(folder))
+            else:
+                super().__init__(f"{server.for_one_test().create_database()}&blobs={folder}")
 
     limits = settings(
         max_examples=num_examples, stateful_step_count=20, derandomize=True, deadline=None
     )
-    run_state_machine_as_test(opened, settings=limits)
+    run_state_machine_as_test(OfThisKind, settings=limits)
