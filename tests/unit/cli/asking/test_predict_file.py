@@ -1,5 +1,9 @@
 """Laws of `nunatak predict-file`: the rows of a corpus with the answers of its tasks."""
 
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import csv
 import gzip
 import json

@@ -1,5 +1,8 @@
 """The tokens that stand for words and for answers, in every family of tokenizers."""
 
+# torch types some of its methods partly.
+# pyright: reportUnknownMemberType=false
+
 import pytest
 import torch
 

@@ -1,5 +1,9 @@
 """GradDrop and Layer-GradDrop against eq. 3 and 4 of O'Neill and Dutta 2023."""
 
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 import math
 import operator
 from itertools import pairwise

@@ -1,5 +1,10 @@
 """Evaluation against scikit-learn, and against plain loops where scikit-learn has no function."""
 
+# scikit-learn ships no types; the types inferred from its sources are wrong for `zero_division`.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
+
 from collections.abc import Sequence
 
 import numpy as np
