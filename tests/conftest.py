@@ -130,13 +130,19 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Generator[PostgresServer]:
+def postgres_server() -> Generator[PostgresServer]:
     """A private PostgreSQL server, if its programs are installed."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("no PostgreSQL server programs on this machine (Debian: postgresql)")
     with private_postgres(binaries) as server:
         yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> PostgresServer:
+    """The server, with empty databases for one test."""
+    return postgres_server.for_one_test()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ or never answers. A server that gives other answers afterwards counts as wrong, 
 the schema allows or forbids go to a server without keys and to a server with keys; an answer that
 contradicts the schema counts as wrong.
 
-This is the long form of test_bad_input.py, test_schema.py and test_slow_clients.py in
+This is the long form of test_bad_input.py, test_refusals.py and test_slow_clients.py in
 tests/integration/server:
 
     PYTHONPATH=tests python -m benchmarks.server.abuse

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.serving import ManualClock, RecordingObserver
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.methods import HeadOnly
-from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
+from nunatak_model import BetweenLayers, Branch, Encoding, Row
 from nunatak_server.engine.compute import Compute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
@@ -147,5 +147,4 @@ def logits_of(outcome: RowOutcome) -> list[float]:
 def tiny_branch() -> Branch:
     """A head alone on a backbone of one layer."""
     backbone = tiny_backbone(num_layers=1)
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    return random_branch(backbone, HeadOnly())

@@ -90,7 +90,7 @@ def lost_rows(before: Rows, after: Mapping[str, Sequence[Mapping[str, Any]]]) ->
 
 @cache
 def _database_of(server: PostgresServer) -> str:
-    """Return the only database of all registries, because a new one takes seconds to remove."""
+    """Return the only database of a test."""
     return server.create_database()
 
 

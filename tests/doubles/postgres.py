@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,9 @@ import psycopg
 from psycopg import sql
 
 _UNPRIVILEGED = ("postgres", "nobody")
+_END_OTHERS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+_EMPTY = "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC"
 
 
 def find_binaries() -> Path | None:
@@ -32,23 +35,39 @@ def find_binaries() -> Path | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PostgresServer:
-    """A running server; every call of `create_database` gives an empty database."""
+    """A running server; every call of `create_database` gives another empty database.
+
+    A new database is three hundred files, so a test gets the databases of earlier tests again.
+    """
 
     socket_folder: Path
-    numbers: "count[int]"
+    made: set[str]
     control: Callable[..., None]
     """Run `pg_ctl` with these arguments on this server."""
+    numbers: "count[int]" = field(default_factory=count)
+
+    def for_one_test(self) -> "PostgresServer":
+        """Return the same server, which gives all databases out again, emptied."""
+        return replace(self, numbers=count())
 
     def create_database(self) -> str:
-        """Return the URL of a new database."""
+        """Return the URL of an empty database."""
         name = f"registry{next(self.numbers)}"
-        with psycopg.connect(
-            host=str(self.socket_folder), user="nunatak", dbname="postgres", autocommit=True
-        ) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        if name in self.made:
+            with self._connect(name) as connection:
+                connection.execute(_END_OTHERS)
+                connection.execute(_EMPTY)
+        else:
+            with self._connect("postgres") as connection:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            self.made.add(name)
         return f"postgresql+psycopg://nunatak@/{name}?host={self.socket_folder}"
+
+    def _connect(self, name: str) -> "psycopg.Connection":
+        folder = str(self.socket_folder)
+        return psycopg.connect(host=folder, user="nunatak", dbname=name, autocommit=True)
 
     def restart(self) -> None:
         """End the server at once, as a crash would, and start it again."""
@@ -73,7 +92,7 @@ def private_postgres(binaries: Path) -> Generator[PostgresServer]:
         control = partial(_control, user, binaries, started)
         control("start", "-w")
         try:
-            yield PostgresServer(socket_folder=folder, numbers=count(), control=control)
+            yield PostgresServer(socket_folder=folder, made=set(), control=control)
         finally:
             control("stop", "-w", "-m", "immediate")
     finally:

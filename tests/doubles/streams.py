@@ -15,7 +15,7 @@ from doubles.leases import until
 from doubles.policies import classifier, make_policy, make_rule, tagger, when
 from doubles.services import SETTINGS, make_service
 from doubles.serving import FakeStore, ManualClock, make_facts
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
 from nunatak_contract.heads import HeadRecord
@@ -23,7 +23,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
-from nunatak_model import Encoding, build_branch
+from nunatak_model import Encoding
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.types import Handling
@@ -130,8 +130,7 @@ class StreamBench:
 
     def __init__(self, family: TokenizerFamily, policy: Policy) -> None:
         backbone = replace(tiny_backbone(num_layers=2), tokenizer=served(family))
-        spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-        branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+        branch = random_branch(backbone, TopK(num_layers=1))
         self.store, self.engine, self.clock = FakeStore(branch), HashingEngine(), ManualClock()
         self.admission = Admission(max_requests=10, max_tokens=100_000, max_bytes=100_000)
         self.bench = make_service(

@@ -6,11 +6,21 @@ from datetime import UTC, datetime
 import torch
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, LinearMap, ProblemType, Reads
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
+    Branch,
     BranchSpec,
     Row,
     TextInput,
@@ -27,6 +37,20 @@ LABELS = ("calm", "urgent", "other")
 PROBE_INPUTS: tuple[TextInput, ...] = ("where is my parcel?", ("a question", "an answer"))
 MAX_LENGTH = 48
 TOP_LAYER = TopK(num_layers=1)
+EVERY_FORM: list[Method] = [
+    HeadOnly(),
+    TopK(num_layers=1),
+    TopK(num_layers=3),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
+    Bottleneck(size=4),
+    Bottleneck(size=4, first_layer=3),
+    Full(),
+]
+"""Every form of a method on a backbone of four layers; the last one has no trunk."""
 
 
 def tiny_task(
@@ -110,6 +134,19 @@ def random_parameters(spec: BranchSpec, backbone: Backbone, *, seed: int) -> dic
         name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in parameters.items()
     }
+
+
+def random_branch(
+    backbone: Backbone,
+    method: Method,
+    *,
+    num_labels: int = 2,
+    seed: int = 0,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+) -> Branch:
+    """Return the branch of a tiny task."""
+    spec = spec_of(backbone, method, num_labels=num_labels, kind=kind)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
 
 
 def logits_alone(

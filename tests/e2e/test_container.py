@@ -1,16 +1,24 @@
 """The shipped container file is built and started as in a pod, answers, and drains."""
 
+import contextlib
+import functools
+import json
 import os
+import platform
+import shutil
+import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from doubles.access import add_key
-from doubles.containers import Images, missing_tools
 from doubles.proxies import free_port
 from doubles.tasks import (
     LABELS,
@@ -23,11 +31,141 @@ from doubles.tasks import (
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "container"
+TOOLS = ("podman", "runc", "debootstrap")
+BASE, IMAGE = "localhost/nunatak-base", "localhost/nunatak"
+BASE_PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
+# A sandbox may forbid to raise the limits to those that the engines give by default.
+LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 BUILD_LIMIT_S, START_LIMIT_S = 3000, 300
 MAX_BYTES = 900_000_000
 """Of an image without CUDA."""
 TEXT = "where is my parcel?"
 USER = 10001
+LEFT_OUT = [f"--exclude=./{it}/*" for it in ("var/cache/apt", "var/lib/apt/lists")] + [
+    f"--exclude=./usr/share/{it}/*" for it in ("doc", "locale", "man")
+]
+"""What the slim images of Debian leave out too."""
+
+
+@functools.cache
+def has_docker() -> bool:
+    """Whether a daemon of docker answers, which then also fetches the base image."""
+    command = [shutil.which("docker") or "false", "info"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - our own
+
+
+def missing_tools() -> list[str]:
+    """Return the programs that a build needs and that are not installed."""
+    return [] if has_docker() else [it for it in TOOLS if shutil.which(it) is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images and containers of docker; or of podman, in a folder of their own."""
+
+    folder: Path
+
+    def call(self, *arguments: str) -> str:
+        """Run the engine, and return its output; an error is raised with the last lines."""
+        result = subprocess.run(  # noqa: S603 - our own arguments
+            [*self._engine(), *arguments], check=False, capture_output=True, text=True
+        )
+        assert result.returncode == 0, "\n".join((result.stdout + result.stderr).splitlines()[-30:])
+        return result.stdout.strip()
+
+    def build(self) -> None:
+        """Build the shipped file. The index of pip, and for podman its settings, are those here."""
+        index = os.environ.get("PIP_EXTRA_INDEX_URL")
+        common = (
+            *("build", "--network", "host", "--tag", IMAGE, "--file", str(DEPLOY / "Dockerfile")),
+            *(("--build-arg", f"TORCH_INDEX={index}") if index else ()),
+        )
+        if has_docker():
+            self.call(*common, str(ROOT))
+            return
+        self._make_base()
+        self.call(
+            *(*common, "--build-arg", f"BASE={BASE}", "--pull-never", "--layers=false"),
+            # Other formats than Docker's have no health check.
+            *("--isolation", "chroot", "--format", "docker"),
+            *("--ignorefile", str(DEPLOY / "Dockerfile.dockerignore")),
+            *(f"--volume={source}:{target}:ro" for source, target in self._settings_of_pip()),
+            str(ROOT),
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return what the engine says about the image, with `Healthcheck` as podman places it."""
+        found = json.loads(self.call("image", "inspect", IMAGE))[0]
+        return {"Healthcheck": found["Config"].get("Healthcheck"), **found}
+
+    @contextlib.contextmanager
+    def started(self, *, volumes: Mapping[Path, str], **settings: object) -> Generator[str]:
+        """Start the image as a pod does, with a root that is read-only; yields the container."""
+        name = self.call(
+            *("run", "--detach", "--network", "host", "--read-only", "--tmpfs", "/tmp", *LIMITS),  # noqa: S108 - in the container
+            *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
+            *(f"--env=NUNATAK_{name.upper()}={value}" for name, value in settings.items()),
+            *(f"--volume={source}:{target}" for source, target in volumes.items()),
+            IMAGE,
+        )
+        try:
+            yield name
+        except BaseException:
+            print(self.call("logs", name))  # noqa: T201 - shown with the failure
+            raise
+        finally:
+            self.call("rm", "--force", name)
+
+    def save(self, folder: Path) -> None:
+        """Write the image into a folder, as an archive with the name of the release."""
+        name = f"nunatak:{version('nunatak')}"
+        archive = folder / f"{name.replace(':', '-')}-image-{platform.machine()}.tar"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.call("tag", IMAGE, name)
+        self.call("save", "--output", str(archive), name)
+        subprocess.run(["gzip", "--force", archive], check=True)  # noqa: S603, S607 - found on the path
+
+    def remove(self) -> None:
+        """Remove the images."""
+        self.call("rmi", "--force", IMAGE, *(() if has_docker() else (BASE,)))
+
+    def _engine(self) -> list[str]:
+        if has_docker():
+            return ["docker"]
+        store = ("--root", str(self.folder / "store"), "--runroot", str(self.folder / "run"))
+        return ["podman", *store, "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
+
+    def _make_base(self) -> None:
+        system, archive = self.folder / "system", self.folder / "system.tar"
+        for command in (
+            ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", system],
+            ["tar", "--directory", system, *LEFT_OUT, "-cf", archive, "."],
+        ):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
+        self.call("import", str(archive), BASE)
+        shutil.rmtree(system)
+        archive.unlink()
+
+    def _settings_of_pip(self) -> list[tuple[str, str]]:
+        """Return the files and folders that pip needs in the build, and their places there."""
+        listed = subprocess.run(
+            ["pip", "config", "list"],  # noqa: S607 - found on the path
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        lines = (it.partition("=") for it in listed.stdout.splitlines())
+        values = {name.rpartition(".")[2]: value.strip("'\"") for name, _, value in lines}
+        wanted = {name: values[name] for name in ("find-links", "cert") if name in values}
+        path = self.folder / "pip.conf"
+        path.write_text(
+            "[global]\n" + "".join(f"{name} = {value}\n" for name, value in wanted.items())
+        )
+        places = [it for value in wanted.values() for it in value.split() if it.startswith("/")]
+        return [(str(path), "/etc/pip.conf"), *((it, it) for it in places)]
+
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,6 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.makers import TaskPlan, publish_missing
+from benchmarks.harness.recording import Sheet
+from benchmarks.harness.workload import minilm_folder
+from benchmarks.papers.elsa_memory import TOLERANCE, measure
+from benchmarks.papers.elsa_page import page_text
+from nunatak_contract.methods import TopK
+from nunatak_model import load_backbone
+
 ROOT = Path(__file__).parents[2]
 FIGURES = {
     "report.saved.tiny.t2.n1",
@@ -15,6 +23,8 @@ FIGURES = {
     "report.memory.tiny.full_models_gb_of_100",
     "report.throughput.single",
 }
+TASKS, OWN = 12, 2
+"""So many tasks that some megabytes of the runtime do not count."""
 
 
 @pytest.mark.slow
@@ -38,3 +48,28 @@ def test_report_measures_every_part_and_appends_its_figures(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     recorded = {json.loads(line)["id"] for line in figures.read_text().splitlines()}
     assert recorded >= FIGURES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
+    wanted = [
+        TaskPlan(name=f"toy{number}-k{OWN}", method=TopK(num_layers=OWN), seed=number)
+        for number in range(TASKS)
+    ]
+    publish_missing(tmp_path / "registry", wanted, load_backbone())
+
+    memory = measure(
+        minilm_folder(),
+        tmp_path / "registry",
+        {plan.name: "Where is my parcel?" for plan in wanted},
+        work=tmp_path / "work",
+        sheet=Sheet(command="test", file=tmp_path / "figures.jsonl", rounds=1),
+        copied=(),
+        settling_s=6.0,
+    )
+
+    assert memory.saved_private(OWN) == pytest.approx(memory.formula(OWN), abs=TOLERANCE)
+    assert memory.ledger[OWN] == pytest.approx(memory.formula(OWN), abs=0.005)
+    assert memory.saved_mapped(OWN) < memory.saved_private(OWN)
+    assert f"{memory.saved_private(OWN):.1%}" in page_text(memory, None)

@@ -40,6 +40,7 @@ OVER_HTTP = {
     if reason.status is not HTTPStatus.INTERNAL_SERVER_ERROR
 }
 EXCHANGE = set(problems.ARTIFACT) - OVER_HTTP
+DOUBLES = Path(__file__).parents[1] / "doubles"
 
 
 def shell_lines(text: str) -> list[str]:
@@ -202,3 +203,11 @@ def test_releases_that_documents_were_tested_with_are_the_pinned_ones() -> None:
     assert {"openai", "jevcompat", "tritonclient"} <= {package for package, _ in quoted}
     known = [it for it in quoted if it[0] in pinned]
     assert [it for it in known if not f"{pinned[it[0]]}.".startswith(f"{it[1]}.")] == []
+
+
+def test_the_index_of_the_doubles_names_every_file_once_in_order() -> None:
+    index = (DOUBLES / "README.md").read_text(encoding="utf-8")
+
+    named = re.findall(r"^\| `(\w+\.py)` \| \S.* \|$", index, flags=re.MULTILINE)
+
+    assert named == sorted(path.name for path in DOUBLES.glob("*.py"))

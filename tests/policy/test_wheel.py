@@ -1,6 +1,7 @@
 """The content of the wheel."""
 
 import ast
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
+from nunatak_client import AsyncClient, Client
+from release.blocking_client import SOURCE, TARGET, blocking_client
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -66,6 +69,26 @@ def modules_of(folder: Path) -> Iterator[str]:
                     continue
             tops = {it.partition(".")[0] for it in found}
             yield from tops - sys.stdlib_module_names - FOLDERS.keys()
+
+
+@pytest.fixture(name="venv")
+def make_venv(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".runtime").touch()
+    return tmp_path
+
+
+def make(venv: Path, target: str, *, compiler: str = "sh -c", pip: str = "exit 0") -> str:
+    """Run a target with a compiler that is only looked up, and a pip that runs `pip`."""
+    script = venv / "bin" / "pip"
+    script.write_text(f"#!/bin/sh\n{pip}\n")
+    script.chmod(0o755)
+    command = ["make", "--no-print-directory", f"VENV={venv}", target]
+    ran = subprocess.run(  # noqa: S603 - our own Makefile
+        command, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "CXX": compiler}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("package", FOLDERS)
@@ -137,3 +160,59 @@ def test_constraints_pin_every_dependency_by_name() -> None:
     } - {"nunatak"}
 
     assert wanted <= pins
+
+
+def test_the_blocking_client_has_the_methods_of_the_asyncio_client() -> None:
+    def named(client: type) -> dict[str, str]:
+        methods = inspect.getmembers(client, inspect.isfunction)
+        return {
+            name: str(inspect.signature(method).replace(return_annotation=None))
+            for name, method in methods
+            if not name.startswith("_")
+        }
+
+    own, other = named(Client), named(AsyncClient)
+
+    assert own.pop("close") == other.pop("aclose")
+    assert own.pop("judge_stream") == other.pop("judge_stream").replace("Async", "")
+    assert own == other
+
+
+def test_the_client_that_is_imported_is_made_from_the_present_source() -> None:
+    assert TARGET.read_text("utf-8") == blocking_client(SOURCE.read_text("utf-8"))
+
+
+def test_what_no_rule_makes_blocking_is_refused() -> None:
+    source = SOURCE.read_text("utf-8") + "\n\nLOCK = asyncio.Lock()\n"
+
+    with pytest.raises(ValueError, match="asyncio"):
+        blocking_client(source)
+
+
+def test_a_compiler_may_be_a_command_with_words(venv: Path) -> None:
+    assert make(venv, f"{venv}/.ops") == ""
+    assert (venv / ".ops").exists()
+
+
+def test_a_missing_compiler_is_told_in_one_line(venv: Path) -> None:
+    said = make(venv, f"{venv}/.ops", compiler="no-such-compiler g++")
+
+    assert said.startswith("no C++ compiler: ")
+    assert said.count("\n") == 1
+    assert not (venv / ".ops").exists()
+
+
+def test_a_failed_build_is_told_in_one_line_that_names_its_log(venv: Path) -> None:
+    said = make(venv, f"{venv}/.ops", pip="echo one; echo two >&2; exit 1")
+
+    assert said.startswith(f"nunatak-ops could not be built ({venv}/ops.log): ")
+    assert said.count("\n") == 1
+    assert "one\ntwo\n" in (venv / "ops.log").read_text()
+    assert not (venv / ".ops").exists()
+
+
+def test_operators_built_by_hand_are_not_built_again(venv: Path) -> None:
+    make(venv, "ops")
+
+    assert (venv / ".ops").exists()
+    assert "up to date" in make(venv, f"{venv}/.ops")

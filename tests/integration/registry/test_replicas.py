@@ -1,12 +1,18 @@
-"""Every kind of index: beats of replicas, and the wait until all replicas follow a change."""
+"""Every kind of index: beats of replicas, the wait until all follow, and readers that hold."""
+
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
 
-from doubles.drafts import publish_one
+from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
 from doubles.replicas import NEVER, SOUND, beat
 from nunatak_registry import Generation, Registry
+
+READER = "host-a:4711"
+LONG_S = 3600.0
+NEXT_CENTURY = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 def test_a_replica_is_listed_as_it_described_itself(registry: Registry) -> None:
@@ -93,3 +99,32 @@ def test_a_beat_waits_for_no_writer_on_postgresql(location: str, registry: Regis
         writer.execute("SELECT id FROM nunatak_state FOR UPDATE")
 
         assert beat(registry) == 0
+
+
+def test_hold_is_seen_by_every_opener(registry: Registry, location: str) -> None:
+    publish_one(registry)
+    registry.hold(READER, [("intent", 1)], seconds=1e9)
+
+    with Registry.open(location) as other, raises("version_in_use"):
+        other.delete("intent", 1)
+
+
+def test_hold_ends_by_itself(registry: Registry, location: str) -> None:
+    publish_one(registry)
+    registry.hold(READER, [("intent", 1)], seconds=LONG_S)
+
+    with Registry.open(location, clock=lambda: NEXT_CENTURY) as later:
+        later.delete("intent", 1)
+        assert later.tasks() == []
+
+
+def test_new_hold_replaces_the_old_one_of_the_same_reader_alone(registry: Registry) -> None:
+    publish_many(registry, 2)
+    registry.hold(READER, [("intent", 1), ("intent", 2)], seconds=LONG_S)
+    registry.hold("other", [("intent", 2)], seconds=LONG_S)
+
+    registry.hold(READER, [], seconds=LONG_S)
+
+    registry.delete("intent", 1)
+    with raises("version_in_use", match="is held by reader other "):
+        registry.delete("intent", 2)

@@ -181,7 +181,7 @@ def test_what_is_refused_by_its_head_leaves_nothing_to_the_collector(
             connected(address) as busy,
             connected(address) as refused,
         ):
-            send(busy, path, {"inputs": [f"{text} {number}" for number in range(60)]}, {})
+            send(busy, path, {"inputs": [f"{text} {number}" for number in range(24)]}, {})
             time.sleep(2 * LAYER_S)
             with garbage() as left:
                 for _ in range(TIMES):

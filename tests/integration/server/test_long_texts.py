@@ -11,10 +11,10 @@ import httpx
 import pytest
 import torch
 
-from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
+from doubles.tasks import MAX_LENGTH, random_branch, tiny_task
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, Row, TextInput, build_branch, forward
+from nunatak_model import Backbone, Row, TextInput, forward
 from nunatak_registry import Registry
 from nunatak_server.outputs.scores import apply_function
 
@@ -126,8 +126,7 @@ def alone(
 ) -> list[list[float]]:
     """The logits of each window, computed with nothing else in the batch."""
     num_labels = max(1, len(sort.labels))
-    spec = spec_of(backbone, sort.method, num_labels=num_labels, kind=sort.kind)
-    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    branch = random_branch(backbone, sort.method, num_labels=num_labels, kind=sort.kind)
     tokenizer = backbone.tokenizer
     read = (
         tokenizer.encode_windows([item], max_length=MAX_LENGTH, stride=MAX_LENGTH // 2)[0]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +13,13 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from torch.overrides import TorchFunctionMode
 
 from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_contract.questions import QuestionCard
 from nunatak_registry import Registry
 
@@ -30,6 +32,10 @@ SUFFIXES = {
     "gauge": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
     "summary": ("_sum", "_count"),
+}
+METHODS: Mapping[str, Method] = {
+    "topk": TopK(num_layers=1),
+    "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
 }
 
 
@@ -130,6 +136,30 @@ def documented() -> dict[str, tuple[str, set[str]]]:
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| .+ \|$", text, flags=re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+class TensorLooks(TorchFunctionMode):
+    """Counts the operations on any tensor of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - a method may return any type
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+async def looks_at_tensors(client: httpx.AsyncClient, path: str) -> int:
+    with TensorLooks() as looks:
+        assert (await client.get(path)).status_code == 200
+    return looks.count
 
 
 def test_the_table_of_metrics_is_what_a_server_shows(families: dict[str, Metric]) -> None:
@@ -269,3 +299,25 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["alert"].startswith("Nunatak")
         assert rule["labels"]["severity"] in {"page", "ticket"}
         assert rule["annotations"].keys() == {"summary", "description"}
+
+
+@pytest.mark.parametrize("path", ["/v1/memory", "/metrics", "/v1/tasks"])
+async def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str) -> None:
+    backbone = tiny_backbone()
+
+    async def scenario(registry: Registry) -> tuple[int, int]:
+        async with running_client(backbone, registry) as client:
+            without = await looks_at_tensors(client, path)
+            for name in METHODS:
+                loaded = await client.post(f"/v1/tasks/{name}/preload")
+                assert loaded.status_code == 200
+            return without, await looks_at_tensors(client, path)
+
+    with Registry.open(tmp_path) as registry:
+        for name, method in METHODS.items():
+            publish_tiny_task(registry, backbone, task=name, method=method)
+        without, beside_tasks = await scenario(registry)
+
+    assert beside_tasks == without
+    # The size of the backbone is computed on the same thread, so the counter certainly works.
+    assert (without > 0) == (path != "/v1/tasks")

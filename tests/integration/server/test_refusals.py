@@ -1,17 +1,23 @@
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from itertools import cycle
+from typing import Any
 
 import httpx
 import pytest
+from schemathesis import Case
 
-from doubles.serving import make_settings, running_client
+from doubles.access import add_key
+from doubles.backbones import tiny_backbone
+from doubles.policies import make_policy, make_rule, when
+from doubles.schema_cases import TRIALS, Target, Trial
+from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 CANARY = "swordfish"
 PREDICT = "/v1/tasks/tone/predict"
-
 BODIES: dict[str, tuple[str, int, str]] = {
     "not-json": ("inputs", 400, "invalid_json"),
     "nan": ('{"inputs": NaN}', 400, "invalid_json"),
@@ -53,7 +59,6 @@ BODIES: dict[str, tuple[str, int, str]] = {
         "invalid_request",
     ),
 }
-
 HOSTILE_NAMES = [
     "%2e%2e",
     "%252e%252e",
@@ -85,6 +90,8 @@ HOSTILE_NAMES = [
     "a" * 4000,
     "\u202etone",
 ]
+NUM_EXAMPLES = 4
+LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +126,22 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> None:
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert CANARY not in answer.text
     assert len(answer.content) < 4096
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Target]]:
+    """An open server, and a server with keys that gets a key with all scopes."""
+    backbone, folder = tiny_backbone(), tmp_path_factory.mktemp("server")
+    keys = folder / "keys.json"
+    headers = add_key(keys, "operator")
+    with Registry.open(folder / "registry") as registry:
+        publish_tiny_task(registry, backbone)
+        registry.policies.put(make_policy(make_rule(when("tone", "urgent"))))
+        with (
+            running_server(backbone, registry, make_settings()) as anyone,
+            running_server(backbone, registry, make_settings(api_keys_file=keys)) as keyed,
+        ):
+            yield [Target(address=anyone), Target(address=keyed, headers=headers)]
 
 
 @pytest.mark.parametrize(("body", "status", "code"), BODIES.values(), ids=BODIES.keys())
@@ -264,3 +287,13 @@ async def test_a_task_may_be_named_once(client: httpx.AsyncClient) -> None:
     ):
         answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
         check_problem(answer, 422, code)
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_the_server_does_what_its_schema_says(targets: list[Target], trial: Trial) -> None:
+    in_turn = cycle(targets)
+
+    def try_one(case: Case[Any]) -> None:
+        next(in_turn).check(case, limit_s=LIMIT_S)
+
+    trial.each(try_one, num_examples=NUM_EXAMPLES)

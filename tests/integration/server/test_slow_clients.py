@@ -27,7 +27,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 from nunatak_server.processes import serving
 
-RECEIVE_S = 2
+RECEIVE_S = 1
 # Head and body have separate time limits, and the machine may be busy.
 PATIENCE_S = 15.0
 NUM_SLOW, NUM_NORMAL = 200, 200

@@ -1,4 +1,4 @@
-"""Connections of the clients: forks, event loops, and the proxies and certificates of users."""
+"""Connections of the clients: processes, proxies, addresses, keys and retries."""
 
 import asyncio
 import gc
@@ -13,13 +13,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from nunatak_client import AsyncClient, Client, ConnectionFailedError, InvalidInputError
+from nunatak_client import (
+    AsyncClient,
+    AuthenticationError,
+    Client,
+    ConnectionFailedError,
+    InvalidInputError,
+    PermissionDeniedError,
+    RetryPolicy,
+)
 from nunatak_client.errors import InvalidResponseError
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 FAILED = 3
 leaves_connections = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 """A closed event loop cannot close the connections that it leaves."""
+URL = "http://tests.invalid"
 
 
 class Site:
@@ -87,6 +96,30 @@ def status_in_fork(ask: Callable[[], bool]) -> int:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(ended)
+
+
+def reset(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("reset", request=request)
+
+
+def headers_sent(api_key: str | None = None) -> list[str | None]:
+    """The key that each client sends."""
+    seen: list[str | None] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200, json={"tasks": []})
+
+    async def ask() -> None:
+        async with AsyncClient(
+            URL, api_key=api_key, transport=httpx.MockTransport(handle)
+        ) as client:
+            await client.tasks()
+
+    with Client(URL, api_key=api_key, transport=httpx.MockTransport(handle)) as client:
+        client.tasks()
+    asyncio.run(ask())
+    return seen
 
 
 def test_a_forked_process_shares_no_connection_with_its_parent(site: Site) -> None:
@@ -207,3 +240,81 @@ def test_a_compressed_answer_is_read_and_a_damaged_one_is_named() -> None:
         assert client.is_ready()
         with pytest.raises(InvalidResponseError, match="cannot be decoded"):
             client.info()
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient], url: str) -> None:
+    with pytest.raises(InvalidInputError):
+        kind(url)
+
+
+def test_password_in_the_address_stays_out_of_messages() -> None:
+    client = Client("http://user:secret@tests.invalid", transport=httpx.MockTransport(reset))
+
+    with client, pytest.raises(ConnectionFailedError) as caught:
+        client.info()
+
+    assert "secret" not in str(caught.value)
+
+
+def test_no_key_is_sent_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUNATAK_API_KEY", raising=False)
+
+    assert headers_sent() == [None, None]
+
+
+def test_the_key_of_the_environment_is_sent_unless_another_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NUNATAK_API_KEY", "of-the-environment")
+
+    assert headers_sent() == ["Bearer of-the-environment"] * 2
+    assert headers_sent("given") == ["Bearer given"] * 2
+    assert headers_sent("") == [None, None]
+
+
+@pytest.mark.parametrize("key", ["secret\n", "se cret", "s\u00e9cret", "se\x00cret"])
+def test_a_key_that_no_header_may_hold_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        Client(URL, api_key=key)
+
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, AuthenticationError), (403, PermissionDeniedError)]
+)
+def test_a_refused_key_has_an_error_of_its_own(
+    status: int, kind: type[AuthenticationError | PermissionDeniedError]
+) -> None:
+    problem = {"code": "a_code", "status": status, "detail": "a key is needed"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=problem))
+
+    with Client(URL, api_key="wrong", transport=transport) as client, pytest.raises(kind) as caught:
+        client.tasks()
+
+    assert "wrong" not in str(caught.value)
+
+
+def test_delay_doubles_up_to_its_cap() -> None:
+    policy = RetryPolicy(retries=5, base_delay_s=1, max_delay_s=5, jitter=lambda: 1.0)
+
+    assert [policy.delay_s(attempt) for attempt in range(6)] == [1, 2, 4, 5, 5, None]
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.25, 1.0])
+def test_jitter_only_shortens(jitter: float) -> None:
+    policy = RetryPolicy(base_delay_s=1, jitter=lambda: jitter)
+
+    assert policy.delay_s(0) == jitter
+
+
+def test_wait_that_the_server_asks_for_is_a_lower_bound() -> None:
+    policy = RetryPolicy(base_delay_s=1, jitter=lambda: 0.0)
+
+    assert policy.delay_s(0, at_least_s=0.5) == 0.5
+
+
+def test_wait_beyond_the_cap_is_left_to_the_caller() -> None:
+    assert RetryPolicy(max_delay_s=5).delay_s(0, at_least_s=6) is None

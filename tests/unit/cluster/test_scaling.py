@@ -1,5 +1,7 @@
 """Laws of the number of replicas."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from nunatak_cluster.scaling import wanted_replicas
@@ -23,3 +25,21 @@ def test_replicas_follow_the_seconds_of_work_in_their_queues(
     current: int, queued_s: list[float], wanted: int
 ) -> None:
     assert wanted_replicas(current=current, queued_s=queued_s, target_s=TARGET_S) == wanted
+
+
+# Ray's own settings use old ways of pydantic.
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+def test_a_replica_has_one_backbone_whatever_the_environment_of_its_node_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'nunatak[ray]')")
+    from nunatak_cluster.serving import replica_settings  # noqa: PLC0415 - imports Ray Serve
+
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setenv("NUNATAK_OTHER_BACKBONES", "bert-base")
+
+    settings = replica_settings({"backbone": "minilm"})
+
+    assert settings.all_backbones() == ("minilm",)
+    assert settings.replica_id == "a"

@@ -4,10 +4,18 @@ import re
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import JsonValue
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_contract.cards import confusion_matrix, saved_share, task_card, worst_mistakes
+from nunatak_contract.cards import (
+    Compared,
+    compare,
+    confusion_matrix,
+    saved_share,
+    task_card,
+    worst_mistakes,
+)
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.evidence import (
     ConfusionCell,
@@ -39,6 +47,26 @@ def many_labels(*cells: tuple[str, str, int]) -> TaskManifest:
         labels=tuple(f"label {i}" for i in range(40)), pooling=Pooling.MEAN, dense=False
     )
     return manifest_of(head=head, confusion=confused(*cells))
+
+
+def scored_manifest(**changes: object) -> TaskManifest:
+    draft, _ = make_draft()
+    return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
+
+
+def scored(**scores: float) -> tuple[MetricRecord, ...]:
+    return tuple(
+        MetricRecord(name=name, value=value, data_digest="d" * 64, num_examples=3)
+        for name, value in scores.items()
+    )
+
+
+def trained(**settings: JsonValue) -> RecipeRecord:
+    return RecipeRecord(settings=settings, digest="e" * 64)
+
+
+def by_name(left: TaskManifest, right: TaskManifest) -> dict[str, Compared]:
+    return {row.name: row for row in compare(left, right)}
 
 
 def test_card_says_what_was_trained_on_what_and_how_well() -> None:
@@ -159,3 +187,40 @@ def test_no_text_of_others_is_read_as_markdown_or_by_a_terminal(text: str) -> No
     assert {line.count("|") for line in tables} <= {3, 4, 5}
     (metric,) = (line for line in tables if "0.9000" in line)
     assert metric.count("|") == 5
+
+
+def test_a_version_does_not_differ_from_itself() -> None:
+    manifest = scored_manifest(metrics=scored(accuracy=0.5), recipe=trained(seed=1))
+
+    assert not any(row.differs for row in compare(manifest, manifest))
+
+
+def test_scores_of_either_version_are_shown_with_their_change() -> None:
+    rows = by_name(
+        scored_manifest(metrics=scored(accuracy=0.5, f1=0.4)),
+        scored_manifest(metrics=scored(accuracy=0.75, matthews=0.1)),
+    )
+
+    assert rows["metric accuracy"].change == 0.25
+    assert (rows["metric f1"].left, rows["metric f1"].right) == (0.4, None)
+    assert rows["metric matthews"].change is None
+
+
+def test_of_the_recipes_only_what_differs_is_shown() -> None:
+    rows = by_name(
+        scored_manifest(recipe=trained(seed=1, epochs=2, method={"kind": "head"})),
+        scored_manifest(recipe=trained(seed=1, epochs=3, dense=True, method={"kind": "full"})),
+    )
+
+    assert {name for name in rows if name.startswith("recipe")} == {"recipe epochs", "recipe dense"}
+    assert rows["recipe dense"].change is None
+
+
+def test_labels_in_another_order_are_other_labels() -> None:
+    head = scored_manifest().head
+
+    rows = by_name(
+        scored_manifest(), scored_manifest(head=head.model_copy(update={"labels": ("yes", "no")}))
+    )
+
+    assert rows["labels"].differs

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 from pydantic import ValidationError
 
@@ -5,6 +7,7 @@ from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
 from nunatak_contract.questions import TypedQuestion
 from nunatak_contract.record import problems_text
+from nunatak_server.errors import OverloadedError
 
 
 def test_an_error_has_its_code_its_fields_and_a_message_of_them() -> None:
@@ -55,3 +58,20 @@ def test_an_error_of_pydantic_names_the_place_and_no_class(
         TypedQuestion.model_validate({"type": "choice", **fields})
 
     assert problems_text(caught.value, "question").startswith(told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NunatakError("invalid_option", problem="expected 1"),
+        InvalidNameError("task", "A B", "lower case"),
+        OverloadedError("requests", 3, retry_after_s=2),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_arrives_as_it_was_raised(error: NunatakError) -> None:
+    found = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)

@@ -1,24 +1,34 @@
 """Pushing to and pulling from folders and a hub over HTTP."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from doubles.backbones import tiny_backbone
+from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, obeyed
 from doubles.hubs import FakeHub, running_hub
 from doubles.refusals import raises
-from doubles.tasks import publish_tiny_task
+from doubles.tasks import publish_tiny_task, tiny_task
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.evidence import DataRecord, MetricRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_exchange.hub import (
     FILES,
     HubUnavailableError,
     HuggingFaceHub,
+    draft_pulled,
     fetched,
     is_folder,
     push,
     read_hub_folder,
+    write_hub_folder,
 )
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 
@@ -33,6 +43,28 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskManifest, dic
 def there() -> Iterator[FakeHub]:
     with running_hub() as hub:
         yield hub
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture
+def pushed(tmp_path: Path, backbone: Backbone) -> Path:
+    return written(tmp_path / "pushed", backbone)
+
+
+def written(folder: Path, model: Backbone, /, **changes: object) -> Path:
+    draft, blobs = tiny_task(model)
+    manifest = TaskManifest.model_validate({**draft.model_dump(), "version": 3, **changes})
+    write_hub_folder(manifest, blobs, folder)
+    return folder
+
+
+def front_matter(folder: Path) -> dict[str, object]:
+    _, fields, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(fields)
 
 
 @pytest.mark.parametrize("place", ["./tone", "../tone", "/tmp/tone", "~/tone", "."])  # noqa: S108 - not written
@@ -128,3 +160,196 @@ def test_a_folder_that_is_not_there_is_an_error() -> None:
         fetched("./nowhere", hub=HuggingFaceHub(), revision=None, files=FILES),
     ):
         pass
+
+
+def test_a_version_comes_back_as_it_was(pushed: Path, backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    found = read_hub_folder(pushed)
+
+    assert found.manifest == TaskManifest(**draft.model_dump(), version=3)
+    assert found.blobs == blobs
+
+
+def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: Backbone) -> None:
+    digest = "d" * 64
+    named = {
+        **tiny_task(backbone)[0].backbone.model_dump(),
+        "name": "sentence-transformers/all-MiniLM-L6-v2",
+    }
+    folder = written(
+        tmp_path / "out",
+        backbone,
+        backbone=named,
+        metrics=(MetricRecord(name="accuracy", value=0.9, data_digest=digest, num_examples=9),),
+        data=DataRecord(
+            name="mail", train_digest=digest, dev_digest=digest, num_train=9, num_dev=9
+        ),
+    )
+
+    fields = front_matter(folder)
+
+    assert fields["library_name"] == "nunatak"
+    assert fields["pipeline_tag"] == "text-classification"
+    assert fields["tags"] == ["nunatak", "topk"]
+    assert fields["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert fields["model-index"] == [
+        {
+            "name": "tone",
+            "results": [
+                {
+                    "task": {"type": "text-classification"},
+                    "dataset": {"name": "mail", "type": "mail", "split": "dev"},
+                    "metrics": [{"type": "accuracy", "value": 0.9}],
+                }
+            ],
+        }
+    ]
+
+
+def test_the_readme_commands_no_terminal(tmp_path: Path, backbone: Backbone) -> None:
+    named = {**tiny_task(backbone)[0].backbone.model_dump(), "name": f"owner/{HOSTILE_FILE_NAME}"}
+    digest = "d" * 64
+    folder = written(
+        tmp_path / "out",
+        backbone,
+        backbone=named,
+        note=HOSTILE,
+        metrics=(MetricRecord(name=HOSTILE[:64], value=0.9, data_digest=digest, num_examples=9),),
+        data=DataRecord(
+            name=HOSTILE, train_digest=digest, dev_digest=digest, num_train=9, num_dev=9
+        ),
+    )
+
+    assert obeyed((folder / "README.md").read_text(encoding="utf-8")) == set()
+    assert str(front_matter(folder)["base_model"]).startswith("owner/evil[b]")
+
+
+def test_the_name_of_a_folder_is_no_base_model(pushed: Path) -> None:
+    assert "base_model" not in front_matter(pushed)
+    assert "model-index" not in front_matter(pushed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag"),
+    [
+        (HeadKind.TOKEN_CLASSIFICATION, "token-classification"),
+        (HeadKind.QUESTION_ANSWERING, "question-answering"),
+        (HeadKind.RANKING, "text-ranking"),
+    ],
+)
+def test_every_kind_of_head_has_its_pipeline(
+    tmp_path: Path, backbone: Backbone, kind: HeadKind, tag: str
+) -> None:
+    draft, blobs = tiny_task(backbone, kind=kind)
+    write_hub_folder(TaskManifest(**draft.model_dump(), version=1), blobs, tmp_path / "out")
+
+    assert front_matter(tmp_path / "out")["pipeline_tag"] == tag
+
+
+def test_a_pulled_version_is_published_under_its_new_name_with_its_origin(
+    pushed: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    draft = draft_pulled(read_hub_folder(pushed), backbone, task="mood", origin="me/tone@c0ffee")
+
+    with Registry.open(tmp_path / "registry") as registry:
+        manifest = registry.publish(draft.manifest, draft.blobs)
+    assert manifest.reference == "mood/1"
+    assert manifest.note == "pulled from me/tone@c0ffee, where it was tone/3"
+    assert manifest.probe == tiny_task(backbone)[0].probe
+
+
+def test_without_a_name_it_is_called_as_there(pushed: Path, backbone: Backbone) -> None:
+    found = read_hub_folder(pushed)
+
+    assert draft_pulled(found, backbone, task=None, origin="x").manifest.task == "tone"
+    with pytest.raises(InvalidNameError):
+        draft_pulled(found, backbone, task="../x", origin="x")
+
+
+def test_notes_are_kept_as_far_as_there_is_room(tmp_path: Path, backbone: Backbone) -> None:
+    folder = written(tmp_path / "out", backbone, note="n" * 4096)
+
+    note = draft_pulled(read_hub_folder(folder), backbone, task=None, origin="me/tone")
+
+    assert note.manifest.note.startswith("pulled from me/tone, where it was tone/3; nnn")
+    assert len(note.manifest.note) == 4096
+
+
+def change_manifest(folder: Path, **changes: object) -> None:
+    fields = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_text(json.dumps({**fields, **changes}))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def link_outside(folder: Path) -> None:
+    outside = folder.parent / "outside.safetensors"
+    (folder / "parameters.safetensors").rename(outside)
+    (folder / "parameters.safetensors").symlink_to(outside)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no-manifest": (lambda it: (it / "manifest.json").unlink(), "invalid_folder"),
+    "manifest-is-no-json": (lambda it: (it / "manifest.json").write_text("{"), "corrupt_file"),
+    "unknown-field": (lambda it: change_manifest(it, auto_map="x"), "corrupt_file"),
+    "later-schema": (lambda it: change_manifest(it, schema_version=2), "corrupt_file"),
+    "hostile-role": (
+        lambda it: change_manifest(
+            it, blobs=[{"role": "../../x", "sha256": "a" * 64, "size_bytes": 1}]
+        ),
+        "corrupt_file",
+    ),
+    "no-blob": (lambda it: (it / "parameters.safetensors").unlink(), "invalid_folder"),
+    "one-bit-flipped": (lambda it: flip(it / "parameters.safetensors"), "corrupt_file"),
+    "link-out-of-the-folder": (link_outside, "escaping_file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_is_refused(pushed: Path, name: str) -> None:
+    damage, code = DAMAGES[name]
+    damage(pushed)
+
+    with raises(code):
+        read_hub_folder(pushed)
+
+
+def test_a_version_of_another_backbone_is_refused(pushed: Path) -> None:
+    other = tiny_backbone(num_layers=2, seed=1)
+
+    with raises("backbone_mismatch"):
+        draft_pulled(read_hub_folder(pushed), other, task=None, origin="x")
+
+
+def test_a_version_that_answers_otherwise_than_it_says_is_refused(
+    pushed: Path, backbone: Backbone
+) -> None:
+    probe = json.loads((pushed / "manifest.json").read_bytes())["probe"]
+    probe["logits"][0][0] += 0.01
+    change_manifest(pushed, probe=probe)
+
+    with raises("probe_failed"):
+        draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
+
+
+def test_a_version_without_parameters_is_refused(pushed: Path, backbone: Backbone) -> None:
+    fields = json.loads((pushed / "manifest.json").read_bytes())
+    change_manifest(pushed, blobs=[{**fields["blobs"][0], "role": "extra"}])
+    (pushed / "parameters.safetensors").rename(pushed / "extra.safetensors")
+
+    with raises("invalid_folder", match="parameters"):
+        draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
+
+
+def test_the_time_of_creation_stays_as_in_its_training(tmp_path: Path, backbone: Backbone) -> None:
+    then = datetime(2020, 5, 4, tzinfo=UTC)
+    folder = written(tmp_path / "out", backbone, created_at=then)
+
+    draft = draft_pulled(read_hub_folder(folder), backbone, task=None, origin="x")
+
+    assert draft.manifest.created_at == then

@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
+from doubles.backbones import tiny_backbone
 from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.refusals import raises
@@ -17,6 +19,8 @@ from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices, ImportedTask
 from nunatak_exchange.importing import draft_imported, import_folder, kind_of
 from nunatak_exchange.reference import PROBE_INPUTS
+from nunatak_exchange.transformers_import import Divergence, find_divergence
+from nunatak_model import Backbone
 from nunatak_versions import VersionDraft, load_task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,6 +30,11 @@ def drafted(bert: TwinFactory, imported: ImportedTask, *, task: str = "tone") ->
     return draft_imported(
         task, imported, bert.backbone, origin="tuned", created_at=NOW, note="for the desk"
     )
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=3)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +135,32 @@ def test_a_file_beyond_a_smaller_limit_is_refused_although_it_was_read(tmp_path:
     checkpoint.read("config.json")
     with raises("corrupt_file", match="at most 1 are read"):
         checkpoint.read("config.json", limit=1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ((5,), "layer 5 differs: top-1 of 6"),
+        ((3, 4, 5), "layers 3-5 differ: top-3 of 6"),
+        ((0, 3, 4), "layers 0, 3-4 differ: top-6 of 6"),
+        ((1, 3, 5), "layers 1, 3, 5 differ: top-5 of 6"),
+    ],
+)
+def test_layers_are_reported_as_ranges(layers: tuple[int, ...], text: str) -> None:
+    assert Divergence(embeddings=False, layers=layers, num_layers=6).describe() == text
+
+
+def test_equal_encoders_do_not_diverge(backbone: Backbone) -> None:
+    found = find_divergence(dict(backbone.parameters), backbone)
+
+    assert (found.embeddings, found.layers) == (False, ())
+
+
+def test_every_single_tensor_is_looked_at(backbone: Backbone) -> None:
+    for name, tensor in backbone.parameters.items():
+        bumped = tensor.clone()
+        bumped.view(-1)[-1] = torch.nextafter(bumped.view(-1)[-1], torch.tensor(9.0))
+
+        found = find_divergence({**backbone.parameters, name: bumped}, backbone)
+
+        assert found.embeddings or found.layers, name

@@ -1,15 +1,19 @@
 """Laws of `nunatak.load`: the server's answers, from any thread and in a notebook."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 
 import nunatak
+import nunatak_client
 from doubles.backbones import save_tiny_backbone
 from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
@@ -42,6 +46,13 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_tasks(place: Path) -> Iterator[nunatak.LocalTasks]:
     with nunatak.load(place / "registry", backbone=place / "backbone") as tasks:
         yield tasks
+
+
+def run(program: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
 def test_every_kind_of_task_answers_as_a_server_answers_its_client(
@@ -145,3 +156,28 @@ def test_a_mistyped_registry_is_refused(place: Path) -> None:
 def test_a_device_that_is_not_there_is_refused(place: Path) -> None:
     with pytest.raises(nunatak.NunatakError, match=r"device must be .* got .gpu."):
         nunatak.load(place / "registry", backbone=place / "backbone", device="gpu")
+
+
+def test_the_import_brings_the_client() -> None:
+    assert nunatak.Client is nunatak_client.Client
+    assert nunatak.AsyncClient is nunatak_client.AsyncClient
+    assert nunatak.__version__ == version("nunatak")
+
+
+@pytest.mark.parametrize(
+    ("call", "module", "extra"),
+    [
+        ("train('tone', [], [])", "torch", "training"),
+        ("doubts([], [])", "torch", "training"),
+        ("load()", "torch", "server"),
+    ],
+)
+def test_a_missing_extra_is_named(call: str, module: str, extra: str) -> None:
+    printed = run(
+        f"import sys\nsys.modules[{module!r}] = None\nimport nunatak\n"
+        f"try:\n    nunatak.{call}\nexcept nunatak.NunatakError as error:\n"
+        "    print(error.code, error)"
+    )
+
+    assert printed.startswith("missing_extra")
+    assert f"pip install 'nunatak[{extra}]'" in printed

@@ -8,14 +8,13 @@ import torch
 
 from doubles.backbones import FAMILIES, tiny_backbone
 from doubles.refusals import raises
-from doubles.tasks import LABELS, random_parameters, spec_of
+from doubles.tasks import LABELS, random_branch
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
     Row,
     UnsupportedBackboneError,
-    build_branch,
     convert_branch,
     forward,
     keep_lowest_layers,
@@ -32,8 +31,7 @@ def whole(request: pytest.FixtureRequest) -> Backbone:
 
 
 def branch_on(backbone: Backbone, whole: Backbone, method: Method) -> Branch:
-    spec = spec_of(whole, method, num_labels=len(LABELS))
-    branch = build_branch(spec, whole.config, random_parameters(spec, whole, seed=1))
+    branch = random_branch(whole, method, num_labels=len(LABELS), seed=1)
     return convert_branch(branch, backbone)
 
 

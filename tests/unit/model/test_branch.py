@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.refusals import raises
+from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_contract.methods import (
@@ -22,14 +23,22 @@ from nunatak_model import (
     BranchSpec,
     HeadSpec,
     InvalidTensorsError,
+    Row,
+    TrunkCache,
     build_branch,
     convert_branch,
+    embedding_branch,
+    forward,
     initial_parameters,
+    maths_of,
     parameter_shapes,
+    run_trunk,
     tensors_from_bytes,
     tensors_to_bytes,
 )
+from nunatak_model.branch import padded_head, padded_parameters
 from nunatak_model.methods import MATHS
+from nunatak_model.sentence_folder import POOLINGS
 
 METHODS: list[Method] = [
     TopK(num_layers=2),
@@ -42,6 +51,8 @@ METHODS: list[Method] = [
 KINDS = [method.kind.value for method in METHODS]
 BACKBONE = tiny_backbone()
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
+TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
+UNPADDED: list[Method] = [TopK(num_layers=2), HeadOnly(), Full()]
 
 
 def test_every_method_has_maths_of_its_own_and_is_tested_here() -> None:
@@ -49,14 +60,14 @@ def test_every_method_has_maths_of_its_own_and_is_tested_here() -> None:
     assert set(get_args(members)) == set(MATHS) == {type(method) for method in METHODS}
 
 
-def spec_of(method: Method) -> BranchSpec:
+def with_three_labels(method: Method) -> BranchSpec:
     head = HeadSpec(num_labels=3, pooling=Pooling.FIRST, dense=True)
     return BranchSpec(method=method, head=head)
 
 
 def fresh(method: Method, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return initial_parameters(spec_of(method), BACKBONE, generator=generator)
+    return initial_parameters(with_three_labels(method), BACKBONE, generator=generator)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=KINDS)
@@ -66,7 +77,7 @@ def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(
     shapes = {name: tuple(tensor.shape) for name, tensor in fresh(method).items()}
     frozen = {tensor.data_ptr() for tensor in BACKBONE.parameters.values()}
 
-    assert shapes == parameter_shapes(spec_of(method), BACKBONE.config)
+    assert shapes == parameter_shapes(with_three_labels(method), BACKBONE.config)
     assert not frozen & {tensor.data_ptr() for tensor in fresh(method).values()}
     assert tensors_to_bytes(fresh(method)) == tensors_to_bytes(fresh(method))
     assert tensors_to_bytes(fresh(method)) != tensors_to_bytes(fresh(method, seed=1))
@@ -76,7 +87,7 @@ def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(
 def test_a_branch_references_its_tensors_and_counts_them(method: Method) -> None:
     parameters = fresh(method)
 
-    branch = build_branch(spec_of(method), BACKBONE.config, parameters)
+    branch = build_branch(with_three_labels(method), BACKBONE.config, parameters)
 
     assert all(branch.parameters[name] is tensor for name, tensor in parameters.items())
     assert branch.num_bytes == 4 * (branch.branch_parameters + branch.head_parameters)
@@ -91,7 +102,7 @@ def test_a_missing_an_unused_and_a_misshapen_tensor_are_named(method: Method) ->
     parameters["head.output.bias"] = torch.zeros(4)
 
     with raises("parameter_mismatch") as refused:
-        build_branch(spec_of(method), BACKBONE.config, parameters)
+        build_branch(with_three_labels(method), BACKBONE.config, parameters)
 
     found = str(refused.value)
     assert "1 missing (head.dense.bias); 1 unused (layers.99.stray)" in found
@@ -107,18 +118,18 @@ def test_tensors_of_two_dtypes_or_of_whole_numbers_are_refused(
     parameters = {name: it.to(dtypes.get(name)) for name, it in fresh(HeadOnly()).items()}
 
     with raises("parameter_mismatch"):
-        build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
+        build_branch(with_three_labels(HeadOnly()), BACKBONE.config, parameters)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_refused_by_name(value: float) -> None:
     parameters = fresh(TopK(num_layers=1))
     parameters["head.output.weight"].fill_(3e38)
-    build_branch(spec_of(TopK(num_layers=1)), BACKBONE.config, parameters)
+    build_branch(with_three_labels(TopK(num_layers=1)), BACKBONE.config, parameters)
     parameters["layers.3.feedforward_in.weight"][5, 7] = value
 
     with raises("non_finite_parameter", match=r"layers\.3\.feedforward_in\.weight"):
-        build_branch(spec_of(TopK(num_layers=1)), BACKBONE.config, parameters)
+        build_branch(with_three_labels(TopK(num_layers=1)), BACKBONE.config, parameters)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,7 @@ def test_a_value_that_is_not_finite_is_refused_by_name(value: float) -> None:
 )
 def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> None:
     with raises("invalid_method", match="got"):
-        parameter_shapes(spec_of(method), BACKBONE.config)
+        parameter_shapes(with_three_labels(method), BACKBONE.config)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +173,9 @@ def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
 
 
 def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
-    branch = build_branch(spec_of(TopK(num_layers=2)), BACKBONE.config, fresh(TopK(num_layers=2)))
+    branch = build_branch(
+        with_three_labels(TopK(num_layers=2)), BACKBONE.config, fresh(TopK(num_layers=2))
+    )
 
     half = convert_branch(branch, tiny_backbone(dtype=torch.bfloat16))
 
@@ -183,3 +196,117 @@ def test_tensors_survive_a_round_trip_through_bytes() -> None:
 def test_bytes_that_are_not_safetensors_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidTensorsError):
         tensors_from_bytes(data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pooling", POOLINGS.values())
+def test_an_embedding_is_the_pooled_state_above_the_last_layer(
+    family: Family, pooling: Pooling
+) -> None:
+    backbone = tiny_backbone(family=family, pooling=pooling)
+    encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
+    branch = embedding_branch(backbone)
+
+    vectors = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
+
+    depth = backbone.config.num_layers
+    states = run_trunk(backbone, encodings, depth=depth).hidden
+    for encoding, vector in zip(encodings, vectors, strict=True):
+        state = states[encoding]
+        ways = {Pooling.MEAN: state.mean(0), Pooling.FIRST: state[0], Pooling.LAST: state[-1]}
+        assert torch.allclose(vector, ways[pooling], atol=1e-5)
+
+
+def test_an_embedding_owns_no_bytes_and_shares_every_layer() -> None:
+    backbone = tiny_backbone()
+
+    branch = embedding_branch(backbone)
+
+    assert branch.num_bytes == 0
+    assert branch.split_depth == backbone.config.num_layers
+
+
+def test_an_embedding_next_to_tasks_is_the_embedding_alone() -> None:
+    backbone = tiny_backbone()
+    encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
+    branch = embedding_branch(backbone)
+    task = random_branch(backbone, TopK(num_layers=2), num_labels=3)
+    alone = [forward(backbone, [Row(encoding=it, branch=branch)])[0] for it in encodings]
+
+    rows = [Row(encoding=it, branch=each) for it in encodings for each in (task, branch)]
+    mixed = forward(backbone, rows, trunk=TrunkCache(max_bytes=2**20))
+
+    for expected, vector in zip(alone, mixed[1::2], strict=True):
+        assert torch.allclose(vector, expected, atol=1e-5)
+
+
+def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
+    forms = {
+        maths_of(Lora(rank=rank, alpha=2.0 * rank + 1, targets=QUERY_AND_VALUE)).padded(8)
+        for rank in range(1, 9)
+    }
+
+    assert len(forms) == 1
+    (form,) = forms
+    assert isinstance(form, Lora)
+    assert (form.rank, form.scale) == (8, 1.0)
+    assert maths_of(Lora(rank=9, alpha=16.0, targets=QUERY_AND_VALUE)).padded(8) not in forms
+
+
+def test_methods_with_other_differences_have_different_forms() -> None:
+    methods: list[Method] = [
+        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=8, first_layer=1, alpha=16.0, targets=QUERY_AND_VALUE),
+        Bottleneck(size=8),
+        Bottleneck(size=8, first_layer=1),
+        Bottleneck(size=9),
+    ]
+
+    assert len({maths_of(method).padded(8) for method in methods}) == len(methods)
+
+
+@pytest.mark.parametrize("method", UNPADDED, ids=str)
+def test_methods_of_the_backbones_own_shapes_are_their_form(method: Method) -> None:
+    assert maths_of(method).padded(8) == method
+
+
+def test_heads_of_one_pooling_share_a_form_with_any_kind_and_labels() -> None:
+    pooled = [
+        HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=5, pooling=Pooling.FIRST),
+        HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST),
+    ]
+    of_tokens = [
+        HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=7),
+        HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2),
+    ]
+    forms = [{padded_head(head, 8) for head in heads} for heads in (pooled, of_tokens)]
+
+    assert [len(one) for one in forms] == [1, 1]
+    assert forms[0].isdisjoint(forms[1])
+    for form in (*forms[0], *forms[1]):
+        form.check()
+        assert form.num_labels == 8
+
+
+def test_padding_is_zeros_around_the_parameters() -> None:
+    weight = torch.randn(3, 4)
+
+    (padded,) = padded_parameters(
+        HeadOnly(),
+        {"head.output.weight": weight},
+        {"head.output.weight": (8, 4)},
+        dtype=weight.dtype,
+    ).values()
+
+    assert torch.equal(padded[:3], weight)
+    assert not padded[3:].any()
+
+
+def test_the_scale_of_an_update_is_applied_before_it_is_rounded() -> None:
+    method, name = Lora(rank=3, alpha=1.0, targets=QUERY_AND_VALUE), "layers.0.lora.query.up"
+    up = torch.randn(4, 3)
+
+    padded = padded_parameters(method, {name: up}, {name: (4, 8)}, dtype=torch.bfloat16)[name]
+
+    assert torch.equal(padded[:, :3], (up / 3).to(torch.bfloat16))
+    assert not padded[:, 3:].any()

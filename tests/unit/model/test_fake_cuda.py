@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """The mixed forward on every kind of CUDA device, by tensors without numbers.
 
 Torch checks devices, dtypes, shapes, strides and alignment as a device would. The tests also hold
@@ -7,39 +5,207 @@ the number of launches and of copies below ceilings, so that nothing becomes slo
 """
 
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, product
+from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from doubles.fake_cuda import Launches, fake_cuda, on_fake_device, trusting
-from doubles.fake_cuda_cases import (
-    CUDA,
-    HALF,
-    METHODS,
-    OTHER_HALF,
-    WHOLE,
-    Case,
-    check_logits,
-    on_the_host,
-    packed,
-    random_branch,
-    run,
-    serving,
-    tasks_of_one_form,
-    text,
-)
+from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.fake_cuda import Count, Launches, fake_cuda, on_fake_device, trusting
 from doubles.refusals import raises
-from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, Row, TrunkCache
+from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_model import (
+    Backbone,
+    Branch,
+    BranchSpec,
+    Encoding,
+    Row,
+    TrunkCache,
+    build_branch,
+    convert_branch,
+    default_head,
+    forward,
+    pack_backbone,
+    parameter_shapes,
+)
+from nunatak_model.branch import BranchSlots
 from nunatak_model.ops.attention import VarlenAttention, varlen_attention
-from nunatak_model.ops.choice import proven_ops
-from nunatak_model.ops.grouped import KernelGroups, grouped_linear
+from nunatak_model.ops.choice import ops_for, proven_ops
+from nunatak_model.ops.grouped import KernelGroups, Slot, grouped_linear
 from nunatak_server.engine.compute import BatchCompute
+
+StackT = TypeVar("StackT")
+CUDA = torch.device("cuda:0")
+HALF, OTHER_HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
+METHODS: tuple[Method, ...] = (
+    HeadOnly(),
+    TopK(num_layers=1),
+    Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
+    Lora(rank=8, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
+    Ia3(),
+    Bottleneck(size=5),
+    Full(),
+)
+GROUPED = {(9, 0), (10, 0)}
+FLASH_FROM = (8, 0)
+WITH_PAIR_TERMS = ("deberta-v2", "mpnet")
+"""Families whose attention no fast kernel computes."""
+CAPABILITIES = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))
+FORMATS = (HALF, OTHER_HALF, WHOLE)
+DEVICES = [
+    (capability, FORMATS[(index + turn) % len(FORMATS)])
+    for turn in range(len(FORMATS))
+    for index, capability in enumerate(CAPABILITIES)
+]
+"""Every capability with every format; any six in a row have all of both."""
+FEW_TASKS = 2
+LAUNCHES: Mapping[Family, tuple[int, ...]] = {
+    "bert": (50, 63, 70, 61, 56, 90, 81),
+    "roberta": (49, 63, 62, 86, 56, 90, 72),
+    "distilbert": (39, 70, 52, 71, 63, 88, 75),
+    "electra": (42, 64, 71, 88, 65, 91, 74),
+    "deberta-v2": (94, 144, 188, 165, 180, 190, 190),
+    "mpnet": (50, 74, 80, 83, 78, 104, 102),
+    "modernbert": (107, 149, 112, 150, 115, 128, 123),
+    "llama": (106, 135, 121, 140, 121, 144, 167),
+    "qwen3": (126, 161, 161, 175, 164, 155, 237),
+    "eurobert": (110, 140, 131, 159, 125, 139, 157),
+    "nomic_bert": (77, 115, 106, 125, 95, 134, 104),
+    "gte": (80, 127, 101, 125, 92, 121, 104),
+}
+"""Most launches of 2 tasks with 4 texts on 2 layers, by method, on the device of the case."""
+TRIED: tuple[Family, ...] = ("bert", "deberta-v2", "modernbert", "qwen3")
+"""Families of the short form; the cases of all others are slow."""
+MOST_COPIES = 7
+"""Most copies of the same batches to the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A device, a backbone and a number format."""
+
+    capability: tuple[int, int]
+    family: Family
+    dtype: torch.dtype
+
+    @property
+    def fast_kernels(self) -> tuple[str, ...]:
+        """The fast kernels that such a device has for the backbone."""
+        has_terms = self.family in WITH_PAIR_TERMS
+        has_flash = self.dtype is not WHOLE and self.capability >= FLASH_FROM
+        is_grouped = self.dtype is HALF and self.capability in GROUPED
+        expected = {
+            "flash_attention": has_flash and not has_terms,
+            "padded_attention": not has_flash and not has_terms,
+            "segment_sums": True,
+            "grouped_products": is_grouped and not has_terms,
+            "padded_products": not is_grouped and not has_terms,
+        }
+        return tuple(name for name, is_fast in expected.items() if is_fast)
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        return f"{major}.{minor}-{self.family}-{str(self.dtype).removeprefix('torch.')}"
+
+
+@cache
+def on_the_host(family: Family) -> Backbone:
+    return tiny_backbone(family=family, num_layers=2)
+
+
+@contextmanager
+def serving(case: Case) -> Generator[Backbone]:
+    """A server's backbone on a device that is not there."""
+    plain = on_the_host(case.family)
+    with fake_cuda(case.capability):
+        yield packed(on_fake_device(plain, dtype=case.dtype))
+
+
+@contextmanager
+def serving_unproven(case: Case) -> Generator[Backbone]:
+    """The same backbone, whose kernels did not prove themselves; a fifth of the time."""
+    plain = on_the_host(case.family)
+    with fake_cuda(case.capability):
+        backbone = on_fake_device(plain, dtype=case.dtype)
+        yield replace(backbone, ops=ops_for(backbone.config, dtype=case.dtype, device=CUDA))
+
+
+def packed(backbone: Backbone) -> Backbone:
+    with trusting():
+        return pack_backbone(backbone)
+
+
+def random_branch(backbone: Backbone, method: Method, *, index: int = 0) -> Branch:
+    """A branch without numbers, on the device as a load leaves it."""
+    kind = list(HeadKind)[index % len(HeadKind)]
+    head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or 2 + index % 5)
+    spec = BranchSpec(method=method, head=head)
+    parameters = {
+        name: torch.empty(shape) for name, shape in parameter_shapes(spec, backbone.config).items()
+    }
+    with trusting():
+        return convert_branch(build_branch(spec, backbone.config, parameters), backbone)
+
+
+def tasks_of_one_form(
+    backbone: Backbone, method: Method, count: int, *, index: int = 0
+) -> list[Branch]:
+    """Tasks in slots of their own, with the numbers of the first task of their page."""
+    found = [random_branch(backbone, method, index=index)]
+    while len(found) < count:
+        slots = found[-1].slots
+        pages = [] if slots is None else [it.page for it in (slots.layers, slots.head) if it]
+        if slots is None or not all(page.free for page in pages):
+            found.append(random_branch(backbone, method, index=index))
+            continue
+        layers = slots.layers and next_slot(slots.layers)
+        taken = BranchSlots(layers=layers, head=next_slot(slots.head))
+        found.append(replace(found[-1], slots=taken))
+    return found
+
+
+def next_slot(slot: Slot[StackT]) -> Slot[StackT]:
+    return Slot(slot.page, slot.page.free.pop())
+
+
+def text(num_tokens: int, *, seed: int = 0) -> Encoding:
+    chance = random.Random(seed)
+    tokens = tuple(chance.randint(5, 60) for _ in range(num_tokens))
+    return Encoding(token_ids=tokens, type_ids=(0,) * num_tokens)
+
+
+def run(
+    backbone: Backbone, rows: Sequence[Row], *, trunk: TrunkCache | None = None
+) -> tuple[list[Tensor], Count]:
+    with torch.no_grad(), Launches() as launches:
+        logits = forward(backbone, rows, trunk=trunk)
+    return logits, launches.count
+
+
+def check_logits(rows: Sequence[Row], logits: Sequence[Tensor]) -> None:
+    """Check the shape, the device and the number format of each row's answer."""
+    for row, found in zip(rows, logits, strict=True):
+        head = row.branch.spec.head
+        each = (row.encoding.num_tokens,) if head.kind.reads_tokens else ()
+        assert tuple(found.shape) == (*each, head.num_labels)
+        assert (found.device, found.dtype) == (CUDA, torch.float32)
+
 
 MIXED = [
     Case(capability=(7, 5), family="bert", dtype=OTHER_HALF),
@@ -48,7 +214,7 @@ MIXED = [
     Case(capability=(10, 0), family="roberta", dtype=HALF),
     Case(capability=(12, 0), family="qwen3", dtype=WHOLE),
 ]
-"""Every choice of kernels. `test_fake_cuda_cases.py` has all devices, families and formats."""
+"""Every choice of kernels; `CASES` has all devices, families and formats."""
 
 
 def mixed_rows(backbone: Backbone) -> list[Row]:
@@ -63,6 +229,15 @@ def mixed_rows(backbone: Backbone) -> list[Row]:
         Row(encoding=texts[index % len(texts)], branch=branch)
         for index, branch in enumerate(branches)
     ]
+
+
+TEXTS = [text(length, seed=seed) for seed, length in enumerate((1, 9, 9, 30))]
+
+
+def device_of(family: Family, method: Method) -> tuple[tuple[int, int], torch.dtype]:
+    """The device and the format of the case of this family and method: the cases take turns."""
+    turn = len(METHODS) * FAMILIES.index(family) + METHODS.index(method)
+    return DEVICES[turn % len(DEVICES)]
 
 
 @pytest.mark.parametrize("case", MIXED, ids=str)
@@ -219,3 +394,60 @@ def test_a_batch_runs_on_the_device_of_its_backbone_whatever_thread_computes_it(
             BatchCompute(backbone)([row])
 
     assert set(chosen) == {CUDA}
+
+
+def test_each_pair_of_values_is_in_some_case() -> None:
+    axes = (CAPABILITIES, FORMATS, FAMILIES, METHODS)
+    covered = {
+        pair
+        for family, method in product(FAMILIES, METHODS)
+        for pair in combinations(enumerate((*device_of(family, method), family, method)), 2)
+    }
+
+    for (one, lefts), (other, rights) in combinations(enumerate(axes), 2):
+        for left, right in product(lefts, rights):
+            assert ((one, left), (other, right)) in covered
+
+
+def run_case(
+    family: Family, method: Method, device: tuple[tuple[int, int], torch.dtype]
+) -> tuple[Count, Count]:
+    """Run 2 tasks, and 4 tasks, with 4 texts each; return the work of both batches."""
+    capability, dtype = device
+    case = Case(capability=capability, family=family, dtype=dtype)
+    with serving_unproven(case) as backbone:
+        assert backbone.fast_kernels == case.fast_kernels
+        tasks = tasks_of_one_form(backbone, method, 2 * FEW_TASKS)
+        found = list[Count]()
+        for some in (tasks[:FEW_TASKS], tasks):
+            rows = [Row(encoding=each, branch=task) for task in some for each in TEXTS]
+            logits, count = run(backbone, rows)
+            check_logits(rows, logits)
+            found.append(count)
+    of_two, of_four = found
+    if family not in WITH_PAIR_TERMS and not isinstance(method, Full):
+        # Tasks of one form share each launch and each copy.
+        assert of_four.launches <= of_two.launches, of_four.operators - of_two.operators
+        assert of_four.copies <= of_two.copies, of_four.operators - of_two.operators
+    return of_two, of_four
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda it: str(it.kind))
+@pytest.mark.parametrize(
+    "family", [pytest.param(it, marks=[pytest.mark.slow] * (it not in TRIED)) for it in FAMILIES]
+)
+def test_a_case_of_each_pair_runs_without_waiting_for_the_device(
+    family: Family, method: Method
+) -> None:
+    count, _ = run_case(family, method, device_of(family, method))
+
+    assert count.launches <= LAUNCHES[family][METHODS.index(method)], count.operators
+    assert count.copies <= MOST_COPIES, count.operators
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, ids=lambda it: str(it.kind))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_case_runs_without_waiting_for_the_device(family: Family, method: Method) -> None:
+    for device in DEVICES:
+        run_case(family, method, device)

@@ -4,13 +4,11 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.tasks import EVERY_FORM
 from nunatak_contract.enums import AdapterInput, LinearMap, Norms, Pooling
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
     Lora,
     Method,
     TopK,
@@ -27,17 +25,8 @@ from nunatak_model import (
 )
 
 METHODS: list[Method] = [
-    HeadOnly(),
-    TopK(num_layers=1),
-    TopK(num_layers=3),
-    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Ia3(),
-    Ia3(first_layer=2),
-    Bottleneck(size=4),
-    Bottleneck(size=4, first_layer=3),
     Bottleneck(size=4, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN),
-    Full(),
+    *EVERY_FORM,
 ]
 BACKBONE = tiny_backbone()
 

@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
-    Bottleneck,
     Full,
     HeadOnly,
-    Ia3,
     Lora,
     Method,
     TopK,
@@ -26,7 +24,6 @@ from nunatak_model import (
     Row,
     TrunkCache,
     TrunkSource,
-    build_branch,
     convert_branch,
     forward,
     run_trunk,
@@ -35,17 +32,7 @@ from nunatak_model import (
 from nunatak_model.ops.attention import Attention
 
 BACKBONE = tiny_backbone()
-METHODS: list[Method] = [
-    HeadOnly(),
-    TopK(num_layers=1),
-    TopK(num_layers=3),
-    TopK(num_layers=4),
-    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Ia3(first_layer=2),
-    Bottleneck(size=4, first_layer=3),
-    Full(),
-]
+METHODS: list[Method] = [TopK(num_layers=4), *EVERY_FORM]
 ENCODINGS = [
     Encoding(token_ids=tuple(range(5 + seed, 5 + seed + n)), type_ids=(0,) * n)
     for seed, n in enumerate((1, 2, 9, 9, 30, 64))
@@ -84,8 +71,7 @@ def branch_of(
     backbone: Backbone = BACKBONE,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
 ) -> Branch:
-    spec = spec_of(backbone, method, num_labels=3, kind=kind)
-    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+    branch = random_branch(backbone, method, num_labels=3, seed=seed, kind=kind)
     return convert_branch(branch, backbone)
 
 

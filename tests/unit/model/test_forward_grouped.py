@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from doubles.backbones import BYTES, Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
-from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
+from doubles.tasks import EVERY_FORM, random_branch
+from nunatak_contract.enums import AdapterInput, HeadKind, Norms
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
-    Full,
     HeadOnly,
     Ia3,
     Lora,
@@ -25,14 +25,10 @@ from nunatak_contract.methods import (
 from nunatak_model import (
     Backbone,
     Branch,
-    BranchSpec,
     Encoding,
     Row,
-    build_branch,
     convert_branch,
-    default_head,
     forward,
-    initial_parameters,
 )
 from nunatak_model.ops import attention, grouped
 from nunatak_model.ops.choice import PLAIN_OPS
@@ -46,18 +42,9 @@ from nunatak_model.ops.grouped import (
 )
 
 METHODS: list[Method] = [
-    HeadOnly(),
-    TopK(num_layers=1),
-    TopK(num_layers=3),
-    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
-    Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
-    Ia3(),
-    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
     Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
-    Bottleneck(size=3),
-    Bottleneck(size=4, first_layer=3),
-    Full(),
+    *EVERY_FORM,
 ]
 FROZEN_NORMS = Bottleneck(size=5, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
 KINDS = list(HeadKind)
@@ -67,15 +54,9 @@ COPIES = 3
 
 
 def stored_branch(backbone: Backbone, method: Method, seed: int) -> Branch:
-    """A branch in float32, every parameter away from its initial value."""
-    generator = torch.Generator().manual_seed(seed)
+    """A branch in float32, of each kind in turn."""
     kind = KINDS[seed % len(KINDS)]
-    head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or 2 + seed % 5)
-    spec = BranchSpec(method=method, head=head)
-    parameters = initial_parameters(spec, backbone, generator=generator)
-    for tensor in parameters.values():
-        tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
-    return build_branch(spec, backbone.config, parameters)
+    return random_branch(backbone, method, num_labels=2 + seed % 5, seed=seed, kind=kind)
 
 
 def random_encodings(seed: int) -> list[Encoding]:

@@ -1,13 +1,33 @@
+from collections.abc import Callable, Iterator
+from itertools import accumulate, cycle
+
 import pytest
 
+from doubles.backbones import tiny_backbone
 from nunatak_contract.enums import Pooling
-from nunatak_model import HeadSpec, ModelSize, model_size, parameters_saved
+from nunatak_model import (
+    Backbone,
+    HeadSpec,
+    ModelSize,
+    model_size,
+    number_format,
+    pack_backbone,
+    parameters_saved,
+    quantize_backbone,
+    with_speeds,
+)
 from nunatak_model.architectures import config_from
 
 # Table 1 of "What Would Elsa Do?" (2020): parameters in millions.
 PAPER = {
     "base": ModelSize(embedding=39.0, per_layer=7.1, output=0.6, num_layers=12),
     "large": ModelSize(embedding=52.0, per_layer=12.6, output=1.0, num_layers=24),
+}
+FORMS: dict[str, Callable[[Backbone], Backbone]] = {
+    "plain": lambda it: it,
+    "packed": pack_backbone,
+    "quantized": quantize_backbone,
+    "quantized and packed": lambda it: pack_backbone(quantize_backbone(it)),
 }
 SAVED_CELLS = [
     pytest.param("base", 8, 12, 0.87, id="mt-roberta-base-12-of-12"),
@@ -42,6 +62,11 @@ def roberta(shape: str) -> ModelSize:
     return model_size(config, HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True))
 
 
+def ticks() -> Iterator[float]:
+    """A clock on which products take 4, 2 and 8 seconds in turn."""
+    return accumulate(cycle((1.0, 4.0, 1.0, 2.0, 1.0, 8.0)))
+
+
 @pytest.mark.parametrize(("shape", "num_tasks", "num_frozen", "saved"), SAVED_CELLS)
 def test_formula_gives_every_saved_cell_of_the_paper(
     shape: str, num_tasks: int, num_frozen: int, saved: float
@@ -74,3 +99,13 @@ def test_module_shapes_give_the_sizes_of_the_papers_table(shape: str) -> None:
 def test_numbers_outside_the_model_are_refused(num_tasks: int, num_frozen: int) -> None:
     with pytest.raises(ValueError, match="expected at least one task"):
         parameters_saved(PAPER["base"], num_tasks=num_tasks, num_frozen=num_frozen)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_speed_is_the_time_of_float32_over_the_formats_own(form: str) -> None:
+    clock = ticks()
+
+    found = with_speeds(FORMS[form](tiny_backbone()), clock=lambda: next(clock))
+
+    assert found.speeds == {"float32": 1.0, "bfloat16": 2.0, "int8": 0.5}
+    assert number_format(found) == ("int8" if found.is_quantized else "float32")

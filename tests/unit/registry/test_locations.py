@@ -1,9 +1,26 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
-from nunatak_registry.errors import StoreUnavailableError
+from doubles.drafts import make_draft
+from nunatak_registry import Registry, StoreUnavailableError
 from nunatak_registry.locations import LOCATION_VARIABLE, default_location, parse_location
+
+
+def publish(registry: Registry, *, task: str = "tone", seed: int) -> int:
+    draft, blobs = make_draft(task=task, seed=seed)
+    return registry.publish(draft, blobs).version
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    (tmp_path / "mnt").mkdir()
+    return tmp_path / "mnt"
+
+
+def open_registry(folder: Path, name: str = "index", *, create: bool = False) -> Registry:
+    return Registry.open(f"sqlite:///{folder}/{name}.db?blobs={folder}/mnt/blobs", create=create)
 
 
 def test_environment_names_the_default_location(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +73,65 @@ def test_bad_url_is_refused_without_its_password(url: str) -> None:
         parse_location(url)
 
     assert "hush" not in str(caught.value)
+
+
+def test_a_publish_without_the_volume_of_the_blobs_is_refused_and_writes_nothing(
+    tmp_path: Path, mount: Path
+) -> None:
+    with open_registry(tmp_path, create=True) as registry:
+        publish(registry, seed=1)
+    mount.rename(tmp_path / "volume")
+    mount.mkdir()
+
+    with open_registry(tmp_path) as registry:
+        for seed in (1, 2):
+            with pytest.raises(StoreUnavailableError, match="mount its volume"):
+                publish(registry, seed=seed)
+        assert list(mount.rglob("*")) == []
+
+        mount.rmdir()
+        (tmp_path / "volume").rename(mount)
+        assert [publish(registry, seed=seed) for seed in (1, 2)] == [1, 2]
+        assert all(map(registry.read_blob, registry.versions("tone")))
+
+
+def test_a_publish_into_the_blobs_of_another_registry_is_refused(
+    tmp_path: Path, mount: Path
+) -> None:
+    with open_registry(tmp_path, create=True) as registry:
+        publish(registry, seed=1)
+    mount.rename(tmp_path / "volume")
+    with open_registry(tmp_path, "other", create=True) as other:
+        publish(other, seed=5)
+
+    with (
+        open_registry(tmp_path) as registry,
+        pytest.raises(StoreUnavailableError, match="none of the blobs of this registry"),
+    ):
+        publish(registry, seed=2)
+
+
+def test_a_copy_without_the_volume_of_the_target_is_refused(tmp_path: Path, mount: Path) -> None:
+    with (
+        Registry.open(tmp_path / "source") as source,
+        open_registry(tmp_path, create=True) as target,
+    ):
+        publish(source, task="intent", seed=2)
+        publish(target, seed=1)
+        shutil.move(mount / "blobs", tmp_path / "elsewhere")
+
+        with pytest.raises(StoreUnavailableError, match="mount its volume"):
+            target.copies.take("intent", source.copies)
+
+        assert target.names() == ("tone",)
+        assert not (mount / "blobs").exists()
+
+
+def test_all_blobs_may_be_lost_and_published_again(tmp_path: Path, mount: Path) -> None:
+    with open_registry(tmp_path, create=True) as registry:
+        publish(registry, seed=1)
+        shutil.rmtree(mount / "blobs" / "sha256")
+        (mount / "blobs" / "sha256").mkdir()
+
+        assert publish(registry, seed=1) == 1
+        assert registry.read_blob(registry.resolve("tone/1"))

@@ -1,18 +1,103 @@
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, Engine, event
+from sqlalchemy.exc import OperationalError
 
-from doubles.damage import write_rows
-from doubles.drafts import draft_with, make_draft, safetensors_bytes
-from nunatak_registry.blobs.blobs import BlobStore
+from doubles.damage import blob_paths, write_rows
+from doubles.drafts import draft_with, make_draft, publish_many, publish_one, safetensors_bytes
+from nunatak_contract.manifest import TaskDraft
+from nunatak_registry.aliases import AliasEvent, AliasEventKind, rollback_target
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, BlobStore
 from nunatak_registry.blobs.files import LocalFiles
-from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.errors import (
+    InvalidArtifactError,
+    InvalidManifestError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from nunatak_registry.index.database import Database, raise_generation
 from nunatak_registry.index.index import Index
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.store import Registry, utc_now
 from nunatak_registry.upkeep import FindingKind
+
+ALL = range(1, 10)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DRAFT, BLOBS = make_draft()
+DATA = BLOBS["parameters"]
+PICKLE = b"\x80\x04\x95" + bytes(64)
+HUGE = DRAFT.blobs[0].model_copy(update={"size_bytes": MAX_BLOB_BYTES + 1})
+REFUSED: dict[str, tuple[TaskDraft, dict[str, bytes], type[Exception], str]] = {
+    "no role": (DRAFT, {}, InvalidManifestError, "describes blobs"),
+    "a role more": (DRAFT, {**BLOBS, "more": DATA}, InvalidManifestError, "describes blobs"),
+    "another role": (DRAFT, {"more": DATA}, InvalidManifestError, "describes blobs"),
+    "a role twice": (
+        DRAFT.model_copy(update={"blobs": DRAFT.blobs * 2}),
+        BLOBS,
+        InvalidManifestError,
+        "describes blobs",
+    ),
+    "another size": (DRAFT, {"parameters": DATA + b"x"}, InvalidManifestError, "bytes, got"),
+    "beyond the cap": (
+        DRAFT.model_copy(update={"blobs": (HUGE,)}),
+        BLOBS,
+        InvalidArtifactError,
+        "at most",
+    ),
+    "other bytes": (DRAFT, make_draft(seed=1)[1], InvalidManifestError, "SHA-256"),
+    "no safetensors": (
+        draft_with(parameters=PICKLE),
+        {"parameters": PICKLE},
+        InvalidArtifactError,
+        "the header must be",
+    ),
+}
+
+
+def history(*moves: str) -> list[AliasEvent]:
+    events: list[AliasEvent] = []
+    for move in moves:
+        kind = AliasEventKind.ROLLBACK if move.startswith("r") else AliasEventKind.PROMOTE
+        events.append(
+            AliasEvent(
+                task="intent",
+                alias="prod",
+                kind=kind,
+                from_version=events[-1].to_version if events else None,
+                to_version=int(move[1:]),
+                at=datetime(2026, 1, 1, tzinfo=UTC),
+                by="ada",
+            )
+        )
+    return events
+
+
+def holders(folder: Path) -> set[str]:
+    connection = sqlite3.connect(folder / "index.sqlite3")
+    found = {row[0] for row in connection.execute("SELECT reader FROM nunatak_holds")}
+    connection.close()
+    return found
+
+
+def fail_one_sync(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> None:
+    sync, calls = os.fsync, list[int]()
+
+    def failing(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if is_folder == of_folders and not calls:
+            calls.append(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
 
 
 def test_folder_holds_the_index_and_the_blobs_and_nothing_else(
@@ -155,3 +240,149 @@ def test_generation_of_an_unchanged_registry_is_not_queried_again(
         assert registry.generation() == before
     registry.publish(*make_draft())
     assert registry.generation() != before
+
+
+@pytest.mark.parametrize(
+    ("moves", "target"),
+    [
+        ((), None),
+        (("p1",), None),
+        (("p1", "p2"), 1),
+        (("p1", "p2", "r1"), None),
+        (("p1", "p2", "p3"), 2),
+        (("p1", "p2", "p3", "r2"), 1),
+        (("p1", "p2", "p3", "r2", "r1"), None),
+        (("p1", "p2", "r1", "p3"), 1),
+        (("p1", "p2", "p1"), 2),
+        (("p1", "p2", "p1", "r2"), 1),
+        (("p3", "p1", "p2", "p1", "r2", "r1"), 3),
+    ],
+)
+def test_rollback_goes_back_one_promotion(moves: tuple[str, ...], target: int | None) -> None:
+    assert rollback_target(history(*moves), ALL) == target
+
+
+@pytest.mark.parametrize(
+    ("moves", "available", "target"),
+    [
+        (("p1", "p2", "p3"), {1, 3}, 1),
+        (("p1", "p2", "p3"), {3}, None),
+        (("p1", "p2", "p1"), {1}, None),
+        (("p1", "p3", "p2", "p3"), {1, 3}, 1),
+        (("p1", "p3", "p2", "p3", "r1"), {1, 3}, None),
+        (("p1", "p2", "p3", "r1"), {1, 3}, None),
+    ],
+)
+def test_rollback_skips_deleted_versions_and_the_current_one(
+    moves: tuple[str, ...], available: set[int], target: int | None
+) -> None:
+    assert rollback_target(history(*moves), available) == target
+
+
+def test_the_statements_of_a_hold_do_not_grow_with_its_versions(tmp_path: Path) -> None:
+    def statements(reader: str, *numbers: int) -> list[str]:
+        noted.clear()
+        wanted = {("intent", number) for number in numbers}
+        assert registry.hold(reader, wanted, seconds=60) == wanted == registry.held(reader)
+        return [it for it in noted if it.startswith(("INSERT", "UPDATE", "DELETE", "SELECT"))]
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        noted.append(statement)
+
+    noted = list[str]()
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with Registry.open(tmp_path, clock=lambda: START) as registry:
+            publish_many(registry, 12)
+            many, one = statements("many", *range(1, 13)), statements("one", 1)
+            renewal, fewer = statements("many", *range(1, 13)), statements("many", 3)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+    assert len(many) == len(one)
+    assert not any(it.startswith("INSERT") for it in renewal)
+    assert len(fewer) == len(one), "the end of eleven holds is one statement"
+
+
+def test_holds_of_killed_readers_are_cleared_once_they_are_over(tmp_path: Path) -> None:
+    with Registry.open(tmp_path, clock=lambda: START) as registry:
+        publish_many(registry, 2)
+        registry.hold("killed", [("intent", 1)], seconds=60)
+        registry.hold("alive", [("intent", 2)], seconds=600)
+
+    with Registry.open(tmp_path, clock=lambda: START + timedelta(seconds=61)) as registry:
+        assert registry.readers("intent", 1) == ()
+        registry.hold("new", [("intent", 1)], seconds=60)
+
+    assert holders(tmp_path) == {"alive", "new"}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bytes_that_are_not_those_of_the_draft_are_refused_and_not_stored(
+    registry: Registry, folder: Path, case: str
+) -> None:
+    draft, blobs, error, words = REFUSED[case]
+
+    with pytest.raises(error, match=words):
+        registry.publish(draft, blobs)
+
+    assert blob_paths(folder) == []
+    assert registry.tasks() == []
+
+
+@pytest.mark.parametrize("of_folders", [False, True], ids=["file", "folder"])
+def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_folders: bool
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        first = publish_one(registry, seed=0)
+        publish_one(registry, seed=1)
+        fail_one_sync(monkeypatch, of_folders=of_folders)
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: publish_one(registry, seed=2),
+            lambda: publish_one(registry, seed=0),
+            lambda: registry.promote("intent", "prod", 1),
+            lambda: registry.rollback("intent", "prod"),
+            lambda: registry.delete("intent", 1),
+            lambda: registry.gc(grace_s=0),
+        )
+
+        for change in changes:
+            with pytest.raises(StoreReadOnlyError, match="fsync failed"):
+                change()
+
+        assert registry.task("intent").versions == (1, 2)
+        assert registry.read_blob(first) == make_draft(seed=0)[1]["parameters"]
+
+    with Registry.open(tmp_path) as reopened:
+        assert publish_one(reopened, seed=2).version == 3
+
+
+def failed_sync_of_sqlite() -> OperationalError:
+    cause = sqlite3.OperationalError("disk I/O error")
+    cause.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    return OperationalError("COMMIT", None, cause)
+
+
+def test_after_a_failed_sync_of_the_index_it_is_only_read(tmp_path: Path) -> None:
+    database = Database.open(URL.create("sqlite", database=str(tmp_path / "index.sqlite3")))
+
+    with pytest.raises(StoreReadOnlyError, match="fsync of the index"), database.writing():
+        raise failed_sync_of_sqlite()
+    with pytest.raises(StoreReadOnlyError), database.writing():
+        pytest.fail("a writer was let in")
+
+    with database.reading() as connection:
+        assert connection.exec_driver_sql("SELECT generation FROM nunatak_state").scalar_one() == 0
+    database.close()
+
+
+def test_another_failure_of_the_index_is_not_final(tmp_path: Path) -> None:
+    database = Database.open(URL.create("sqlite", database=str(tmp_path / "index.sqlite3")))
+
+    with pytest.raises(StoreUnavailableError, match="full"), database.writing():
+        raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk is full"))
+
+    with database.writing() as connection:
+        raise_generation(connection)
+    database.close()

@@ -3,9 +3,9 @@
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, Branch, build_branch
+from nunatak_model import Backbone, Branch
 
 
 @pytest.fixture(scope="session")
@@ -15,5 +15,4 @@ def backbone() -> Backbone:
 
 @pytest.fixture(scope="session")
 def branch(backbone: Backbone) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    return random_branch(backbone, TopK(num_layers=1))

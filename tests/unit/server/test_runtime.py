@@ -14,9 +14,9 @@ from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings
 from doubles.serving_kernels import banks_of, with_gpu_kernels
-from doubles.tasks import publish_tiny_task, random_parameters, spec_of
+from doubles.tasks import publish_tiny_task, random_branch
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
-from nunatak_model import Backbone, Branch, Row, build_branch, convert_branch
+from nunatak_model import Backbone, Branch, Row, convert_branch
 from nunatak_registry import Registry
 from nunatak_server.catalog.following import HoldRenewal, RegistryWatch
 from nunatak_server.engine import backbones
@@ -181,8 +181,7 @@ def test_plain_kernels_are_torchs_own_operations_alone(
 
 async def test_pages_of_slots_are_limited_by_the_budget_of_task_versions(tmp_path: Path) -> None:
     backbone = with_gpu_kernels(tiny_backbone())
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    branch = random_branch(backbone, HeadOnly())
 
     with runtime_of(tmp_path, backbone, task_memory_bytes=1):
         held = convert_branch(branch, backbone)

@@ -1,18 +1,27 @@
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import toy_data
+from doubles.examples import load_test_set, toy_data, write_jsonl
 from doubles.refusals import raises
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_model import Encoding
+from nunatak_training.cache import cache_contents, clear_cache
+from nunatak_training.data import Example, ExampleSet, TaskData
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, check_recipe, fit_task
+from nunatak_training.kinds import TaskKind
+from nunatak_training.loop.checkpoint import SavedState, held_checkpoint
+from nunatak_training.publishing import default_label_of
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
 from nunatak_training.run_settings import read_settings
 from nunatak_training.train import choose_layers
+from nunatak_training.trunk import DiskTrunkStore
 
 NUM_LAYERS = 6
 BACKBONE = tiny_backbone(num_layers=NUM_LAYERS)
@@ -49,6 +58,12 @@ def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable
 def chosen(run: Callable[..., TrainedTask], **changes: JsonValue) -> Recipe:
     settings = read_settings({"layers": "auto", "target": 0.95, **QUICK, **changes})
     return choose_layers(BACKBONE, run, settings).recipe
+
+
+def data_of(*labels: str) -> TaskData:
+    examples = tuple(Example(text=f"text {n}", label=label) for n, label in enumerate(labels))
+    both = ExampleSet(examples=examples)
+    return TaskData(name="data", train=both, dev=both, labels=tuple(sorted(set(labels))))
 
 
 @pytest.mark.parametrize("needed", range(NUM_LAYERS + 1))
@@ -109,3 +124,137 @@ def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_dige
     assert "layer_choice" not in recipe.settings()
     assert found.settings()["layer_choice"] is not None
     assert Recipe.model_validate(found.settings()) == found
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    contents = cache_contents(tmp_path / "absent")
+
+    assert (contents.states, contents.checkpoints, contents.num_bytes) == ((), (), 0)
+
+
+def test_clearing_leaves_only_the_checkpoint_that_is_in_use(tmp_path: Path) -> None:
+    wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
+    backbone, progress = tiny_backbone(num_layers=2), Report().prepared
+    DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
+    snapshot = SavedState(tensors={}, facts="{}")
+    with held_checkpoint("killed", tmp_path) as checkpoint:
+        checkpoint.save(snapshot)
+    with held_checkpoint("running", tmp_path) as checkpoint:
+        checkpoint.save(snapshot)
+        before = cache_contents(tmp_path)
+
+        after = clear_cache(tmp_path)
+
+    assert (len(before.states), len(before.checkpoints)) == (1, 2)
+    assert before.num_bytes > 2 * 32 * 4
+    assert after.states == ()
+    assert [stored.path.stem for stored in after.checkpoints] == ["running"]
+    assert after.num_bytes > 0
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"running.safetensors", "running.lock"}
+
+
+def test_what_a_kill_amid_writing_left_is_counted_and_cleared(tmp_path: Path) -> None:
+    with held_checkpoint("killed", tmp_path):
+        (tmp_path / "checkpoints" / "killed.safetensors.partial").write_bytes(b"x" * 100)
+
+    before = cache_contents(tmp_path)
+    after = clear_cache(tmp_path)
+
+    assert before.num_bytes == 100
+    assert (after.checkpoints, after.num_bytes) == ((), 0)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_states_that_cannot_be_read_are_cleared(tmp_path: Path) -> None:
+    wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
+    backbone, progress = tiny_backbone(num_layers=2), Report().prepared
+    DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
+    (stored,) = cache_contents(tmp_path).states
+    stored.path.unlink()
+    stored.path.write_text("{")
+
+    clear_cache(tmp_path)
+
+    assert list((tmp_path / "trunk").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "named", "default"),
+    [
+        (("a", "b", "b"), None, "b"),
+        (("b", "a", "b", "a"), None, "a"),
+        (("a", "b", "b"), "a", "a"),
+        (("a", "b", "b", "c"), None, None),
+        (("a", "b", "b", "c"), "c", "c"),
+        (("a", "b", "b"), "none", None),
+        (("a", "b", "none"), "none", "none"),
+    ],
+)
+def test_the_default_label_is_the_named_one_or_of_two_the_more_frequent(
+    labels: tuple[str, ...], named: str | None, default: str | None
+) -> None:
+    recipe = default_recipe(HeadOnly(), changes={"default_label": named, "max_length": 16})
+    check_recipe(recipe, data_of(*labels), tiny_backbone())
+
+    assert default_label_of(data_of(*labels), recipe) == default
+
+
+def test_a_default_label_that_is_no_label_is_refused() -> None:
+    recipe = default_recipe(HeadOnly(), changes={"default_label": "z", "max_length": 16})
+
+    with pytest.raises(InvalidRecipeError, match="must be none or one of 'a', 'b', got 'z'"):
+        check_recipe(recipe, data_of("a", "b"), tiny_backbone())
+
+
+def test_a_recipe_without_a_word_on_long_texts_keeps_its_digest() -> None:
+    assert not {"default_label", "on_long"} & default_recipe(HeadOnly()).settings().keys()
+
+
+def test_test_set_with_a_label_of_its_own_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", [{"text": "a b", "label": "never"}])
+
+    with raises("unknown_label", match=r"far\.jsonl:1: label 'never'"):
+        load_test_set(path, toy_data())
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "problem"),
+    [
+        (TaskKind.SINGLE_LABEL, [], "there are no test examples"),
+        (
+            TaskKind.RANKING,
+            [{"query": "a", "document": "b", "label": 0}],
+            "no test document has a grade above 0",
+        ),
+    ],
+)
+def test_test_set_that_nothing_can_be_scored_on_is_refused(
+    tmp_path: Path, kind: TaskKind, rows: list[dict[str, object]], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", rows)
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with raises("too_few_examples", match=problem):
+        load_test_set(path, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        pytest.param(TaskKind.MULTI_LABEL, {"text": "a b", "labels": ["a", "never"]}, id="labels"),
+        pytest.param(
+            TaskKind.TOKEN_CLASSIFICATION, {"tokens": ["a"], "tags": ["never"]}, id="tags"
+        ),
+    ],
+)
+def test_label_of_its_own_among_several_is_refused(
+    tmp_path: Path, kind: TaskKind, row: dict[str, object]
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", [row])
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with raises("unknown_label", match=r"far\.jsonl:1: label 'never'"):
+        load_test_set(path, data)

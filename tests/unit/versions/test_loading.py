@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 
@@ -5,8 +7,9 @@ from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import tiny_task
-from nunatak_contract.enums import HeadKind, TensorDtype
+from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling, TensorDtype
 from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.heads import DenseBlock
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -18,8 +21,14 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_model import Backbone, quantize_backbone, tensors_from_bytes, tensors_to_bytes
-from nunatak_versions import load_task, probe_tolerance
+from nunatak_model import (
+    Backbone,
+    HeadSpec,
+    quantize_backbone,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
+from nunatak_versions import branch_spec, head_record, load_task, probe_tolerance
 
 METHODS = [
     TopK(num_layers=2),
@@ -28,6 +37,10 @@ METHODS = [
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Ia3(),
     Full(),
+]
+BLOCKS = [
+    DenseBlock(activation=activation, bias=bias, norm=norm)
+    for activation, bias, norm in product(Activation, (True, False), HeadNorm)
 ]
 
 
@@ -219,3 +232,27 @@ def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_large
     assert probe_tolerance(1e-4, (0.5, -1.0), bfloat16) == pytest.approx(0.1)
     assert probe_tolerance(1e-4, (5.0, -10.0), float16) == pytest.approx(0.2)
     assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_dense_head_comes_back_from_its_record(pooling: Pooling, block: DenseBlock) -> None:
+    spec = HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block)
+
+    assert branch_spec(head_record(spec, ("a", "b", "c")), HeadOnly()).head == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        (HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=2), ("O", "B-X")),
+        (HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2), ()),
+        (HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST), ()),
+        (HeadSpec(num_labels=2, pooling=Pooling.LAST, bias=False, padding_id=0), ("no", "yes")),
+    ],
+    ids=lambda it: it.kind if isinstance(it, HeadSpec) else "",
+)
+def test_every_kind_of_head_comes_back_from_its_record(
+    spec: HeadSpec, labels: tuple[str, ...]
+) -> None:
+    assert branch_spec(head_record(spec, labels), HeadOnly()).head == spec

@@ -47,7 +47,7 @@ BY_NAME = [
 ]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 ASKED = {"type": "noul", "instructions": "Is it urgent?"}
-KEYS = [f"user-{number}" for number in range(16)]
+KEYS = [f"user-{number}" for number in range(8)]
 
 
 def task_of(path: str) -> str:

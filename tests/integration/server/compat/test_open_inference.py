@@ -3,8 +3,24 @@
 from typing import Any
 
 import httpx
+import pytest
+from fastapi import FastAPI
 
 from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
+from doubles.serving import running_transport
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+PROBES = (
+    "/readyz",
+    "/health",
+    "/v2/health/ready",
+    "/v2/models/topic/ready",
+    "/v2/models/topic/versions/1/ready",
+    "/tei/tasks/topic/health",
+    "/tei/tasks/topic/1/health",
+    "/tei/backbone/health",
+)
 
 
 def tensor(name: str, *texts: str, **more: object) -> dict[str, object]:
@@ -98,3 +114,50 @@ async def test_open_inference_takes_a_no_to_what_it_does_not_offer(
     path = "/v2/models/topic/infer"
 
     assert await post(client, path, refusing, 200) == await post(client, path, plain, 200)
+
+
+async def test_kserve_predicts_as_the_task_does(client: httpx.AsyncClient) -> None:
+    rows = await native(client, "topic", [TEXT, OTHER])
+    pair = {"text": TEXT, "text_pair": OTHER}
+    (paired,) = await native(client, "topic", [pair])
+    (value,) = await native(client, "stars", [TEXT])
+
+    found = await post(client, "/v1/models/topic:predict", {"instances": [TEXT, OTHER]})
+    both = await post(client, "/v1/models/topic:predict", {"instances": [pair]})
+    stars = await post(client, "/v1/models/stars:predict", {"instances": [TEXT]})
+
+    assert found.keys() == {"predictions"}
+    for prediction, row in zip(found["predictions"], rows, strict=True):
+        assert prediction == SCORE({it["label"]: it["score"] for it in row})
+    assert both["predictions"] == [SCORE({it["label"]: it["score"] for it in paired})]
+    assert stars["predictions"] == SCORE([value[0]["score"]])
+
+
+async def test_kserve_answers_every_kind_of_head(client: httpx.AsyncClient) -> None:
+    asked: dict[str, object] = {
+        "names": TEXT,
+        "answers": {"question": OTHER, "context": TEXT},
+        "ranks": {"query": OTHER, "documents": DOCUMENTS},
+    }
+    for task, instance in asked.items():
+        expected = await native(client, task, [instance])
+        path = f"/v1/models/{task}:predict"
+        assert (await post(client, path, {"instances": [instance]}))["predictions"] == expected
+
+
+@pytest.mark.parametrize("path", PROBES)
+async def test_a_server_that_is_about_to_leave_asks_for_no_more_by_any_protocol(
+    backbone: Backbone, registry: Registry, path: str
+) -> None:
+    async with (
+        running_transport(backbone, registry) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        assert (await client.get(path)).status_code == 200
+        assert isinstance(transport.app, FastAPI)
+
+        transport.app.state.runtime.announce_drain()
+
+        assert (await client.get(path)).status_code == 503
+        body = {"inputs": "taken still"}
+        assert (await client.post("/v1/tasks/topic/predict", json=body)).status_code == 200

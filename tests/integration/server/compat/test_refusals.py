@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from doubles.compat import DOCUMENTS, OTHER, QUERY, TEXT, TOO_LONG, post
+from doubles.questions import ANGER, EMBEDDING, TEAM, UNKNOWN, URGENT, body, theirs
 from nunatak_model import Backbone
 
 BACKBONE = "(backbone)"
@@ -16,6 +17,78 @@ PAIR = {"question": OTHER, "context": TEXT}
 RANKING = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
 VECTOR = {"model": BACKBONE, "input": [{"type": "text", "text": TEXT}]}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+INFER, KSERVE = "/v2/models/topic/infer", "/v1/models/topic:predict"
+HF_TOPIC = "/hf/tasks/topic"
+WRONG, NONE = "invalid_request", "model_not_found"
+Row = tuple[str, object, int, str]
+OPENAI: list[Row] = [
+    ("/v1/embeddings", {"model": "topic", "input": TEXT}, 404, NONE),
+    ("/v1/embeddings", {"model": BACKBONE, "input": ""}, 422, "empty_text"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": []}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": [1, 2]}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TOO_LONG}, 422, "too_many_tokens"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": [TEXT] * 9}, 422, "too_many_inputs"),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "dimensions": 8}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "encoding_format": "int8"}, 422, WRONG),
+    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "unheard": 1}, 422, WRONG),
+]
+TEI: list[Row] = [
+    ("/tei/tasks/none/predict", {"inputs": TEXT}, 404, "validation"),
+    ("/tei/tasks/names/predict", {"inputs": TEXT}, 422, "validation"),
+    ("/tei/tasks/ranks/predict", {"inputs": TEXT}, 422, "validation"),
+    ("/tei/tasks/topic/rerank", QUERY, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": " "}, 422, "empty"),
+    ("/tei/tasks/topic/predict", {"inputs": []}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [[TEXT, TEXT, TEXT]]}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [[TEXT]] * 9}, 422, "validation"),
+    (
+        "/tei/tasks/topic/predict",
+        {"inputs": TEXT, "truncation_direction": "left"},
+        422,
+        "validation",
+    ),
+    ("/tei/tasks/topic/predict", {"inputs": TEXT, "parameters": {}}, 422, "validation"),
+    ("/tei/tasks/topic/predict", {"inputs": [7, 8]}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
+    ("/tei/backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
+]
+WRONG_QUESTIONS: dict[str, dict[str, object]] = {
+    "unknown type": body({"q": {"type": "box", "instructions": "?"}}),
+    "no type": body({"q": {"instructions": "?"}}),
+    "256 options": body({"q": {**TEAM, "criteria": {str(it): None for it in range(256)}}}),
+    "1 option": body({"q": {**TEAM, "criteria": {"a": None}}}),
+    "empty option": body({"q": {**TEAM, "criteria": {"": None, "b": None}}}),
+    "list of options": body({"q": {**TEAM, "criteria": ["a", "b"]}}),
+    "1 level": body({"q": {**ANGER, "criteria": ["a"]}}),
+    "11 levels": body({"q": {**ANGER, "criteria": list("abcdefghijk")}}),
+    "object of levels": body({"q": {**ANGER, "criteria": {"0": "a", "1": "b"}}}),
+    "null level": body({"q": {**ANGER, "criteria": ["a", None]}}),
+    "other sides": body({"q": {**URGENT, "criteria": {"yes": "a"}}}),
+    "nothing asked": body({"q": {"type": "noul"}}),
+    "unknown field": body({"q": {**URGENT, "min": 1}}),
+    "empty id": body({"": URGENT}),
+    "no questions": body({}),
+    "list of questions": body([URGENT]),
+    "401 questions": body({str(it): URGENT for it in range(401)}),
+    "no state": body(state=None),
+    "empty state": body(state=" "),
+    "number as state": body(state=3),
+    "image": body(assets={"a": {"type": "image"}}),
+    "too many options": body(
+        {str(at): {**TEAM, "criteria": {str(it): None for it in range(251)}} for at in range(4)}
+    ),
+    "both ways": body({"q": {**TEAM, "options": [{"value": "a"}, {"value": "b"}]}}),
+    "text as criteria": body({"q": {**TEAM, "criteria": "ab"}}),
+    "criterion without text": body({"q": {**URGENT, "criteria": {"true": ""}}}),
+    "long criterion": body({"q": {**URGENT, "criteria": {"true": "a" * 40_000}}}),
+    "deep instructions": body({"q": {**URGENT, "instructions": eval("[" * 40 + "]" * 40)}}),  # noqa: S307 - a literal
+    "long state": body(state="a" * 40_000),
+    "NUL": body(state="a\0"),
+    "unreadable state": body({"q": UNKNOWN}, state="\U000e0041 \U000e0042"),
+    "unreadable option": body({"q": {**TEAM, "criteria": {"a": None, "\U000e0041": None}}}),
+    "deep state": body(state=eval("[" * 40 + "]" * 40)),  # noqa: S307 - a literal
+}
 
 
 def tensor(name: str, *texts: str, **fields: object) -> dict[str, Any]:
@@ -49,10 +122,6 @@ def has_one_line(refused: Any, _: int, kind: str) -> None:  # noqa: ANN401 - JSO
     assert refused.get("error_type", "") == kind
 
 
-INFER, KSERVE = "/v2/models/topic/infer", "/v1/models/topic:predict"
-HF_TOPIC = "/hf/tasks/topic"
-WRONG, NONE = "invalid_request", "model_not_found"
-Row = tuple[str, object, int, str]
 VLLM: list[Row] = [
     ("/classify", classified(model="none"), 404, ""),
     ("/classify", classified(model="names"), 422, ""),
@@ -101,38 +170,6 @@ ROUTER: list[Row] = [
     ("/srun/v1/bundle", {"tasks": []}, 422, WRONG),
     ("/srun/v1/bundle", {"tasks": [{"id": "a"}]}, 422, WRONG),
     ("/srun/v1/bundle", {"tasks": [{"id": "a", "decisions": TEXT}]}, 422, WRONG),
-]
-OPENAI: list[Row] = [
-    ("/v1/embeddings", {"model": "topic", "input": TEXT}, 404, NONE),
-    ("/v1/embeddings", {"model": BACKBONE, "input": ""}, 422, "empty_text"),
-    ("/v1/embeddings", {"model": BACKBONE, "input": []}, 422, WRONG),
-    ("/v1/embeddings", {"model": BACKBONE, "input": [1, 2]}, 422, WRONG),
-    ("/v1/embeddings", {"model": BACKBONE, "input": TOO_LONG}, 422, "too_many_tokens"),
-    ("/v1/embeddings", {"model": BACKBONE, "input": [TEXT] * 9}, 422, "too_many_inputs"),
-    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "dimensions": 8}, 422, WRONG),
-    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "encoding_format": "int8"}, 422, WRONG),
-    ("/v1/embeddings", {"model": BACKBONE, "input": TEXT, "unheard": 1}, 422, WRONG),
-]
-TEI: list[Row] = [
-    ("/tei/tasks/none/predict", {"inputs": TEXT}, 404, "validation"),
-    ("/tei/tasks/names/predict", {"inputs": TEXT}, 422, "validation"),
-    ("/tei/tasks/ranks/predict", {"inputs": TEXT}, 422, "validation"),
-    ("/tei/tasks/topic/rerank", QUERY, 422, "validation"),
-    ("/tei/tasks/topic/predict", {"inputs": " "}, 422, "empty"),
-    ("/tei/tasks/topic/predict", {"inputs": []}, 422, "validation"),
-    ("/tei/tasks/topic/predict", {"inputs": [[TEXT, TEXT, TEXT]]}, 422, "validation"),
-    ("/tei/tasks/topic/predict", {"inputs": [[TEXT]] * 9}, 422, "validation"),
-    (
-        "/tei/tasks/topic/predict",
-        {"inputs": TEXT, "truncation_direction": "left"},
-        422,
-        "validation",
-    ),
-    ("/tei/tasks/topic/predict", {"inputs": TEXT, "parameters": {}}, 422, "validation"),
-    ("/tei/tasks/topic/predict", {"inputs": [7, 8]}, 422, "validation"),
-    ("/tei/backbone/embed", {"inputs": TEXT, "prompt_name": "query"}, 422, "validation"),
-    ("/tei/backbone/embed", {"inputs": TEXT, "dimensions": 8}, 422, "validation"),
-    ("/tei/backbone/embed", {"inputs": [TEXT] * 9}, 422, "validation"),
 ]
 ONE_LINE: list[Row] = [
     ("/hf/tasks/ranks", {"inputs": {"query": OTHER, "documents": DOCUMENTS}}, 422, ""),
@@ -202,3 +239,119 @@ async def test_a_wrong_request_is_refused_in_the_shape_of_its_protocol(
     assert refused.keys() - {"error_type"} == {"error"}
     assert TEXT not in str(refused)
     check(refused, status, told)
+
+
+@pytest.mark.parametrize("case", WRONG_QUESTIONS)
+def test_wrong_input_has_the_error_of_system_one(asking: Callable[..., None], case: str) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await post(client, "/v1/systemone", WRONG_QUESTIONS[case], 422)
+        for it in refused["detail"]:
+            assert it["loc"][0] == "body"
+            assert it["msg"]
+            assert it["type"]
+
+    asking(scenario, **EMBEDDING)
+
+
+@pytest.mark.parametrize("state", ["", " ", "a\0", "a" * 40_000])
+def test_a_text_that_cannot_be_read_is_refused_without_a_known_question(
+    asking: Callable[..., None], state: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        await post(client, "/v1/systemone", body({"x": UNKNOWN}, state=state), 422)
+        sent = {"model": "nunatak", "input": state, "questions": [theirs(UNKNOWN)]}
+        await post(client, "/v1/decisions", sent, 422)
+
+    asking(scenario)
+
+
+def test_an_unreadable_question_fails_alone_and_by_its_name(asking: Callable[..., None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        asked = [
+            theirs(URGENT, "u"),
+            {**theirs(UNKNOWN, "empty"), "instructions": ""},
+            theirs(UNKNOWN),
+        ]
+        sent = {"model": "nunatak", "input": TEXT, "questions": asked}
+        known, empty, other = (await post(client, "/v1/decisions", sent))["answers"]
+        assert [it["type"] for it in (known, empty, other)] == ["predicate", "refusal", "predicate"]
+        assert empty["x_reason"]["code"] == "question_unreadable"
+        assert "question 2 of the request ('empty')" in empty["x_reason"]["message"]
+
+    asking(scenario, **EMBEDDING)
+
+
+QUESTION_IMAGE = {"type": "input_image", "image_url": "https://nowhere/"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input": [{"role": "user", "content": [QUESTION_IMAGE]}]},
+        {"input": []},
+        {"input": " "},
+        {"input": [{"type": "function_call", "name": "f", "arguments": "", "call_id": "1"}]},
+        {"questions": []},
+        {"questions": [theirs(URGENT, "a"), theirs(TEAM, "a")]},
+        {"questions": [{**theirs(URGENT), "name": ""}]},
+        {"questions": [{"type": "predicate"}]},
+        {"questions": [{**theirs(URGENT), "instructions": [QUESTION_IMAGE]}]},
+        {"questions": [{**theirs(TEAM), "choices": [{"value": "a"}]}]},
+        {"questions": [{**theirs(TEAM), "choices": [{"value": "a"}, {"value": "a"}]}]},
+        {"questions": [{**theirs(TEAM), "choices": {"a": "b"}}]},
+        {"questions": [{**theirs(URGENT), "levels": [{"label": "a"}, {"label": "b"}]}]},
+        {"questions": [{**theirs(TEAM), "choices": [{"value": str(it)} for it in range(256)]}]},
+        {
+            "questions": [
+                {**theirs(TEAM), "choices": [{"value": str(it)} for it in range(251)]}
+                for _ in range(4)
+            ]
+        },
+        {"questions": [{**theirs(TEAM), "choices": [{"value": ""}, {"value": "b"}]}]},
+        {"questions": [{**theirs(TEAM), "choices": [{"value": 1}, {"value": "b"}]}]},
+        {"questions": [{**theirs(TEAM), "choices": None}]},
+        {"questions": [{**theirs(TEAM), "criteria": {"a": None, "b": None}}]},
+        {"questions": [{**theirs(ANGER), "levels": [{"label": str(it)} for it in range(11)]}]},
+        {"questions": [theirs(URGENT)] * 401},
+        {"questions": {"u": theirs(URGENT)}},
+        {"input": {"a": 1}},
+        {"input": [{"role": "user", "content": [{"type": "input_json", "data": [1]}]}]},
+        {"input": "a\0"},
+        {"input": "a" * 40_000},
+        {"unheard": 1},
+    ],
+)
+def test_wrong_input_has_the_error_of_openai(
+    asking: Callable[..., None], change: dict[str, object]
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        sent = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)], **change}
+        refused = await post(client, "/v1/decisions", sent, 422)
+        assert refused["error"]["type"] == "invalid_request_error"
+
+    asking(scenario)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"model": "nunatak", "questions": NaN}',
+        b'{"model": "a", "model": "b", "questions": {}}',
+        b"{",
+        b'{"model": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+    ids=["NaN", "a field twice", "no JSON", "too deep"],
+)
+def test_what_is_no_json_has_the_error_of_its_protocol(
+    asking: Callable[..., None], sent: bytes
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        theirs, openai = [
+            await client.post(path, content=sent, headers=headers)
+            for path in ("/v1/systemone", "/v1/decisions")
+        ]
+        assert (theirs.status_code, theirs.json()["detail"][0]["loc"]) == (422, ["body"])
+        assert (openai.status_code, openai.json()["error"]["code"]) == (400, "invalid_json")
+
+    asking(scenario)

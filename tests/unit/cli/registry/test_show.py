@@ -5,9 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from doubles.damage import write_rows
-from doubles.terminals import nunatak
+from doubles.drafts import make_draft
+from doubles.terminals import WIDE, nunatak
+from nunatak_cli.main import app
 from nunatak_contract.cards import task_card
 from nunatak_contract.enums import CandidateRole
 from nunatak_registry import Candidate, Registry
@@ -97,3 +100,166 @@ def test_versions_lists_a_damaged_version_too(
 
     assert ran.exit_code == 0
     assert "damaged" in ran.stdout.splitlines()[2]
+
+
+def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:
+    ran = nunatak("task", "list", *place)
+
+    assert ran.exit_code == 0
+    assert ran.stdout.split("\n")[1].split()[:4] == ["intent", "2", "of", "3"]
+    assert "prod = 2" in ran.stdout
+
+
+def test_list_shows_the_candidates_next_to_their_alias(place: tuple[str, str]) -> None:
+    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+
+    assert "prod = 2 (canary 3: 20%)" in nunatak("task", "list", *place).stdout
+
+
+def test_a_narrow_list_cuts_no_name(registry: Registry, place: tuple[str, str]) -> None:
+    name = "intent-of-" * 4 + "chats"
+    registry.publish(*make_draft(name))
+    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+
+    narrow = CliRunner().invoke(app, ["task", "list", *place], env={**WIDE, "COLUMNS": "80"})
+    assert name in narrow.stdout
+
+
+def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> None:
+    assert nunatak("task", "list", "--json", *place).json() == {
+        "tasks": [
+            {
+                "name": "intent",
+                "version": 2,
+                "versions": [1, 2, 3],
+                "aliases": {"prod": 2},
+                "candidates": [],
+                "head": "sequence_classification",
+                "labels": ["no", "yes"],
+                "reads": None,
+                "method": "head",
+                "split_depth": 2,
+            }
+        ]
+    }
+
+
+def test_empty_registry_says_what_to_do(tmp_path: Path) -> None:
+    Registry.open(tmp_path).close()
+
+    ran = nunatak("task", "list", "--registry", str(tmp_path))
+
+    assert ran.exit_code == 0
+    assert ran.stdout == ""
+    assert "nunatak train" in ran.stderr
+
+
+def test_history_shows_every_move(place: tuple[str, str]) -> None:
+    ran = nunatak("task", "history", "intent", *place)
+    user = getpass.getuser()
+    lines = [line.split()[-5:] for line in ran.stdout.splitlines()[1:]]
+    assert lines == [["prod", "promote", "-", "1", user], ["prod", "promote", "1", "2", user]]
+
+    events = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
+    assert isinstance(events["events"], list)
+    assert [event["by"] for event in events["events"] if isinstance(event, dict)] == [user] * 2
+
+
+def test_history_without_aliases_says_so(tmp_path: Path) -> None:
+    draft, blobs = make_draft()
+    with Registry.open(tmp_path) as registry:
+        registry.publish(draft, blobs)
+
+    ran = nunatak("task", "history", "intent", "--registry", str(tmp_path))
+
+    assert ran.exit_code == 0
+    assert "newest version" in ran.stderr
+
+
+def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> None:
+    ran = nunatak("task", "promote", "intent", "3", "--expect", "2", "--unprobed", *place)
+
+    assert ran.stdout == "intent@prod -> version 3 (was 2)\n"
+    assert registry.task("intent").aliases == {"prod": 3}
+
+
+def test_promote_to_the_version_that_the_alias_has_says_that_nothing_moved(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    before = registry.generation()
+
+    shown = nunatak("task", "promote", "intent", "2", "--unprobed", *place)
+    told = nunatak("task", "promote", "intent", "2", "--unprobed", "--json", *place)
+
+    assert shown.stdout == "intent@prod -> version 2 (it was there already; nothing moved)\n"
+    assert told.json()["moved"] is False
+    assert registry.generation() == before
+
+
+def test_new_alias_is_made_by_promoting(place: tuple[str, str]) -> None:
+    moved = nunatak(
+        *("task", "promote", "intent", "3", "--alias", "canary", "--expect", "0"),
+        *("--unprobed", "--json", *place),
+    ).json()
+
+    assert (moved["alias"], moved["version"], moved["previous_version"]) == ("canary", 3, None)
+
+
+def test_gc_spares_what_was_in_use_within_the_grace_period(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    held = registry.resolve("intent/3")
+    registry.delete("intent", 3)
+
+    assert nunatak("task", "gc", *place).stdout == (
+        "removed 0 blobs and 0 temporary files; 1 too young\n"
+    )
+    assert registry.read_blob(held)
+
+
+def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Registry) -> None:
+    digest = registry.resolve("intent/3").blobs[0].sha256
+    registry.delete("intent", 3)
+
+    assert nunatak("task", "gc", "--grace", "0", "--json", *place).json() == {
+        "removed_blobs": [digest],
+        "removed_temporary": 0,
+        "kept_young": 0,
+    }
+    assert registry.verify() == []
+
+
+def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
+    refused = nunatak("task", "delete", "intent", "3", *place, typed="n\n")
+    assert refused.exit_code == 1
+    assert registry.task("intent").versions == (1, 2, 3)
+
+    agreed = nunatak("task", "delete", "intent", "3", *place, typed="y\n")
+    assert agreed.stdout.endswith("deleted intent/3\n")
+    assert registry.task("intent").versions == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(("show", "nope"), "task_not_found", id="no-task"),
+        pytest.param(("show", "intent/9"), "version_not_found", id="no-version"),
+        pytest.param(("show", "intent@nope"), "alias_not_found", id="no-alias"),
+        pytest.param(("show", "../etc"), "invalid_name", id="hostile-name"),
+        pytest.param(("promote", "intent", "9"), "version_not_found", id="promote-nothing"),
+        pytest.param(("delete", "intent", "9", "--yes"), "version_not_found", id="delete-nothing"),
+        pytest.param(("delete", "intent", "2", "--yes"), "version_in_use", id="delete-in-use"),
+        pytest.param(
+            ("promote", "intent", "3", "--expect", "1", "--unprobed"), "alias_conflict", id="stale"
+        ),
+    ],
+)
+def test_errors_are_one_line_with_their_code(
+    place: tuple[str, str], arguments: tuple[str, ...], code: str
+) -> None:
+    ran = nunatak("task", *arguments, *place)
+
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert ran.stderr.count("\n") == 1

@@ -1,9 +1,23 @@
 """Laws of the options of `nunatak serve`; serving itself is tried end to end."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.terminals import WIDE, nunatak
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_model import model_size, parameters_saved, usual_head
 from nunatak_server.settings import ServerSettings
+
+NOBODY = ("--server", "http://127.0.0.1:9")
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: Path) -> str:
+    save_tiny_backbone(tmp_path / "tiny", num_layers=3)
+    return str(tmp_path / "tiny")
 
 
 def test_the_configuration_is_printed_with_its_origins() -> None:
@@ -62,3 +76,73 @@ def test_a_registry_of_the_environment_is_shown_as_such(monkeypatch: pytest.Monk
     ran = nunatak("serve", "--show-config")
 
     assert 'registry = "somewhere"  # environment\n' in ran.stdout
+
+
+def test_server_that_is_not_there_is_one_line() -> None:
+    ran = nunatak("loadtest", "run", "--task", "tone", *NOBODY, "--json")
+
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("error [connection_failed]: ")
+
+
+def test_text_file_is_read_before_anything_else(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.txt")
+
+    ran = nunatak("loadtest", "run", "--task", "tone", *NOBODY, "--text-file", absent, "--json")
+
+    assert ran.stderr.startswith(f"error [unreadable_file]: {absent}: cannot be read")
+
+
+def test_scenarios_are_listed_with_what_they_are() -> None:
+    ran = nunatak("loadtest", "scenarios")
+
+    assert "fanout8    Eight of up to sixteen tasks about every text" in ran.stdout
+
+
+def test_unknown_scenario_is_one_line() -> None:
+    ran = nunatak("loadtest", "run", "absent", *NOBODY)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_settings]: no scenario 'absent'")
+
+
+def test_folder_with_an_earlier_run_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "run-users.json").write_text("{}")
+
+    ran = nunatak("loadtest", "run", "users", *NOBODY, "--out", str(tmp_path))
+
+    assert ran.exit_code == 1
+    assert "never overwritten" in ran.stderr
+    assert (tmp_path / "run-users.json").read_text() == "{}"
+
+
+def test_every_number_of_own_layers_has_the_share_of_the_formula(folder: str) -> None:
+    found: Any = nunatak("savings", "--backbone", folder, "--tasks", "8", "--json").json()
+
+    config = tiny_backbone(num_layers=3).config
+    head = usual_head(
+        config, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2, pooling=Pooling.MEAN
+    )
+    size = model_size(config, head)
+    assert [row["own_layers"] for row in found["by_own_layers"]] == [0, 1, 2, 3]
+    for row in found["by_own_layers"]:
+        saved = parameters_saved(size, num_tasks=8, num_frozen=row["frozen_layers"])
+        assert row["frozen_layers"] == 3 - row["own_layers"]
+        assert row["saved_share"] == pytest.approx(saved, rel=1e-9)
+        shared = found["dedicated_bytes"] * (1 - row["saved_share"])
+        assert row["shared_bytes"] == pytest.approx(shared, abs=1)
+
+
+def test_people_get_a_table(folder: str) -> None:
+    shown = nunatak("savings", "--backbone", folder, "--tasks", "2").stdout
+
+    assert "2 full models, MB" in shown
+    assert "own layers" in shown
+
+
+def test_a_backbone_that_is_not_there_is_refused() -> None:
+    refused = nunatak("savings", "--backbone", "./nothing-here", "--tasks", "2")
+
+    assert refused.exit_code == 1
+    assert "backbone_not_found" in refused.stderr

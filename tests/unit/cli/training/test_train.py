@@ -1,16 +1,40 @@
 """Laws of the options of `nunatak train`; training itself is tried end to end."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from doubles.examples import toy_examples
-from doubles.terminals import nunatak
+from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import Ran, nunatak
 from nunatak_cli.options import ComputeOptions, TextColumns
+from nunatak_model import Encoding, load_backbone
+from nunatak_registry import Registry
 from nunatak_training.kinds import TaskKind
+from nunatak_training.report import Report
 from nunatak_training.run_settings import all_settings
+from nunatak_training.trunk import DiskTrunkStore
+
+GOOD = rows_of(toy_examples(12))
+
+
+def trained(folder: Path, *options: str) -> Ran:
+    save_tiny_backbone(folder / "backbone", num_layers=2)
+    place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
+    return nunatak("train", "--task", "tone", "--max-length", "16", "--create", *place, *options)
+
+
+def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert ran.stderr.count("\n") == 1
+    for part in parts:
+        assert part in ran.stderr
+    with Registry.open(str(folder / "registry")) as registry:
+        assert registry.tasks() == []
 
 
 @pytest.mark.parametrize(
@@ -150,3 +174,85 @@ def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("error [suspicious_data]: toy.csv: white space around labels: 2 labels")
     assert last.endswith("Correct the examples, or train without --strict")
+
+
+def test_a_label_of_control_characters_is_refused_before_training(tmp_path: Path) -> None:
+    rows = [{**row, "label": f"{row['label']}\x1b[31m"} for row in GOOD]
+    data = write_jsonl(tmp_path / "train.jsonl", rows)
+
+    ran = trained(tmp_path, "--data", str(data))
+
+    assert_refused(ran, tmp_path, "unpublishable", "head.labels.0", r"got 'early\x1b[31m'")
+
+
+def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path / "cache"))
+    data = write_jsonl(tmp_path / "train.jsonl", GOOD)
+
+    # Updates so large that their products are NaN.
+    ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--set", "alpha=1e38")
+
+    assert_refused(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
+    assert not list((tmp_path / "cache" / "checkpoints").glob("*.safetensors"))
+
+
+def test_what_is_kept_is_shown_until_it_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path))
+    wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
+    DiskTrunkStore().states(
+        tiny_backbone(num_layers=2), wanted, depth=1, progress=Report().prepared
+    )
+
+    shown, listed = nunatak("cache", "show"), nunatak("cache", "show", "--json").json()
+    cleared = nunatak("cache", "clear")
+
+    assert "trunk states" in shown.stdout
+    assert listed["num_bytes"] == 2 * 32 * 4
+    assert cleared.stdout.startswith("0 bytes in ")
+    assert nunatak("cache", "show", "--json").json()["states"] == []
+
+
+def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: Path) -> None:
+    base = save_tiny_backbone(tmp_path / "base", num_layers=2)
+    examples = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(40)))
+    arguments = [
+        str(tmp_path / "shared"),
+        "--backbone",
+        str(base),
+        "--epochs",
+        "1",
+        "--set",
+        "max_length=32",
+        "--json",
+    ]
+
+    result = nunatak(
+        "multitask", *arguments, "--data", f"tone={examples}", "--data", f"intent={examples}"
+    )
+
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["digest"] == load_backbone(tmp_path / "shared").digest
+    assert [*told["scores"]] == ["tone", "intent"]
+    assert 0 <= told["scores"]["tone"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--data", "tone"], "--data expects NAME=VALUE, got 'tone'"),
+        (["--data", "tone=a", "--data", "tone=b"], "--data names 'tone' twice"),
+        (["--data", "tone=a", "--kind", "tone=poem"], "kind must be one of"),
+        (["--data", "tone=a", "--kind", "mood=ranking"], "one of tone before =, got 'mood'"),
+    ],
+)
+def test_malformed_options_are_refused(arguments: list[str], problem: str, tmp_path: Path) -> None:
+    result = nunatak("multitask", str(tmp_path / "shared"), *arguments)
+
+    assert result.exit_code == 1
+    assert problem in result.stderr
+    assert not (tmp_path / "shared").exists()

@@ -5,14 +5,11 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import EVERY_FORM, random_branch, random_parameters, spec_of
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
     Full,
     HeadOnly,
-    Ia3,
     Lora,
     Method,
     TopK,
@@ -30,22 +27,11 @@ from nunatak_model import (
 )
 
 BACKBONE = tiny_backbone(family="modernbert")
-METHODS: list[Method] = [
-    HeadOnly(),
-    TopK(num_layers=1),
-    TopK(num_layers=3),
-    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=2, targets=tuple(LinearMap), alpha=16.0),
-    Ia3(),
-    Bottleneck(size=4),
-    Full(),
-]
 FINAL_NORM = "layers.3.final_norm.weight"
 
 
 def branch_of(method: Method, seed: int = 0) -> Branch:
-    spec = spec_of(BACKBONE, method, num_labels=3)
-    return build_branch(spec, BACKBONE.config, random_parameters(spec, BACKBONE, seed=seed))
+    return random_branch(BACKBONE, method, num_labels=3, seed=seed)
 
 
 def encoding_of(num_tokens: int) -> Encoding:
@@ -54,7 +40,7 @@ def encoding_of(num_tokens: int) -> Encoding:
     return Encoding(token_ids=token_ids, type_ids=(0,) * num_tokens)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", EVERY_FORM, ids=repr)
 def test_only_tasks_that_own_the_last_layer_own_the_norm_over_the_output(method: Method) -> None:
     shapes = parameter_shapes(spec_of(BACKBONE, method, num_labels=3), BACKBONE.config)
 
@@ -62,7 +48,7 @@ def test_only_tasks_that_own_the_last_layer_own_the_norm_over_the_output(method:
     assert "layers.0.attention_norm.weight" not in shapes
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", EVERY_FORM, ids=repr)
 def test_gradients_of_ragged_rows_reach_every_parameter(method: Method) -> None:
     branch = branch_of(method)
     parameters = {name: it.requires_grad_() for name, it in branch.parameters.items()}
@@ -76,7 +62,7 @@ def test_gradients_of_ragged_rows_reach_every_parameter(method: Method) -> None:
         assert torch.isfinite(gradient).all(), name
 
 
-@pytest.mark.parametrize("method", METHODS[:-1], ids=repr)
+@pytest.mark.parametrize("method", EVERY_FORM[:-1], ids=repr)
 def test_starting_from_held_states_of_the_trunk_equals_starting_from_the_embeddings(
     method: Method,
 ) -> None:

@@ -1,13 +1,57 @@
+import random
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.ops.attention import attend, attention_by_runs, narrow, plan_attention
+from doubles.flash import install_flash_double
+from nunatak_model.ops import attention
+from nunatak_model.ops.attention import (
+    PaddedAttention,
+    RunAttention,
+    attend,
+    attention_by_runs,
+    can_attend_varlen,
+    narrow,
+    padded_attention,
+    plan_attention,
+    varlen_attention,
+)
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_WIDTH = 2, 4
+FORMS = {"padded": padded_attention, "varlen": varlen_attention}
+"""The forms of a device; attention by runs is their oracle."""
+LENGTHS = [
+    [7],
+    [7, 5],
+    [5, 5, 5],
+    [5, 9, 5, 9, 7],
+    [1, 9, 2, 8, 7, 30],
+    [40, 31, 3],
+    [300, *range(1, 40)],
+    [1, 300, 2, 300, 3, 290, 120],
+]
+
+of_each_form = pytest.mark.parametrize("form", FORMS)
+of_many_lengths = pytest.mark.parametrize("lengths", LENGTHS, ids=lambda it: str(it)[:30])
+
+
+@pytest.fixture(autouse=True)
+def _flash() -> None:
+    install_flash_double()
+
+
+def random_qkv(lengths: list[int], num_heads: int = 3 * NUM_HEADS) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(sum(lengths), num_heads * HEAD_WIDTH, generator=generator)
+
+
+def padded(lengths: list[int]) -> PaddedAttention:
+    attention = padded_attention(lengths, CPU)
+    assert isinstance(attention, PaddedAttention)
+    return attention
 
 
 def offsets_of(lengths: list[int]) -> list[int]:
@@ -29,8 +73,7 @@ def one_row_by_hand(qkv: Tensor, reach: int) -> Tensor:
 @pytest.mark.parametrize("reach", [0, 1, 3, 100])
 def test_a_token_sees_its_row_and_no_further_than_its_reach(lengths: list[int], reach: int) -> None:
     offsets = offsets_of(lengths)
-    generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(offsets[-1], 3 * NUM_HEADS * HEAD_WIDTH, generator=generator)
+    qkv = random_qkv(lengths)
     plan = narrow(plan_attention(lengths), reach=reach, device=CPU)
 
     seen = attend(qkv, plan, num_heads=NUM_HEADS, dropout=0.0)
@@ -82,3 +125,99 @@ def test_gradients_flow_within_the_reach_alone() -> None:
 
     assert torch.isfinite(gradient).all()
     assert {int(place) for place in gradient.any(dim=1).nonzero()} == {18, 19, 20, 21, 22}
+
+
+@of_each_form
+@of_many_lengths
+@pytest.mark.parametrize("reach", [None, 1, 3, 100])
+def test_rows_see_what_a_call_for_each_run_sees(
+    form: str, lengths: list[int], reach: int | None
+) -> None:
+    qkv, plans = random_qkv(lengths), [FORMS[form](lengths, CPU), attention_by_runs(lengths, CPU)]
+    if reach is not None:
+        plans = [it.narrow(reach) for it in plans]
+
+    seen, expected = (it(qkv, num_heads=NUM_HEADS, dropout=0.0) for it in plans)
+
+    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+
+
+@of_each_form
+@of_many_lengths
+def test_positions_found_on_the_device_are_those_counted_on_the_host(
+    form: str, lengths: list[int]
+) -> None:
+    counted = attention_by_runs(lengths, CPU).positions()
+
+    assert torch.equal(FORMS[form](lengths, CPU).positions(), counted)
+
+
+@pytest.mark.parametrize("reach", [None, 2])
+def test_no_bit_of_a_row_depends_on_the_others(reach: int | None) -> None:
+    lengths = [7, 7, 128, 1, 33, 40, 2]
+    attention = padded(lengths) if reach is None else padded(lengths).narrow(reach)
+    qkv, offset = random_qkv(lengths), 0
+    whole = attention(qkv, num_heads=NUM_HEADS, dropout=0.0)
+    for length in lengths:
+        row = slice(offset, offset + length)
+        other = torch.full_like(qkv, torch.nan)
+        other[row] = qkv[row]
+
+        seen = attention(other, num_heads=NUM_HEADS, dropout=0.0)
+
+        assert torch.equal(seen[row], whole[row])
+        offset += length
+
+
+def test_rows_of_one_length_need_no_padding() -> None:
+    assert isinstance(padded_attention([6] * 9, CPU), RunAttention)
+    assert isinstance(padded_attention([6], CPU), RunAttention)
+
+
+def test_rows_of_many_lengths_take_few_calls_and_little_padding() -> None:
+    for seed in range(30):
+        chance = random.Random(seed)
+        lengths = [min(512, 1 + int(chance.expovariate(1 / 40))) for _ in range(64)]
+        attention = padded(lengths)
+
+        cells = sum(run.num_tokens for run in attention.plan)
+        assert len(attention.plan) <= 6
+        assert cells <= 2 * sum(lengths) + 2000
+
+
+def test_a_build_without_the_operator_calls_torchs_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [1, 9, 2, 8, 7, 30]
+    qkv, planned = random_qkv(lengths), varlen_attention(lengths, CPU).narrow(3)
+    expected = planned(qkv, num_heads=NUM_HEADS, dropout=0.0)
+
+    monkeypatch.setattr(attention, "FLASH_OPERATOR", "_no_such_operator")
+    seen = planned(qkv, num_heads=NUM_HEADS, dropout=0.0)
+
+    assert torch.equal(seen, expected)
+
+
+@of_many_lengths
+@pytest.mark.parametrize("num_shared", [1, 2])
+def test_causal_rows_and_shared_heads_are_those_of_attention_by_runs(
+    lengths: list[int], num_shared: int
+) -> None:
+    qkv = random_qkv(lengths, NUM_HEADS + 2 * num_shared)
+
+    seen, expected = (
+        plan(lengths, CPU).causal()(qkv, num_heads=NUM_HEADS, num_key_heads=num_shared, dropout=0.0)
+        for plan in (varlen_attention, attention_by_runs)
+    )
+
+    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+
+
+def test_dropout_is_refused_rather_than_left_out() -> None:
+    with pytest.raises(ValueError, match="have no dropout"):
+        varlen_attention([3], CPU)(random_qkv([3]), num_heads=NUM_HEADS, dropout=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cpu_attends_by_runs(dtype: torch.dtype) -> None:
+    assert not can_attend_varlen(dtype, CPU, head_width=64)

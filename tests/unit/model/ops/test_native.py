@@ -17,18 +17,15 @@ from torch.nn import functional
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.native_ops import native_operators
-from doubles.tasks import random_parameters
-from nunatak_contract.enums import Activation, AdapterInput, HeadKind, LinearMap, Norms
+from doubles.tasks import random_branch
+from nunatak_contract.enums import Activation, AdapterInput, LinearMap, Norms
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
-    BranchSpec,
     Encoding,
     Row,
-    build_branch,
     convert_branch,
-    default_head,
     forward,
     pack_backbone,
     quantize_backbone,
@@ -282,9 +279,7 @@ METHODS: list[Method] = [
 
 
 def branch(method: Method, backbone: Backbone, *, seed: int) -> Branch:
-    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=3)
-    spec = BranchSpec(method=method, head=head)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+    return random_branch(backbone, method, num_labels=3, seed=seed)
 
 
 def distance(seen: list[Tensor], expected: list[Tensor]) -> float:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_one
-from nunatak_registry.errors import StoreUnavailableError
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.database import journal_mode
 from nunatak_registry.index.schema import SCHEMA_VERSION
 from nunatak_registry.store import Registry
@@ -75,3 +76,20 @@ def test_no_journal_is_left_to_undo_a_commit(registry: Registry, folder: Path) -
     journals = [path.stat().st_size for path in folder.glob("index.sqlite3-journal")]
 
     assert journals in ([], [0])
+
+
+def test_damaged_manifest_hides_its_task_alone(registry: Registry, folder: Path) -> None:
+    registry.publish(*make_draft("bad", 1))
+    registry.publish(*make_draft("good", 2))
+    write_rows(folder, "UPDATE nunatak_versions SET manifest = '{}' WHERE task = 'bad'")
+
+    assert [task.name for task in registry.tasks()] == ["good"]
+    assert [(task.name, task.version) for task in registry.damaged_tasks()] == [("bad", 1)]
+    with pytest.raises(InvalidManifestError):
+        registry.task("bad")
+
+
+def test_no_task_is_damaged_in_a_sound_registry(registry: Registry) -> None:
+    registry.publish(*make_draft())
+
+    assert registry.damaged_tasks() == []

@@ -6,17 +6,14 @@ from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
+from doubles.engines import tiny_branch
 from doubles.leases import settle
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import FakeStore, make_facts, no_fact, one_by_one
-from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import HeadOnly
 from nunatak_contract.names import TaskReference
-from nunatak_model import build_branch
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.catalog.catalog import Found, KnownFacts
@@ -26,9 +23,7 @@ NAMELESS = TaskReference(task="nope")
 
 @pytest.fixture
 def store() -> FakeStore:
-    backbone = tiny_backbone(num_layers=1)
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    return FakeStore(build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0)))
+    return FakeStore(tiny_branch())
 
 
 async def version_of(facts: KnownFacts, reference: TaskReference, caller: str = "ann") -> int:

@@ -1,12 +1,28 @@
+import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
 
+from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
+from nunatak_contract.enums import ServingDtype
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
-from nunatak_model import Backbone, Branch, Row, TrunkCache, build_branch, convert_branch, forward
+from nunatak_model import (
+    Backbone,
+    Branch,
+    Row,
+    TrunkCache,
+    build_branch,
+    convert_branch,
+    forward,
+    quantize_backbone,
+)
+from nunatak_server.engine.backbones import cuda_fault, resolve_device, resolve_dtype, tell_speeds
 from nunatak_server.engine.compute import (
     WATCHED_BATCHES,
     BatchCompute,
@@ -15,6 +31,12 @@ from nunatak_server.engine.compute import (
     device_failure,
 )
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
+
+SERVED = {
+    "float32": tiny_backbone(),
+    "bfloat16": tiny_backbone(dtype=torch.bfloat16),
+    "int8": quantize_backbone(tiny_backbone()),
+}
 
 
 class LostDevice:
@@ -37,6 +59,12 @@ def branches(backbone: Backbone) -> list[Branch]:
         build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
         for seed, spec in enumerate(specs)
     ]
+
+
+def told(backbone: Backbone, caplog: pytest.LogCaptureFixture, **speeds: float) -> list[str]:
+    caplog.set_level(logging.INFO, "nunatak_server")
+    tell_speeds(replace(backbone, speeds={"float32": 1.0, **speeds}))
+    return [it.getMessage() for it in caplog.records if it.levelno == logging.WARNING]
 
 
 def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) -> None:
@@ -233,3 +261,122 @@ def test_batches_that_wait_for_cores_are_reported_once(
         contention.observe_batch(report)
 
     assert caplog.text.count("5.0 times their CPU time") == num_warnings
+
+
+def test_auto_is_a_device_this_machine_has() -> None:
+    expected = "cpu" if cuda_fault(torch.device("cuda")) else "cuda"
+
+    assert resolve_device("auto").type == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["", "warp-drive", "cpu:x", "cpu:1", "mps", "xpu", "meta", "hpu", "cuda:", "cuda:x"]
+)
+def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
+    with raises("invalid_settings", match="device"):
+        resolve_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_where_there_is_none_is_refused() -> None:
+    with raises("invalid_settings", match="no CUDA device"):
+        resolve_device("cuda")
+
+
+def test_a_cuda_device_that_cannot_compute_is_refused_by_name_and_passed_over_by_auto() -> None:
+    def find_fault(device: torch.device) -> str | None:
+        return None if device.index == 1 else "this build of torch has no kernels for it"
+
+    assert resolve_device("cuda:1", find_fault=find_fault) == torch.device("cuda:1")
+    assert resolve_device("auto", find_fault=find_fault) == torch.device("cpu")
+    assert resolve_device("auto", find_fault=lambda _: None) == torch.device("cuda")
+    with raises("invalid_settings", match="no kernels for it"):
+        resolve_device("cuda:0", find_fault=find_fault)
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "dtype"),
+    [
+        (ServingDtype.AUTO, "cpu", torch.float32),
+        (ServingDtype.BFLOAT16, "cpu", torch.bfloat16),
+        (ServingDtype.FLOAT16, "cuda", torch.float16),
+        (ServingDtype.FLOAT32, "cuda", torch.float32),
+    ],
+)
+def test_auto_dtype_follows_the_device(
+    choice: ServingDtype, device: str, dtype: torch.dtype
+) -> None:
+    assert resolve_dtype(choice, torch.device(device)) is dtype
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ((6, 1), torch.float32),
+        ((7, 0), torch.float32),
+        ((7, 5), torch.float32),
+        ((8, 0), torch.bfloat16),
+        ((8, 6), torch.bfloat16),
+        ((9, 0), torch.bfloat16),
+        ((12, 0), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_auto_dtype_is_one_that_the_device_computes_itself(
+    capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    found = resolve_dtype(
+        ServingDtype.AUTO, torch.device("cuda"), find_capability=lambda _: capability
+    )
+
+    assert found is dtype
+
+
+def test_a_number_format_that_the_device_emulates_is_served_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chosen = [
+        resolve_dtype(
+            ServingDtype.BFLOAT16, torch.device("cuda"), find_capability=lambda _, it=it: it
+        )
+        for it in ((7, 5), (8, 0))
+    ]
+
+    assert chosen == [torch.bfloat16] * 2
+    assert [it.levelname for it in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_auto_says_when_torch_does_not_see_the_device_of_the_driver(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, has_driver: bool
+) -> None:
+    nvidia_device = tmp_path / "nvidia0"
+    if has_driver:
+        nvidia_device.touch()
+
+    assert resolve_device("auto", nvidia_device=nvidia_device).type == "cpu"
+
+    assert [it.levelname for it in caplog.records] == ["WARNING"] * has_driver
+
+
+@pytest.mark.parametrize("used", SERVED)
+def test_a_number_format_slower_than_float32_is_told_with_the_figure(
+    used: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warnings = told(SERVED[used], caplog, bfloat16=0.56, int8=0.7)
+
+    assert "the fastest is float32" in caplog.text
+    if used == "float32":
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"multiplies in {used}, at {0.56 if used == 'bfloat16' else 0.70:.2f}" in warning
+
+
+@pytest.mark.parametrize("used", SERVED)
+def test_a_fast_number_format_is_told_without_a_warning(
+    used: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert told(SERVED[used], caplog, bfloat16=1.6, int8=3.1) == []
+    assert "float32 1.00, bfloat16 1.60, int8 3.10; the fastest is int8" in caplog.text

@@ -24,7 +24,7 @@ from nunatak_server.http.protocol import (
 )
 
 DEADLINE_S = 0.3
-KEEP_ALIVE_S = 1
+KEEP_ALIVE_S = 0.5
 HIGH_WATER = 10_000
 """Limit of unsent bytes. Above the limit, the application must pause."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -87,7 +87,7 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
         lifespan="off",
         log_level="error",
         loop=request.param,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,  # pyright: ignore[reportArgumentType] - passed on as a delay
         http=bounded_protocol(
             receive_timeout_s=DEADLINE_S,
             refusal_of=refusal_of,

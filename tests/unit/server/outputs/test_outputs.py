@@ -1,6 +1,8 @@
 """Outputs that take long are made off the event loop, for every caller."""
 
 import asyncio
+import math
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +17,7 @@ from doubles.engines import Withdrawing, tiny_branch
 from doubles.leases import until
 from doubles.services import OWN, add_versions, ask_for, make_service
 from doubles.serving import FakeStore
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Input, Question
 from nunatak_contract.manifest import TaskManifest
@@ -23,7 +25,8 @@ from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.outputs import work_of
+from nunatak_server.outputs.outputs import combine_windows, work_of
+from nunatak_server.outputs.scores import apply_function
 from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler import turns
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
@@ -35,9 +38,9 @@ LABELS = tuple(f"label {number}" for number in range(9))
 TAGS = QUESTIONS.model_copy(update={"kind": HeadKind.TOKEN_CLASSIFICATION, "labels": LABELS})
 CLASSES = HeadRecord(labels=LABELS, pooling=Pooling.MEAN, dense=False)
 QUESTION = Question(question="?", context="." * 60)
-
 P = ParamSpec("P")
 T = TypeVar("T")
+SAFETY = ("benign", "attack", "spam")
 
 
 class QuestionEngine(Withdrawing):
@@ -103,6 +106,29 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
 
 def _the_one(executor: ThreadPoolExecutor, *_: object, **__: object) -> ThreadPoolExecutor:
     return executor
+
+
+def head_of(
+    problem: ProblemType | None, *, labels: tuple[str, ...] = SAFETY, default: str | None = None
+) -> HeadRecord:
+    kind = HeadKind.RANKING if problem is None else HeadKind.SEQUENCE_CLASSIFICATION
+    return HeadRecord(
+        kind=kind,
+        problem_type=problem,
+        labels=labels,
+        pooling=Pooling.MEAN,
+        dense=False,
+        default_label=default,
+    )
+
+
+def random_windows(num_labels: int = 3) -> list[list[float]]:
+    draw = random.Random(num_labels)
+    return [[draw.uniform(-4, 4) for _ in range(num_labels)] for _ in range(7)]
+
+
+def softmax(logits: list[float]) -> list[float]:
+    return apply_function(FunctionToApply.SOFTMAX, logits)
 
 
 async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
@@ -219,3 +245,86 @@ def test_work_counts_logits_and_checked_spans() -> None:
     assert work_of(TAGS, read_of(40, 60), options=any_length) == 9 * 100
     assert work_of(QUESTIONS, read_of(40), options=options_of(10)) == 80 + 40 * 10 // 4
     assert work_of(QUESTIONS, read_of(40), options=any_length) == 80 + 40 * 40 // 4
+
+
+@pytest.mark.parametrize("problem", [*ProblemType, None])
+def test_one_window_keeps_its_logits(problem: ProblemType | None) -> None:
+    labels = {ProblemType.REGRESSION: ("stars",), None: ()}.get(problem, SAFETY)
+
+    assert combine_windows([[0.1, -3.0, 7.0]], head_of(problem, labels=labels)) == [0.1, -3.0, 7.0]
+
+
+def test_each_of_several_labels_has_its_largest_probability() -> None:
+    windows = random_windows()
+
+    combined = combine_windows(windows, head_of(ProblemType.MULTI_LABEL))
+
+    for label in range(3):
+        largest = 0.0
+        for logits in windows:
+            largest = max(largest, 1 / (1 + math.exp(-logits[label])))
+        assert 1 / (1 + math.exp(-combined[label])) == pytest.approx(largest)
+
+
+@pytest.mark.parametrize("default", [0, 1, 2])
+def test_with_a_default_label_the_window_with_the_strongest_finding_answers(default: int) -> None:
+    windows = random_windows()
+
+    combined = combine_windows(windows, head_of(ProblemType.SINGLE_LABEL, default=SAFETY[default]))
+
+    best, strongest = None, -1.0
+    for logits in windows:
+        for label, probability in enumerate(softmax(logits)):
+            if label != default and probability > strongest:
+                best, strongest = logits, probability
+    assert combined == best
+
+
+def test_a_finding_is_seen_among_any_number_of_windows_without_one() -> None:
+    nothing, attack = [9.0, -9.0], [-2.0, 2.0]
+    head = head_of(ProblemType.SINGLE_LABEL, labels=SAFETY[:2], default="benign")
+
+    for place in (0, 50, 100):
+        windows = [nothing] * 100
+        windows.insert(place, attack)
+        assert combine_windows(windows, head) == attack
+    assert combine_windows([nothing] * 100, head) == nothing
+
+
+def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:
+    head = head_of(ProblemType.SINGLE_LABEL, default="benign")
+    sure, surer = [-40.0, 40.0, -40.0], [-60.0, 60.0, -60.0]
+    assert softmax(sure)[1] == softmax(surer)[1] == 1.0
+
+    assert combine_windows([sure, surer, sure], head) == surer
+
+
+def test_without_a_default_label_the_probabilities_are_averaged() -> None:
+    windows = random_windows()
+
+    combined = combine_windows(windows, head_of(ProblemType.SINGLE_LABEL))
+
+    mean = [0.0, 0.0, 0.0]
+    for logits in windows:
+        for label, probability in enumerate(softmax(logits)):
+            mean[label] += probability / len(windows)
+    assert softmax(list(combined)) == pytest.approx(mean)
+
+
+def test_a_mean_of_probabilities_that_vanish_is_a_number() -> None:
+    combined = combine_windows(
+        [[2000.0, 0.0, -2000.0], [2000.0, 0.0, 0.0]], head_of(ProblemType.SINGLE_LABEL)
+    )
+
+    assert all(map(math.isfinite, combined))
+    assert softmax(list(combined)) == pytest.approx([1.0, 0.0, 0.0])
+
+
+def test_values_are_averaged() -> None:
+    head = head_of(ProblemType.REGRESSION, labels=("stars",))
+
+    assert combine_windows([[1.0], [2.5], [4.0]], head) == [2.5]
+
+
+def test_a_document_is_as_good_as_its_best_window() -> None:
+    assert combine_windows([[-3.0], [0.5], [0.25]], head_of(None, labels=())) == [0.5]

@@ -2,15 +2,29 @@ import asyncio
 
 import pytest
 
+from doubles.backbones import tiny_backbone
+from doubles.leases import names, until
+from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.services import make_bench
+from doubles.services import Bench, FakeEngine, make_bench
+from doubles.serving import ManualClock
+from doubles.tasks import random_branch
+from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
+from nunatak_server.catalog.following import RegistryLease
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
+
+
+def new_bench() -> Bench[FakeEngine]:
+    backbone = tiny_backbone(num_layers=2)
+    branch = random_branch(backbone, TopK(num_layers=1))
+    return make_bench(backbone, branch)
 
 
 async def test_rows_of_one_text_form_one_group_with_one_trunk(
@@ -218,3 +232,82 @@ async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_task
     for task in ("one", "two"):
         assert f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text
     assert 'task="unknown"' not in text
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(num_turns: int) -> None:
+    bench = new_bench()
+    bench.engine.is_silent = True
+    bench.store.add("one")
+    bench.store.add("two")
+    asking = asyncio.create_task(bench.ask("one", "two"))
+    await until(lambda: len(names(bench.residency)) == 2)
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    assert bench.residency.evict("one") == (1,)
+    assert bench.residency.evict("two") == (1,)
+
+
+def test_a_process_takes_requests_only_while_it_is_ready() -> None:
+    readiness = Readiness()
+    with raises("not_ready", match="starting"):
+        readiness.check()
+
+    readiness.move_to(State.READY)
+    readiness.check()
+
+    readiness.move_to(State.DRAINING)
+    with raises("draining"):
+        readiness.check()
+
+
+def test_a_failed_process_stays_failed() -> None:
+    readiness = Readiness()
+    readiness.move_to(State.FAILED)
+
+    readiness.move_to(State.READY)
+
+    with raises("not_ready", match="failed"):
+        readiness.check()
+
+
+def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
+    stalled_s = 0.0
+    readiness = Readiness(stalled_s=lambda: stalled_s, max_stall_s=60)
+    readiness.move_to(State.READY)
+
+    stalled_s = 61.0
+    with raises("not_ready", match="no batch has ended"):
+        readiness.check_ready()
+    assert not readiness.is_ready
+    readiness.check()
+
+    stalled_s = 0.0
+    readiness.check_ready()
+    assert readiness.is_ready
+
+
+def test_a_process_whose_lease_has_ended_takes_no_requests_until_it_has_a_new_one() -> None:
+    clock = ManualClock()
+    lease = RegistryLease(seconds=10, clock=clock)
+    readiness = Readiness(lease=lease)
+    readiness.move_to(State.READY)
+    assert not readiness.takes_requests, "there was no lease yet"
+    lease.renew(0.0)
+    readiness.check()
+
+    clock.now = 10.0
+    for state in (State.READY, State.LEAVING):
+        readiness.move_to(state)
+        assert not readiness.is_ready
+        assert not readiness.takes_requests
+        with raises("not_ready", match="its lease has ended"):
+            readiness.check()
+
+    lease.renew(5.0)
+    readiness.move_to(State.READY)
+    readiness.check()

@@ -3,15 +3,54 @@
 import asyncio
 import contextlib
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from doubles.held_engine import make_held_bench, name_of
+from doubles.held_engine import HeldEngine, make_held_bench, name_of
 from doubles.leases import until
+from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.services import ask_for
+from doubles.services import Bench, ask_for
+from nunatak_contract.enums import OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.requests import Parameters
 from nunatak_model import Backbone, Branch
-from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    OutOfMemoryError,
+    OverloadedError,
+)
+from nunatak_server.predict.types import PredictionRequest
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.batch_time import BatchTimeModel
+from nunatak_server.tokenization import Tokenization
+
+NUM_TOKENS = 30
+"""Tokens of a queue. A text has three tokens, and two tasks read it for the price of one and a
+half."""
+MOST = {"other": 11.0, "another": 11.0}
+"""Tokens that leave room for one task about two texts, but not for two tasks."""
+
+
+def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -> Admission:
+    return Admission(
+        max_requests=10,
+        max_tokens=num_tokens,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
+    )
+
+
+async def refusals_of(bench: Bench[HeldEngine], asked: PredictionRequest) -> set[str]:
+    """The refusals of a request, answered as a whole and answered line by line."""
+    found = set[str]()
+    for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
+        with pytest.raises(NunatakError) as refusal:
+            await answering
+        found.add(str(refusal.value))
+    return found
 
 
 async def test_a_cold_task_holds_back_no_line_of_a_hot_one(
@@ -118,3 +157,139 @@ async def test_what_was_not_computed_has_no_stages(
         _ = [it async for it in bench.service.stream(asked)]
 
     assert "nunatak_queue_seconds_count 0.0" in rendered(bench.metrics)
+
+
+@pytest.mark.parametrize("tasks", [("one",), ("NOT A NAME", "one", "two")], ids=["one", "several"])
+async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_line(
+    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+) -> None:
+    bench, _, engine = await make_held_bench(
+        backbone, branch, "one", "two", admission=admission_of(num_tokens=8)
+    )
+    asked = ask_for(*tasks)
+    uncut = Parameters(on_long=OnLong.REFUSE)
+    long = replace(asked, inputs=("word " * 20,), options=uncut)
+
+    (too_large,) = await refusals_of(bench, asked)
+    (too_long,) = await refusals_of(bench, long)
+
+    assert "tokens of the queue" in too_large
+    assert "at most 16 are read at once" in too_long
+    assert engine.rows == []
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+
+
+async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(
+    backbone: Backbone, branch: Branch
+) -> None:
+    small = admission_of(num_tokens=NUM_TOKENS)
+    bench, _, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    with bench.admission.admit("another") as permit:
+        permit.take_tokens(MOST)
+
+        with pytest.raises(OverloadedError) as refusal:
+            await anext(bench.service.stream(ask_for("one", "two")))
+
+    assert refusal.value.retry_after_s >= 1
+
+
+async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(
+    backbone: Backbone, branch: Branch
+) -> None:
+    small = admission_of(num_tokens=NUM_TOKENS)
+    bench, store, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    store.add("new")
+
+    with bench.admission.admit("another") as permit:
+        permit.take_tokens(MOST)
+        found = [name_of(it) async for it in bench.service.stream(ask_for("one", "two", "new"))]
+
+    assert found == ["overloaded", "overloaded", "new"]
+
+
+async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch: Branch) -> None:
+    bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
+    engine.is_stopped = True
+
+    with raises("not_ready"):
+        await anext(bench.service.stream(ask_for("one", "two")))
+
+    # A task that was looked up labels its later failures.
+    assert 'outcome="not_ready",task="one"} 1.0' in rendered(bench.metrics)
+
+
+@pytest.mark.parametrize("tasks", [("hot", "warm"), ("hot", "cold")], ids=["hot", "cold"])
+async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
+    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+) -> None:
+    bench, store, engine = await make_held_bench(backbone, branch, "hot", "warm")
+    store.add("cold")
+    store.may_load.clear()
+    engine.answers_at_once = False
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(ask_for(*tasks, deadline_s=0.05)))
+
+    store.may_load.set()
+    text = rendered(bench.metrics)
+    assert all(f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text for task in tasks)
+
+
+async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
+    backbone: Backbone, branch: Branch
+) -> None:
+    paced = admission_of(num_tokens=1000, time_model=BatchTimeModel(tokens_per_s=10.0))
+    bench, _, _ = await make_held_bench(backbone, branch, "busy", "free", admission=paced)
+    with bench.admission.admit() as queued:
+        queued.take_tokens({"busy": 300})
+        hurried = ask_for("busy", deadline_s=20)
+
+        with pytest.raises(DeadlineTooShortError):
+            await anext(bench.service.stream(hurried))
+        both = replace(hurried, references=("busy", "free"))
+        found = [name_of(it) async for it in bench.service.stream(both)]
+
+    assert found == ["deadline_too_short", "free"]
+
+
+async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench, store, _ = await make_held_bench(backbone, branch, "hot")
+    store.add("cold")
+    store.may_load.clear()
+
+    asked = ask_for("cold", "hot", deadline_s=0.2)
+    found = [name_of(it) async for it in bench.service.stream(asked)]
+
+    store.may_load.set()
+    assert found == ["hot", "deadline_exceeded"]
+
+
+async def test_names_that_were_not_looked_up_in_time_become_no_labels(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench, store, _ = await make_held_bench(backbone, branch)
+    store.may_resolve.clear()
+    asked = ask_for("made-up-1", "made-up-2", deadline_s=0.05)
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(asked))
+
+    text = rendered(bench.metrics)
+    assert "made-up" not in text
+    assert 'outcome="deadline_exceeded",task="unknown"} 2.0' in text
+
+
+async def test_a_name_that_is_none_breaks_no_stream_that_is_late(
+    backbone: Backbone, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    bench, _, _ = await make_held_bench(backbone, branch, "hot")
+    monkeypatch.setattr(Tokenization, "encode", never)
+    asked = ask_for("hot", "NOT A NAME", deadline_s=0.05)
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(asked))

@@ -1,8 +1,11 @@
 """The settings that a server refuses at its start, and the moment of its first request."""
 
 import gc
+import os
 import resource
 import sys
+import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,30 @@ from nunatak_server.processes import serving
 from nunatak_server.processes.serving import (
     MAX_BACKLOG,
     MAX_CONNECTIONS,
+    MAX_OBJECTS,
     MIN_FILES,
+    MIN_OBJECTS,
+    OBJECTS_PER_REQUEST,
     RESERVED_FILES,
     begin,
+    collect_rarely,
     connection_limits,
     serve,
 )
+from nunatak_server.processes.supervisor import PLACE_VARIABLE, ReplicaPlace
+from nunatak_server.processes.template import check_single, divided, settings_of
 from nunatak_server.settings import ServerSettings
+
+NUM = 4
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Generator[None]:
+    """Restore the collector."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 def test_the_interpreter_is_tuned_before_the_address_is_announced(
@@ -125,3 +145,67 @@ def test_a_server_that_may_open_too_few_files_says_so_before_it_loads_anything(
         serve(make_settings(registry=str(tmp_path / "none")), create_registry=True)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_cores_and_memory_without_own_choice_are_divided() -> None:
+    whole, part = make_settings(), divided(make_settings(processes=NUM))
+
+    assert part.compute_threads == max(1, len(os.sched_getaffinity(0)) // NUM)
+    assert part.task_memory_bytes is not None
+    assert part.drain_delay_s > whole.drain_delay_s
+
+
+def test_chosen_settings_hold_for_each_replica() -> None:
+    chosen = {
+        "compute_threads": 3,
+        "trunk_cache_bytes": 0,
+        "task_memory_bytes": 10,
+        "drain_delay_s": 0,
+    }
+
+    part = divided(make_settings(processes=NUM, **chosen))
+
+    assert {name: getattr(part, name) for name in chosen} == chosen
+
+
+def test_each_replica_has_a_port_and_a_name_of_its_own() -> None:
+    named = make_settings(processes=NUM, replica_id="east")
+
+    replicas = [settings_of(named, index, port=9001 + index) for index in range(NUM)]
+
+    assert [it.port for it in replicas] == [9001, 9002, 9003, 9004]
+    assert [it.replica_id for it in replicas] == ["east-0", "east-1", "east-2", "east-3"]
+    assert settings_of(make_settings(), 0, port=1).replica_id == ""
+
+
+def test_a_process_with_several_threads_does_not_fork() -> None:
+    ends = threading.Event()
+    waiting = threading.Thread(target=ends.wait)
+    waiting.start()
+    try:
+        with raises("invalid_settings", match="nunatak backbone add"):
+            check_single()
+    finally:
+        ends.set()
+        waiting.join()
+
+
+def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ReplicaPlace(supervisor=7, listeners=(3, 4, 5), reports_to=6)
+    monkeypatch.setenv(PLACE_VARIABLE, str(place))
+
+    assert ReplicaPlace.find() == place
+    assert ReplicaPlace.find() is None
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "num_objects"),
+    [(1, MIN_OBJECTS), (1024, 1024 * OBJECTS_PER_REQUEST), (2**31, MAX_OBJECTS)],
+)
+def test_collections_begin_beyond_what_a_full_queue_explains(
+    max_requests: int, num_objects: int
+) -> None:
+    collect_rarely(max_requests=max_requests)
+
+    assert gc.get_threshold()[0] == num_objects
+    assert gc.get_freeze_count() > 0

@@ -1,8 +1,10 @@
 """A version is proven once; loading does not keep the CPU from the batches."""
 
-from collections.abc import Generator, Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task, tiny_task
+from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Row, embedding_branch
 from nunatak_model.ops.attention import Attention, attention_by_runs
@@ -19,8 +22,19 @@ from nunatak_model.ops.choice import Ops
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.residency.loading import LoadThrottle, VersionLoader
-from nunatak_server.residency.resident_set import HostTier
+from nunatak_server.residency import loading
+from nunatak_server.residency.loading import MAX_REST_S, LoadThrottle, MemoryReturn, VersionLoader
+from nunatak_server.residency.resident_set import (
+    HostTier,
+    free_memory,
+    host_memory_budget,
+    size_in_memory,
+    task_memory_budget,
+    trunk_cache_budget,
+)
+from nunatak_versions import load_task
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(name="two_threads", autouse=True)
@@ -29,6 +43,17 @@ def compute_on_two_threads() -> Generator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@dataclass
+class Load:
+    """A load thread that counts work and rest separately."""
+
+    worked_s: float = 0.0
+    rests: list[float] = field(default_factory=list[float])
+
+    def throttle(self, is_wanted: Callable[[], bool] = lambda: True) -> LoadThrottle:
+        return LoadThrottle(is_wanted, rest=self.rests.append, worked=lambda: self.worked_s)
 
 
 def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts(
@@ -130,3 +155,154 @@ def test_a_kernel_that_fails_once_serves_neither_batches_nor_loads(
 def loading_of(registry: Registry, backbones: Backbones) -> VersionLoader:
     host_tier = HostTier(registry.read_blob, budget_bytes=0)
     return VersionLoader(backbones, host_tier, throttle=LoadThrottle(lambda: False))
+
+
+def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
+    load = Load()
+    throttle = load.throttle()
+
+    throttle.begin()
+    for piece_s in (0.002, 0.005):
+        load.worked_s += piece_s
+        throttle()
+
+    assert load.rests == pytest.approx([0.004, 0.01])
+
+
+def test_nobody_rests_for_long() -> None:
+    load = Load()
+    throttle = load.throttle()
+
+    throttle.begin()
+    load.worked_s += 60.0
+    throttle()
+
+    assert load.rests == [MAX_REST_S]
+
+
+def test_nobody_rests_where_that_is_not_wanted() -> None:
+    load, batches = Load(), list[str]()
+    throttle = load.throttle(lambda: bool(batches))
+
+    throttle.begin()
+    load.worked_s += 1.0
+    throttle()
+    batches.append("one")
+    load.worked_s += 0.005
+    throttle()
+
+    assert load.rests == pytest.approx([0.01])
+
+
+def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
+    load = Load(worked_s=100.0)
+    throttle = load.throttle()
+
+    throttle()
+    load.worked_s += 50.0
+    throttle.begin()
+    load.worked_s += 0.005
+    throttle()
+
+    assert load.rests == pytest.approx([0.01])
+
+
+def test_threads_rest_for_their_own_work() -> None:
+    rests = dict[str, float]()
+    worked = {"first": 1.0, "second": 0.0}
+
+    def name() -> str:
+        return threading.current_thread().name
+
+    throttle = LoadThrottle(
+        lambda: True,
+        rest=lambda seconds: rests.__setitem__(name(), seconds),
+        worked=lambda: worked[name()],
+    )
+
+    both_have_begun = threading.Barrier(2, timeout=10)
+
+    def load(seconds: float) -> None:
+        throttle.begin()
+        both_have_begun.wait()
+        worked[name()] += seconds
+        throttle()
+
+    threads = [
+        threading.Thread(target=load, args=(seconds,), name=thread)
+        for thread, seconds in (("first", 0.001), ("second", 0.002))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert rests == pytest.approx({"first": 0.002, "second": 0.004})
+
+
+def test_a_version_never_takes_more_than_was_foreseen_nor_much_less() -> None:
+    backbone = tiny_backbone()
+    draft, blobs = tiny_task(backbone)
+    manifest = TaskManifest(**draft.model_dump(), version=1)
+
+    foreseen = size_in_memory(manifest, dtype=backbone.dtype)
+
+    taken = load_task(manifest, blobs["parameters"], backbone).num_bytes
+    assert taken <= foreseen <= taken + 8192
+
+
+def test_the_size_follows_the_number_formats() -> None:
+    draft, _ = tiny_task(tiny_backbone())
+    stored = TaskManifest(**draft.model_dump(), version=1)
+    half = stored.model_copy(update={"dtype": TensorDtype.BFLOAT16})
+    whole = size_in_memory(stored, dtype=torch.float32)
+
+    assert size_in_memory(stored, dtype=torch.bfloat16) == whole // 2
+    assert size_in_memory(half, dtype=torch.float32) == whole * 2
+
+
+async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "INTERVAL_S", 0.01)
+    returned, calls = asyncio.Event(), list[None]()
+    loop = asyncio.get_running_loop()
+
+    def give_back() -> None:
+        calls.append(None)
+        loop.call_soon_threadsafe(returned.set)
+
+    later = MemoryReturn(give_back)
+    later.after_batch(None)
+    await later.start()
+    assert len(calls) == 1
+    returned.clear()
+
+    for _ in range(3):
+        later.soon()
+        await asyncio.to_thread(later.after_batch, None)
+    await returned.wait()
+    assert len(calls) == 2
+
+    later.soon()
+    later.close()
+    await asyncio.sleep(0.05)
+    assert len(calls) == 2
+
+
+def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
+    assert trunk_cache_budget(7, 10**9, processes=4) == 7
+    assert trunk_cache_budget(0, 10**9, processes=1) == 0
+    assert trunk_cache_budget(None, 10**9, processes=1) == 250_000_000
+    assert trunk_cache_budget(None, 10**9, processes=4) * 4 == 250_000_000
+    assert trunk_cache_budget(None, 1, processes=1) == 2**24
+
+
+def test_a_chosen_budget_is_taken_and_else_a_share_of_what_is_free() -> None:
+    assert task_memory_budget(123, CPU) == 123
+    assert 0 < task_memory_budget(None, CPU) < free_memory(CPU)
+
+
+def test_the_host_tier_is_off_where_the_device_is_the_host() -> None:
+    assert host_memory_budget(None, CPU) == 0
+    assert host_memory_budget(77, CPU) == 77
+    assert host_memory_budget(0, torch.device("cuda")) == 0
+    assert host_memory_budget(None, torch.device("cuda")) > 0

@@ -1,17 +1,20 @@
+import asyncio
 import dataclasses
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
-from doubles.tasks import random_parameters, spec_of
+from doubles.engines import tiny_branch
+from doubles.leases import lease, names, settle, use
+from doubles.refusals import raises
+from doubles.serving import FakeStore, RecordingObserver, make_residency
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import HeadOnly
-from nunatak_model import Branch, build_branch
+from nunatak_contract.names import TaskReference
 from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 from nunatak_versions import LoadedTask
@@ -19,12 +22,6 @@ from nunatak_versions import LoadedTask
 BUDGET = 100
 TASKS = "abcdefgh"
 NAMES = st.sampled_from(TASKS)
-
-
-def tiny_branch() -> Branch:
-    backbone = tiny_backbone(num_layers=1)
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
 def make_tasks() -> dict[str, LoadedTask]:
@@ -58,7 +55,7 @@ def put(
     return resident_set.add(task, load_s=load_s) + resident_set.release(key(name))
 
 
-def names(resident_set: ResidentSet) -> str:
+def tasks_of(resident_set: ResidentSet) -> str:
     return "".join(task.manifest.task for task in resident_set.resident())
 
 
@@ -68,7 +65,7 @@ def test_the_version_used_least_goes_first() -> None:
     put(resident_set, "b", num_bytes=50, uses=2)
 
     assert put(resident_set, "c", num_bytes=50, uses=4) == (key("b"),)
-    assert names(resident_set) == "ac"
+    assert tasks_of(resident_set) == "ac"
 
 
 def test_of_two_used_alike_the_one_that_loads_faster_goes() -> None:
@@ -78,7 +75,7 @@ def test_of_two_used_alike_the_one_that_loads_faster_goes() -> None:
 
     put(resident_set, "c", num_bytes=50, uses=5)
 
-    assert names(resident_set) == "bc"
+    assert tasks_of(resident_set) == "bc"
 
 
 def test_of_two_used_alike_the_larger_goes() -> None:
@@ -88,7 +85,7 @@ def test_of_two_used_alike_the_larger_goes() -> None:
 
     put(resident_set, "c", num_bytes=50, uses=5)
 
-    assert names(resident_set) == "ac"
+    assert tasks_of(resident_set) == "ac"
 
 
 def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None:
@@ -100,7 +97,7 @@ def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None
         put(resident_set, name, num_bytes=25)
 
     # One place belongs to the last asked version, which must be in memory to answer.
-    assert names(resident_set) == "bcdh"
+    assert tasks_of(resident_set) == "bcdh"
 
 
 def test_a_version_that_keeps_being_asked_stays_although_it_went_before() -> None:
@@ -109,12 +106,12 @@ def test_a_version_that_keeps_being_asked_stays_although_it_went_before() -> Non
         put(resident_set, name, num_bytes=50, uses=3)
     put(resident_set, "c", num_bytes=50)
     put(resident_set, "a", num_bytes=50)
-    assert names(resident_set) == "ab"
+    assert tasks_of(resident_set) == "ab"
 
     put(resident_set, "c", num_bytes=50, uses=5)
     put(resident_set, "d", num_bytes=50)
 
-    assert names(resident_set) == "cd"
+    assert tasks_of(resident_set) == "cd"
 
 
 def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
@@ -135,9 +132,9 @@ def test_the_old_stays_until_the_new_is_there() -> None:
     put(resident_set, "a", num_bytes=100)
 
     assert resident_set.claim(key("b"), 100)
-    assert names(resident_set) == "a"
+    assert tasks_of(resident_set) == "a"
     resident_set.abandon(key("b"))
-    assert names(resident_set) == "a"
+    assert tasks_of(resident_set) == "a"
 
 
 def test_room_is_refused_only_for_what_could_never_have_it() -> None:
@@ -162,7 +159,7 @@ def test_a_pinned_version_makes_no_room_however_little_it_is_used() -> None:
 
     assert put(resident_set, "c", num_bytes=50, uses=5) == (key("b"),)
     assert not resident_set.claim(key("d"), 60)
-    assert names(resident_set) == "ac"
+    assert tasks_of(resident_set) == "ac"
 
 
 def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
@@ -193,10 +190,10 @@ def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() ->
 
     assert resident_set.discard(key("a")) == ()
     assert resident_set.release(key("a")) == ()
-    assert names(resident_set) == "ab"
+    assert tasks_of(resident_set) == "ab"
     assert resident_set.release(key("a")) == (key("a"),)
     assert resident_set.discard(key("b")) == (key("b"),)
-    assert names(resident_set) == ""
+    assert tasks_of(resident_set) == ""
     assert resident_set.discard(key("b")) == ()
 
 
@@ -209,7 +206,7 @@ def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
     resident_set.pin(key("a"))
 
     assert resident_set.release(key("a")) == ()
-    assert names(resident_set) == "a"
+    assert tasks_of(resident_set) == "a"
 
 
 class ResidentSetInUse(RuleBasedStateMachine):
@@ -321,3 +318,131 @@ ResidentSetInUse.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
 )
 TestResidentSetInUse = ResidentSetInUse.TestCase
+
+
+async def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
+    reference = store.add("tone")
+    observer = RecordingObserver()
+    residency = make_residency(store, observer=observer)
+    first = await lease(residency, store, reference)
+    second = await lease(residency, store, reference)
+
+    with raises("task_in_use", match="2 requests"):
+        residency.evict("tone")
+    first.release()
+    first.release()
+    with raises("task_in_use", match="1 request"):
+        residency.evict("tone")
+    second.release()
+
+    assert residency.evict("tone") == (1,)
+    assert residency.lease_resident(store.manifests[reference]) is None
+    assert observer.evicted == ["tone"]
+    await residency.aclose()
+
+
+async def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> None:
+    observer = RecordingObserver()
+    residency = make_residency(store, observer=observer)
+    used = await lease(residency, store, store.add("tone", version=1))
+    store.add("tone", version=2)
+    await use(residency, store, TaskReference(task="tone", version=2), store.add("other"))
+
+    with raises("task_in_use", match="tone/1"):
+        residency.evict("tone")
+    assert len(residency.resident()) == 3
+    used.release()
+    assert residency.evict("tone", 2) == (2,)
+    assert residency.evict("tone", 2) == ()
+    assert residency.evict("tone") == (1,)
+    assert names(residency) == ["other/1"]
+    assert observer.evicted == ["tone", "tone"]
+    await residency.aclose()
+
+
+async def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=1)
+    used = await lease(residency, store, store.add("used"))
+    waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
+    await settle()
+    assert (store.loaded, names(residency)) == (["used/1"], ["used/1"])
+
+    used.release()
+
+    assert (await waiting).task.manifest.task == "cold"
+    assert names(residency) == ["cold/1"]
+    await residency.aclose()
+
+
+async def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore) -> None:
+    observer = RecordingObserver()
+    residency = make_residency(store, room_for=3, observer=observer)
+    references = [store.add(f"task-{index}") for index in range(12)]
+    peak = 0
+
+    async def ask(reference: TaskReference) -> None:
+        nonlocal peak
+        leased = await lease(residency, store, reference)
+        peak = max(peak, len(residency.resident()))
+        await asyncio.sleep(0)
+        leased.release()
+
+    await asyncio.gather(*(ask(each) for each in references * 3))
+
+    assert peak <= 3
+    assert len(residency.resident()) <= 3
+    came = Counter(task for task, _ in observer.loads)
+    stayed = Counter(task.manifest.task for task in residency.resident())
+    assert came == stayed + Counter(observer.evicted)
+    assert residency.task_bytes().keys() == stayed.keys()
+    await residency.aclose()
+
+
+async def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=1)
+    used = await lease(residency, store, store.add("used"))
+    waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
+    await settle()
+
+    await residency.aclose()
+
+    with raises("draining"):
+        await waiting
+    used.release()
+
+
+async def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=2)
+    await residency.preload(store.manifests[store.add("new")])
+    await residency.preload(store.manifests[store.add("new")])
+    await use(residency, store, store.add("one"), store.add("two"), store.add("three"))
+
+    assert "new/1" in names(residency)
+    await residency.aclose()
+
+
+async def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=0)
+
+    with pytest.raises(TaskDoesNotFitError) as refusal:
+        await lease(residency, store, store.add("huge"))
+
+    assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
+    assert refusal.value.fields["budget_bytes"] == 0
+    assert store.loaded == []
+    await residency.aclose()
+
+
+async def test_a_load_that_waits_is_refused_when_its_room_is_pinned(store: FakeStore) -> None:
+    residency = make_residency(store, room_for=1)
+    reference = store.add("used")
+    used = await lease(residency, store, reference)
+    waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
+    await settle()
+
+    await residency.pin(store.manifests[reference])
+    used.release()
+
+    with pytest.raises(TaskDoesNotFitError):
+        await waiting
+    await residency.aclose()

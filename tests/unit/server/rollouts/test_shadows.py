@@ -10,15 +10,29 @@ from doubles.engines import Withdrawing
 from doubles.leases import until
 from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
+from nunatak_contract.enums import HeadKind, Pooling, ProblemType
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
+from nunatak_model import Backbone, BetweenLayers, Branch, Row
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
+from nunatak_server.outputs.entities import AnswerScore, Entity, TokenEntity
+from nunatak_server.outputs.outputs import Output
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Predictions, TaskPrediction
-from nunatak_server.rollouts.comparison import ShadowComparison
+from nunatak_server.residency.resident_set import VersionKey
+from nunatak_server.rollouts.comparison import (
+    DRIFT_BOUNDS,
+    MAX_PAIRS,
+    Comparison,
+    Pair,
+    Reports,
+    ShadowComparison,
+    compare_outputs,
+)
 from nunatak_server.rollouts.rollouts import PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
@@ -27,8 +41,7 @@ LIMITS = BatchLimits(max_tokens=256, max_rows=32)
 
 
 def make_branch(backbone: Backbone, seed: int) -> Branch:
-    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+    return random_branch(backbone, TopK(num_layers=1), seed=seed)
 
 
 class BreakingCompute:
@@ -118,6 +131,42 @@ async def ask_once(
     await engine.aclose()
     await bench.residency.aclose()
     return found, report, observer, compute
+
+
+def pair(*, task: str = "tone", version: int = 2, content: str = "b") -> Pair:
+    return VersionKey(task, 1, "a"), VersionKey(task, version, content)
+
+
+PAIR = pair()
+
+
+def head(kind: HeadKind, problem: ProblemType | None = None) -> HeadRecord:
+    labels = {HeadKind.QUESTION_ANSWERING: (), HeadKind.RANKING: ()}.get(
+        kind, ("value",) if problem is ProblemType.REGRESSION else ("a", "b")
+    )
+    return HeadRecord(
+        kind=kind,
+        problem_type=problem,
+        labels=labels,
+        pooling=None if kind.reads_tokens else Pooling.MEAN,
+        dense=False,
+    )
+
+
+def labels(**scores: float) -> Output:
+    found = [LabelScore(label=label, score=score) for label, score in scores.items()]
+    return sorted(found, key=lambda item: -item["score"])
+
+
+def token(entity: str, start: int, score: float = 0.9) -> Entity:
+    return TokenEntity(entity=entity, score=score, index=1, word="x", start=start, end=start + 1)
+
+
+def compare(
+    kind: HeadKind, output: Output, shadow: Output, problem: ProblemType | None = None
+) -> Comparison:
+    record = head(kind, problem)
+    return compare_outputs(record, output, record, shadow, tolerance=0.1)
 
 
 async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
@@ -216,3 +265,125 @@ async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
     await until(lambda: bench.residency.is_resident(candidate))
     await bench.service.predict(ask_for("tone"))
     assert len(engine.shadows) == 2
+
+
+def test_a_report_is_the_mean_over_what_was_compared() -> None:
+    reports = Reports()
+    reports.add_comparisons(
+        PAIR,
+        [
+            Comparison(agreement=1.0, drifts=(0.0, 0.1)),
+            Comparison(agreement=0.5, drifts=(0.3, 0.0)),
+        ],
+    )
+    reports.add_errors(PAIR, 3)
+    reports.add_dropped(PAIR, 4)
+
+    report = reports.report(PAIR)
+
+    assert (report.compared, report.agreement, report.errors, report.dropped) == (2, 0.75, 3, 4)
+    assert report.mean_drift == pytest.approx(0.1)
+    assert report.max_drift == 0.3
+
+
+@pytest.mark.parametrize(
+    ("drift", "place"), [(0.0, 0), (0.0005, 1), (0.001, 1), (0.5, 7), (0.51, 8), (1.0, 8), (7.0, 9)]
+)
+def test_a_drift_is_counted_at_the_first_bound_that_holds_it(drift: float, place: int) -> None:
+    reports = Reports()
+    reports.add_comparisons(PAIR, [Comparison(agreement=1.0, drifts=(drift,))])
+
+    counts = reports.report(PAIR).drift_counts
+
+    assert len(counts) == len(DRIFT_BOUNDS) + 1
+    assert [index for index, count in enumerate(counts) if count] == [place]
+
+
+def test_another_version_has_a_report_of_its_own() -> None:
+    reports = Reports()
+    reports.add_errors(PAIR, 1)
+
+    assert reports.report(pair(version=3)) == ShadowComparison()
+    assert reports.report(pair(content="c")) == ShadowComparison()
+
+
+def test_reports_are_bounded_and_the_oldest_goes_first() -> None:
+    reports = Reports()
+    for number in range(MAX_PAIRS + 1):
+        reports.add_errors(pair(task=f"task-{number}"), 1)
+
+    assert reports.report(pair(task="task-0")) == ShadowComparison()
+    assert reports.report(pair(task="task-1")).errors == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "output", "shadow", "agreement"),
+    [
+        (ProblemType.SINGLE_LABEL, labels(a=0.6, b=0.4), labels(a=0.9, b=0.1), 1.0),
+        (ProblemType.SINGLE_LABEL, labels(a=0.6, b=0.4), labels(a=0.4, b=0.6), 0.0),
+        (ProblemType.MULTI_LABEL, labels(a=0.6, b=0.5), labels(a=0.5, b=0.6), 1.0),
+        (ProblemType.MULTI_LABEL, labels(a=0.6, b=0.5), labels(a=0.6, b=0.4), 0.0),
+        (ProblemType.REGRESSION, labels(value=1.0), labels(score=1.05), 1.0),
+        (ProblemType.REGRESSION, labels(value=1.0), labels(value=1.2), 0.0),
+    ],
+)
+def test_labels_agree_by_what_is_chosen_and_values_within_the_tolerance(
+    problem: ProblemType, output: Output, shadow: Output, agreement: float
+) -> None:
+    found = compare(HeadKind.SEQUENCE_CLASSIFICATION, output, shadow, problem)
+
+    assert found.agreement == agreement
+
+
+def test_labels_apply_by_the_thresholds_of_each_version() -> None:
+    own = head(HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL)
+    lower = own.model_copy(update={"thresholds": {"b": 0.4}})
+    output, shadow = labels(a=0.6, b=0.5), labels(a=0.6, b=0.4)
+
+    assert compare_outputs(own, output, own, shadow, tolerance=0.1).agreement == 0.0
+    assert compare_outputs(own, output, lower, shadow, tolerance=0.1).agreement == 1.0
+
+
+def test_drift_is_label_by_label_and_an_unknown_label_has_score_0() -> None:
+    found = compare(
+        HeadKind.SEQUENCE_CLASSIFICATION,
+        labels(a=0.6, b=0.4),
+        labels(a=0.5, c=0.5),
+        ProblemType.SINGLE_LABEL,
+    )
+
+    assert sorted(found.drifts) == pytest.approx([0.1, 0.4, 0.5])
+    assert found.max_drift == pytest.approx(0.5)
+
+
+def test_token_labels_agree_token_by_token() -> None:
+    output = [token("B", 0), token("O", 2), token("O", 4), token("O", 6)]
+    shadow = [token("B", 0, 0.7), token("B", 2), token("O", 4)]
+
+    found = compare(HeadKind.TOKEN_CLASSIFICATION, output, shadow)
+
+    assert found.agreement == 2 / 4
+    assert found.max_drift == pytest.approx(0.2)
+
+
+def test_spans_agree_by_their_place() -> None:
+    one = AnswerScore(answer="x", score=0.8, start=3, end=4)
+    same = AnswerScore(answer="x", score=0.5, start=3, end=4)
+    other = AnswerScore(answer="x", score=0.8, start=9, end=10)
+
+    kind = HeadKind.QUESTION_ANSWERING
+    assert compare(kind, [one], [same]).agreement == 1.0
+    assert compare(kind, [one], [same]).max_drift == pytest.approx(0.3)
+    assert compare(kind, [one], [other]).agreement == 0.0
+    assert compare(kind, [one], []) == Comparison(agreement=0.0, drifts=())
+    assert compare(kind, [], []) == Comparison(agreement=1.0, drifts=())
+
+
+def test_rankings_agree_by_their_first_document() -> None:
+    def ranked(*scores: float) -> Output:
+        found = [DocumentScore(index=i, score=score) for i, score in enumerate(scores)]
+        return sorted(found, key=lambda item: -item["score"])
+
+    assert compare(HeadKind.RANKING, ranked(0.9, 0.2, 0.1), ranked(0.7, 0.1, 0.2)).agreement == 1.0
+    found = compare(HeadKind.RANKING, ranked(0.9, 0.2), ranked(0.3, 0.8))
+    assert (found.agreement, sorted(found.drifts)) == (0.0, pytest.approx([0.6, 0.6]))

@@ -1,23 +1,31 @@
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, left_by, text_of
+from doubles.waiting import WaitingRow, left_by, text_of, waiting_row
 from doubles.waiting import waiting_row as row
+from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
     BatchPlan,
     TurnOrder,
     TurnRules,
+    add_shadows,
     plan_batch,
+    plan_next,
 )
-from nunatak_server.scheduler.rows import Priority, Queues, flow_of
+from nunatak_server.scheduler.rows import Priority, Queues, flow_of, work_added
 
 NOW = 100.0
 LATER = 200.0
 LIMITS = BatchLimits(max_tokens=64, max_rows=6)
+TEXT = text_of("text")
 
 
 def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[WaitingRow]:
@@ -50,6 +58,41 @@ def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
             for _ in range(draw(st.integers(1, 4)))
         )
     return rows
+
+
+@st.composite
+def rows_of_backbones(draw: st.DrawFn) -> list[WaitingRow]:
+    """Rows of few tasks; each task has one backbone."""
+    tasks = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=24))
+    return [
+        replace(waiting_row(task, group), backbone="heavy" if task in "ab" else "light")
+        for group, task in enumerate(tasks)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FakeRow(WaitingRow):
+    task: str = "tone"
+    group: int = 0
+    encoding: Encoding = TEXT
+    branch_tokens: int = 2
+    deadline: float = 10.0
+    caller: str = ""
+
+
+def plan_shadows(
+    rows: Sequence[FakeRow],
+    shadows: Sequence[FakeRow] = (),
+    *,
+    max_tokens: int = 100,
+    max_rows: int = 100,
+    max_work: float = inf,
+    held: Sequence[FakeRow] = (),
+) -> BatchPlan[FakeRow]:
+    limits = BatchLimits(max_tokens=max_tokens, max_rows=max_rows, max_work=max_work)
+    rules: TurnRules[FakeRow] = TurnRules(is_trunk_held=lambda row: row in held)
+    planned = plan_batch(Queues(rows), limits=limits, rules=rules)
+    return add_shadows(planned, shadows, limits=limits, rules=rules)
 
 
 @given(waiting_rows())
@@ -203,3 +246,138 @@ def test_a_row_without_room_keeps_the_order_of_its_task() -> None:
     first, other = row("b", 0, tokens=8), row("c", 3, tokens=1)
 
     assert plan([first, long, short, other]).batch == (first, other)
+
+
+@given(rows_of_backbones())
+@settings(derandomize=True)
+def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
+    rows: list[WaitingRow],
+) -> None:
+    pending, order = list(rows), TurnOrder()
+    for number in itertools.count(1):
+        found = plan_next(Queues(pending), limits=LIMITS, order=order)
+        assert len({it.backbone for it in found.batch}) == 1
+        order, pending = found.order, left_by(found, pending)
+        if not pending:
+            break
+        assert number <= OLDEST_EVERY * len(rows)
+
+
+def test_rows_of_one_text_on_two_backbones_go_one_after_the_other() -> None:
+    first = waiting_row("tone", 1)
+    second = replace(waiting_row("topic", 2), encoding=first.encoding, backbone="other")
+
+    found = plan_batch(Queues([first, second]), limits=LIMITS)
+    rest = plan_batch(Queues([second]), limits=LIMITS, order=found.order)
+
+    assert (found.batch, rest.batch) == ((first,), (second,))
+
+
+def test_a_shadow_of_another_backbone_is_left_out() -> None:
+    plan = plan_batch(Queues([waiting_row("tone", 1)]), limits=LIMITS)
+    shadow = replace(waiting_row("tone", 1), backbone="other")
+
+    filled = add_shadows(plan, [shadow], limits=LIMITS, rules=TurnRules())
+
+    assert filled.batch == plan.batch
+
+
+def test_the_work_of_a_row_counts_the_cost_of_its_tokens() -> None:
+    row = waiting_row("tone", 1)
+
+    assert work_added(replace(row, token_cost=3.0)) == 3 * work_added(row)
+
+
+@pytest.mark.parametrize("token_cost", [1.0, 0.1])
+def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
+    token_cost: float,
+) -> None:
+    limits = BatchLimits(max_tokens=1000, max_rows=100, max_work=24.0)
+    rows = [replace(waiting_row("tone", n, tokens=4), token_cost=token_cost) for n in range(20)]
+
+    assert len(plan_batch(Queues(rows), limits=limits).batch) == 6
+
+
+def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
+    own, shadow = FakeRow(), FakeRow()
+
+    planned = plan_shadows([own], [shadow])
+
+    assert planned.batch == (own, shadow)
+    assert (planned.num_tokens, planned.num_trunk_rows) == (4 + 2 + 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("shadow", "work"),
+    [
+        pytest.param(FakeRow(), 2 * 0.5, id="as-high"),
+        pytest.param(FakeRow(trunk_share=0.25), 2 * 0.75, id="lower"),
+        pytest.param(FakeRow(trunk_share=0.75), 4 * 0.25 + 2 * 0.25, id="higher"),
+        pytest.param(FakeRow(encoding=text_of("longer")), 4 * 0.5 + 2 * 0.5, id="other-text"),
+    ],
+)
+def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, work: float) -> None:
+    own = FakeRow()
+    alone = plan_shadows([own])
+
+    both = plan_shadows([own], [shadow], max_work=alone.work + work)
+
+    assert both.batch == (own, shadow)
+    assert both.work - alone.work == both.asked_tokens - alone.asked_tokens == work
+    assert plan_shadows([own], [shadow], max_work=alone.work + work - 0.01).batch == (own,)
+
+
+def test_a_shadow_whose_trunk_state_is_held_costs_its_branch_alone() -> None:
+    own, shadow = FakeRow(), FakeRow()
+
+    planned = plan_shadows([own], [shadow], held=[own, shadow])
+
+    assert (planned.work, planned.asked_tokens) == (2, 2 * (2 * 0.5) + 4 * 0.5 * 2)
+    assert (planned.num_tokens, planned.num_trunk_rows, planned.num_held_rows) == (4, 0, 2)
+
+
+def test_a_shadow_that_finds_no_room_is_not_taken() -> None:
+    own, shadow = FakeRow(), FakeRow()
+
+    assert plan_shadows([own], [shadow], max_tokens=7).batch == (own,)
+    assert plan_shadows([own], [shadow], max_rows=1).batch == (own,)
+
+
+def test_no_shadow_is_taken_while_a_row_that_somebody_waits_for_does_not_fit() -> None:
+    small, large = FakeRow(), FakeRow(encoding=text_of("long"), trunk_tokens=90, group=1)
+
+    assert plan_shadows([small, large], [FakeRow()], max_tokens=20).batch == (small,)
+
+
+def test_a_shadow_without_what_it_shadows_is_not_computed() -> None:
+    assert plan_shadows([], [FakeRow()]).batch == ()
+
+
+rows = st.builds(
+    FakeRow,
+    task=st.sampled_from("abc"),
+    group=st.integers(0, 3),
+    encoding=st.sampled_from("xyz").map(text_of),
+    trunk_tokens=st.sampled_from([0, 4, 9]),
+    branch_tokens=st.integers(0, 9),
+)
+
+
+@given(
+    own=st.lists(rows, max_size=20),
+    shadows=st.lists(rows, max_size=20),
+    max_tokens=st.integers(18, 60),
+    max_work=st.floats(0, 60),
+)
+def test_what_callers_wait_for_is_planned_as_if_there_were_no_shadows(
+    own: list[FakeRow], shadows: list[FakeRow], max_tokens: int, max_work: float
+) -> None:
+    both = plan_shadows(own, shadows, max_tokens=max_tokens, max_work=max_work)
+    alone = plan_shadows(own, max_tokens=max_tokens, max_work=max_work)
+
+    num_own = len(alone.batch)
+    assert both.batch[:num_own] == alone.batch
+    assert set(both.batch[num_own:]) <= set(shadows)
+    assert both.order == alone.order
+    assert both.num_tokens <= max_tokens
+    assert both.work <= max(alone.work, max_work)

@@ -1,18 +1,23 @@
 """Laws of turns: what one request does delays no other by more than a slice."""
 
 import asyncio
+import itertools
 import threading
 from itertools import groupby
 
+import pytest
+
 from doubles.backbones import tiny_backbone
 from doubles.engines import tiny_branch
+from doubles.leases import settle
 from doubles.services import Bench, FakeEngine, make_bench
 from doubles.serving import make_settings
 from nunatak_contract.names import TaskReference
 from nunatak_registry import Traffic
+from nunatak_server.engine.engine import Inbox
 from nunatak_server.predict.types import Handling, PredictionRequest
 from nunatak_server.scheduler.rows import LOGITS_PER_TOKEN
-from nunatak_server.scheduler.turns import SLICE, Check, Turns
+from nunatak_server.scheduler.turns import SLICE, Check, FairSemaphore, Turns
 
 TASKS = tuple(f"task-{number}" for number in range(64))
 MANY = make_settings(max_inputs=64, max_documents=1, max_tasks_per_request=64, max_text_chars=100)
@@ -31,6 +36,22 @@ class Ticks:
         while True:
             await asyncio.sleep(0)
             self.counts.append(0)
+
+
+class Track:
+    """Takes slots, and remembers the callers that had one."""
+
+    def __init__(self, *, num_slots: int = 1) -> None:
+        self.semaphore = FairSemaphore(num_slots=num_slots)
+        self.began: list[str] = []
+        self.may_end = asyncio.Event()
+
+    async def pass_through(self, caller: str, *, num_turns: int = 1) -> None:
+        for _ in range(num_turns):
+            async with self.semaphore.slot(caller):
+                self.began.append(caller)
+                await self.may_end.wait()
+                await asyncio.sleep(0)
 
 
 async def test_all_requests_together_handle_one_slice_between_two_looks_at_the_loop() -> None:
@@ -153,3 +174,153 @@ async def test_each_row_counts_in_admission_before_it_waits() -> None:
     await asyncio.wait([asking])
     assert bench.admission.num_tokens == 0
     assert all(row.is_cancelled for row in bench.engine.rows)
+
+
+async def test_who_comes_waits_for_one_turn_of_each_other_caller_at_most() -> None:
+    async def scenario() -> None:
+        track = Track()
+        loud = [
+            asyncio.create_task(track.pass_through(caller, num_turns=5))
+            for caller in ("a", "b")
+            for _ in range(3)
+        ]
+        await settle()
+        quiet = asyncio.create_task(track.pass_through("quiet"))
+        await settle()
+
+        track.may_end.set()
+        await asyncio.gather(quiet, *loud)
+
+        assert track.began.index("quiet") <= 2
+        assert sorted(track.began) == sorted(["quiet", *"ab" * 15])
+
+    await scenario()
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+async def test_callers_that_stay_take_turns(num_slots: int) -> None:
+    async def scenario() -> None:
+        track = Track(num_slots=num_slots)
+        track.may_end.set()
+        many = [track.pass_through("many", num_turns=4) for _ in range(10)]
+
+        await asyncio.gather(*many, track.pass_through("few", num_turns=10))
+
+        positions = [index for index, caller in enumerate(track.began) if caller == "few"]
+        gaps = [after - before for before, after in itertools.pairwise(positions)]
+        assert max(gaps) <= 1 + num_slots
+
+    await scenario()
+
+
+async def test_requests_of_one_caller_take_turns_as_well() -> None:
+    async def scenario() -> None:
+        track, ended = Track(), list[str]()
+
+        async def ask(name: str, num_turns: int) -> None:
+            await track.pass_through("one", num_turns=num_turns)
+            ended.append(name)
+
+        asking = [asyncio.create_task(ask(name, n)) for name, n in (("long", 9), ("short", 1))]
+        await settle()
+        track.may_end.set()
+        await asyncio.gather(*asking)
+
+        assert ended == ["short", "long"]
+
+    await scenario()
+
+
+async def test_as_many_go_on_at_once_as_there_are_places() -> None:
+    async def scenario() -> None:
+        track = Track(num_slots=2)
+        asking = [asyncio.create_task(track.pass_through("a")) for _ in range(3)]
+        await settle()
+        assert len(track.began) == 2
+
+        track.may_end.set()
+        await asyncio.gather(*asking)
+        assert len(track.began) == 3
+
+    await scenario()
+
+
+async def test_who_gives_up_leaves_its_turn_to_the_next() -> None:
+    async def scenario() -> None:
+        track = Track()
+        inside, granted, waiting, last = (
+            asyncio.create_task(track.pass_through(caller)) for caller in "abcd"
+        )
+        await settle()
+        waiting.cancel()
+        # `granted` gets its slot in the same turn of the loop in which it is cancelled.
+        inside.cancel()
+        await asyncio.sleep(0)
+        granted.cancel()
+        await settle()
+
+        assert track.began == ["a", "d"]
+        track.may_end.set()
+        await last
+        async with asyncio.timeout(1), track.semaphore.slot("anybody"):
+            pass
+
+    await scenario()
+
+
+def test_items_come_out_in_the_order_they_were_put() -> None:
+    inbox = Inbox[int]()
+
+    inbox.put([1, 2])
+    inbox.put([3])
+
+    assert inbox.take(block=False) == [1, 2, 3]
+    assert inbox.take(block=False) == []
+
+
+def test_a_closed_inbox_gives_what_it_holds_and_then_none() -> None:
+    inbox = Inbox[int]()
+    inbox.put([1])
+
+    inbox.close()
+
+    assert inbox.put([2]) is False
+    assert inbox.take(block=True) == [1]
+    assert inbox.take(block=True) is None
+
+
+def test_closing_wakes_a_waiting_taker() -> None:
+    inbox = Inbox[int]()
+    taken: list[list[int] | None] = []
+    taker = threading.Thread(target=lambda: taken.append(inbox.take(block=True)))
+    taker.start()
+
+    inbox.close()
+    taker.join()
+
+    assert taken == [None]
+
+
+def test_nothing_is_lost_or_doubled_between_threads() -> None:
+    inbox = Inbox[int]()
+    taken: list[int] = []
+
+    def take_all() -> None:
+        while (items := inbox.take(block=True)) is not None:
+            taken.extend(items)
+
+    taker = threading.Thread(target=take_all)
+
+    def give(start: int) -> None:
+        for index in range(500):
+            inbox.put([start + index])
+
+    givers = [threading.Thread(target=give, args=(start,)) for start in (0, 500, 1000)]
+    for thread in (taker, *givers):
+        thread.start()
+    for giver in givers:
+        giver.join()
+    inbox.close()
+    taker.join()
+
+    assert sorted(taken) == list(range(1500))

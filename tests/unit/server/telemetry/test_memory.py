@@ -3,10 +3,10 @@ from collections import Counter
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from doubles.watching import watched
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, Branch, build_branch, model_size
+from nunatak_model import Backbone, Branch, model_size
 from nunatak_server.telemetry.memory import measure_process, peak_activations, saved_by_formula
 
 
@@ -16,8 +16,7 @@ def backbone() -> Backbone:
 
 
 def branch_of(backbone: Backbone, method: Method) -> Branch:
-    spec = spec_of(backbone, method, num_labels=3)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    return random_branch(backbone, method, num_labels=3)
 
 
 def test_full_copies_save_nothing(backbone: Backbone) -> None:

@@ -3,21 +3,241 @@
 The controls show that the campaign finds wrong decisions.
 """
 
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import cast
+from zlib import crc32
 
-from doubles.verdict_campaign import Campaign
+from doubles.backbones import tiny_backbone
+from doubles.drafts import CREATED_AT
+from doubles.engines import Withdrawing
+from doubles.policies import make_policy, make_rule, when
+from doubles.services import make_service
+from doubles.serving import FakeStore, RecordingObserver, make_facts
+from doubles.tasks import random_branch
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import TopK
+from nunatak_contract.policies import Condition, Policy
+from nunatak_registry import CorruptBlobError, PublishedPolicy
+from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.conditions import ConditionState
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
+    Handling,
     PredictionRequest,
     StreamedResult,
     TaskFailure,
     TaskPrediction,
 )
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.verdicts.judge import Judge, Judgement
 
+TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
+AT_ONCE = 16
+ROOM_FOR = 6
+"""Little room, so that promotions evict older versions."""
+DEADLINE_S = 0.02
+FAULTS = ("late", "sick", "broken")
 COUNT = 500
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcome of a campaign."""
+
+    decisions: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+    let_through: int = 0
+    """Fail-closed decisions that were weaker than the oracle's."""
+    by_failure: int = 0
+    blocks: int = 0
+    promotions: int = 0
+    evictions: int = 0
+    """Versions that left memory, by hand or for others that needed the room."""
+
+
+class DrawnEngine(Withdrawing):
+    """Answers each row by its task, version and caller; some rows fail, some never end."""
+
+    def __init__(self, chance: random.Random, *, fault_share: float) -> None:
+        self._chance = chance
+        self._fault_share = fault_share
+        self.answers = dict[str, dict[str, tuple[int, bool]]]()
+        """The version and the answer of each task for each caller; absent for failures."""
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        for row in rows:
+            is_fault = self._chance.random() < self._fault_share
+            fault = self._chance.choice(FAULTS) if is_fault else None
+            if fault == "late":
+                continue
+            if fault is not None:
+                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
+                continue
+            says_yes = drawn(row.task, row.version, row.caller)
+            logits = [0.0, 9.0] if says_yes else [9.0, 0.0]
+            row.future.set_result(
+                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
+            )
+            self.answers.setdefault(row.caller, {})[row.task] = (row.version, says_yes)
+
+
+def drawn(task: str, version: int, caller: str) -> bool:
+    """Return the answer of a version to the text of a caller."""
+    return crc32(f"{task}/{version}/{caller}".encode()) % 3 == 0
+
+
+class Campaign:
+    """Judges texts of many callers, and changes tasks and policies meanwhile."""
+
+    def __init__(self, *, seed: int = 0, fault_share: float = 0.02) -> None:
+        self.chance = random.Random(seed)
+        self.tally = Tally()
+        backbone = tiny_backbone(num_layers=2)
+        branch = random_branch(backbone, TopK(num_layers=1))
+        self.store, self.engine = (
+            FakeStore(branch),
+            DrawnEngine(self.chance, fault_share=fault_share),
+        )
+        admission = Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000)
+        self.observer = RecordingObserver()
+        self.bench = make_service(
+            backbone,
+            self.store,
+            self.engine,
+            admission=admission,
+            observer=self.observer,
+            room_for=ROOM_FOR,
+        )
+        self.versions = dict.fromkeys(TASKS, 0)
+        self.policies = list[PublishedPolicy]()
+        for task in TASKS:
+            self.promote(task)
+        self.change_policy()
+
+    def promote(self, task: str) -> None:
+        """Publish a version that says other things; one in ten cannot be loaded."""
+        self.versions[task] += 1
+        self.store.add(task, self.versions[task])
+        if self.chance.random() < 0.1:
+            reference = f"{task}/{self.versions[task]}"
+            self.store.broken[reference] = CorruptBlobError("d" * 64, "is missing")
+        self.bench.facts.invalidate()
+        self.tally.promotions += 1
+
+    def change_policy(self) -> None:
+        """Publish a policy with other rules."""
+        policy = drawn_policy(self.chance)
+        number = len(self.policies) + 1
+        self.policies.append(
+            PublishedPolicy(document=policy, version=number, published_at=CREATED_AT, by="ann")
+        )
+
+    async def run(self, count: int, *, service: PredictionService | None = None) -> Tally:
+        """Judge `count` texts by the service of the campaign, or by another one."""
+
+        async def look_up(_: str) -> PublishedPolicy:
+            return self.policies[-1]
+
+        facts = make_facts(self.store, policy=look_up)
+        judge = Judge(facts=facts, service=service or self.bench.service)
+        numbers = iter(range(count))
+
+        async def work() -> None:
+            for number in numbers:
+                if number % 37 == 0:
+                    self.promote(self.chance.choice(TASKS))
+                if number % 11 == 0:
+                    self.change_policy()
+                    facts.invalidate()
+                if number % 53 == 0:
+                    self.evict()
+                await self.judge(judge, f"caller-{number}")
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+        self.tally.evictions = len(self.observer.evicted)
+        return self.tally
+
+    def evict(self) -> None:
+        """Drop a task from memory, unless it is in use."""
+        with suppress(NunatakError):
+            self.bench.residency.evict(self.chance.choice(TASKS))
+
+    async def judge(self, judge: Judge, caller: str) -> None:
+        """Judge one text, and compare the verdict with the oracle."""
+        before = dict(self.versions)
+        num_policies = len(self.policies)
+        handling = Handling(default_deadline_s=DEADLINE_S, own_deadline_s=DEADLINE_S, caller=caller)
+        found = await judge.judge("guard", ("a",), handling)
+        answers = self.engine.answers.pop(caller, {})
+        self.check(caller, found, answers)
+        for task, (version, _) in answers.items():
+            if not before[task] <= version <= self.versions[task]:
+                self.tally.wrong.append(f"{caller}: {task}/{version} answered after a promotion")
+        if not num_policies <= found.published.version <= len(self.policies):
+            self.tally.wrong.append(f"{caller}: policy {found.published.version} is stale")
+
+    def check(self, caller: str, found: Judgement, answers: Mapping[str, tuple[int, bool]]) -> None:
+        """Compare one judgement with all verdicts that are possible after these answers."""
+        policy, tally = found.published.document, self.tally
+        known = {task: says_yes for task, (_, says_yes) in answers.items()}
+        expected = oracle(policy, known)
+        tally.decisions += 1
+        tally.by_failure += found.is_by_failure
+        tally.blocks += found.action is VerdictAction.BLOCK
+        if found.action is not expected:
+            tally.wrong.append(f"{caller}: {found.action} in place of {expected}: {known}")
+            is_weaker = found.action.strength < expected.strength
+            tally.let_through += is_weaker and policy.on_failure is OnFailure.BLOCK
+
+
+def drawn_policy(chance: random.Random) -> Policy:
+    """Return a policy with one to three rules about some of the tasks."""
+    actions = (VerdictAction.FLAG, VerdictAction.BLOCK)
+    rules = [
+        make_rule(
+            *_conditions(chance),
+            name=f"rule-{number}",
+            action=chance.choice(actions),
+            combine=chance.choice(list(Combine)),
+        )
+        for number in range(chance.randint(1, 3))
+    ]
+    return make_policy(*rules, on_failure=chance.choice(list(OnFailure)))
+
+
+def _conditions(chance: random.Random) -> Iterator[Condition]:
+    for task in chance.sample(TASKS, chance.randint(1, 3)):
+        yield when(task, "yes", threshold=chance.choice((0.5, None)))
+
+
+def oracle(policy: Policy, known: Mapping[str, bool]) -> VerdictAction:
+    """Return the verdict by trying all answers of the tasks that are not known."""
+    options = [(known[it],) if it in known else (True, False) for it in policy.references]
+    possible = {
+        _plain(policy, dict(zip(policy.references, values, strict=True)))
+        for values in product(*options)
+    }
+    if len(possible) == 1:
+        return possible.pop()
+    if policy.on_failure is OnFailure.BLOCK:
+        return VerdictAction.BLOCK
+    return _plain(policy, {it: known.get(it, False) for it in policy.references})
+
+
+def _plain(policy: Policy, values: Mapping[str, bool]) -> VerdictAction:
+    action = VerdictAction.ALLOW
+    for rule in policy.rules:
+        held = [values[it.task] for it in rule.conditions]
+        if any(held) if rule.combine is Combine.ANY else all(held):
+            action = max(action, rule.action, key=list(VerdictAction).index)
+    return action
 
 
 async def test_no_verdict_is_wrong_under_promotions_evictions_and_failures() -> None:

@@ -10,14 +10,19 @@ from doubles.refusals import raises
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
+    DataProblem,
     Example,
     ExampleSet,
     LabelSet,
     Relevance,
     TaggedWords,
+    TaskData,
     Word,
+    data_warnings,
     load_task_data,
 )
+from nunatak_training.data.bad_rows import look_alikes, spelt_out
+from nunatak_training.data.examples import sorted_labels
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
@@ -107,6 +112,13 @@ CASES = [
         id="documents",
     ),
 ]
+FIRST = Example(text="one", label="a")
+SECOND = Example(text="two", text_pair="three", label="b")
+DECOMPOSED = "Re\u0301clamation"
+
+
+def digest(*examples: Example) -> str:
+    return ExampleSet(examples=examples).digest
 
 
 @pytest.mark.parametrize(("kind", "row", "examples"), CASES)
@@ -226,7 +238,7 @@ def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path)
     assert not queries[0] & queries[1]
 
 
-def digest(*labels: str | float | LabelSet | Relevance) -> str:
+def digest_of_labels(*labels: str | float | LabelSet | Relevance) -> str:
     return ExampleSet(examples=tuple(Example(text="x", label=label) for label in labels)).digest
 
 
@@ -241,7 +253,7 @@ def test_labels_of_any_kind_are_part_of_the_digest() -> None:
         Relevance(grade=1.0, group="b"),
     ]
 
-    assert len({digest(label) for label in labels}) == len(labels)
+    assert len({digest_of_labels(label) for label in labels}) == len(labels)
 
 
 def test_labels_of_another_kind_are_not_given_out() -> None:
@@ -279,3 +291,119 @@ def test_dev_label_that_no_train_row_has_is_named(
         load_task_data(train, dev=dev)
 
     assert caught.value.fields["where"] == "other.jsonl:2"
+
+
+def test_equal_examples_have_equal_digests() -> None:
+    assert digest(FIRST, SECOND) == digest(FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param((SECOND, FIRST), id="order"),
+        pytest.param((FIRST,), id="fewer"),
+        pytest.param((FIRST, Example(text="two", text_pair="three", label="c")), id="label"),
+        pytest.param((FIRST, Example(text="two", text_pair=None, label="b")), id="no-pair"),
+        pytest.param((FIRST, Example(text='two","three', label="b")), id="quotes"),
+    ],
+)
+def test_any_difference_changes_the_digest(others: tuple[Example, ...]) -> None:
+    assert digest(*others) != digest(FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        pytest.param(["b", "a", "b"], ("a", "b"), id="text"),
+        pytest.param(["10", "9", "-1"], ("-1", "9", "10"), id="integers"),
+        pytest.param(["10", "9", "x"], ("10", "9", "x"), id="not-all-integers"),
+        pytest.param(["1", "01", "0"], ("0", "01", "1"), id="leading-zeros"),
+        pytest.param(["\u0662", "10"], ("10", "\u0662"), id="digits-of-another-script"),
+    ],
+)
+def test_labels_are_sorted_by_value_only_if_all_are_integers(
+    labels: list[str], expected: tuple[str, ...]
+) -> None:
+    assert sorted_labels(labels) == expected
+
+
+def test_pair_is_a_pair_for_the_tokenizer() -> None:
+    assert FIRST.model_input == "one"
+    assert SECOND.model_input == ("two", "three")
+
+
+@pytest.mark.parametrize(
+    ("rare", "common"),
+    [
+        ("Refund", "refund"),
+        ("refund ", "refund"),
+        ("request_refund", "request refund"),
+        ("request-refund", "request_refund"),
+        (DECOMPOSED, "Réclamation"),
+        ("late\u200b", "late"),
+        ("\ufefflate", "late"),
+        ("la\u00adte", "late"),
+        ("\uff4cate", "late"),
+        ("l\u0430te", "late"),
+        ("true", "1"),
+        ("False", "0"),
+        ("1.0", "true"),
+    ],
+)
+def test_labels_that_differ_in_what_nobody_sees_look_alike(rare: str, common: str) -> None:
+    assert look_alikes({rare: 4, common: 5}) == [(rare, common)]
+
+
+@pytest.mark.parametrize("typo", ["refnud", "refun", "refundd", "refumd", "REFUMD"])
+def test_a_rare_label_one_letter_from_a_frequent_one_looks_alike(typo: str) -> None:
+    counts = {typo: 2, "refund": 30, "late fee": 20}
+
+    assert [rare for rare, _ in look_alikes(counts)] == [typo]
+    assert look_alikes({**counts, typo: 29}) == []
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("type1", "type2"),
+        ("A", "A-"),
+        ("1", "-1"),
+        ("cat", "car"),
+        ("refund", "reward"),
+        ("C", "C++"),
+        ("0", "1"),
+        ("true", "0"),
+    ],
+)
+def test_labels_with_a_meaning_of_their_own_do_not(labels: tuple[str, str]) -> None:
+    assert look_alikes({labels[0]: 100, labels[1]: 1}) == []
+
+
+def test_booleans_and_numbers_in_one_column_look_alike() -> None:
+    labels = (1, "1", True, 1.0, 0, False)
+    rows = [{"text": f"{it} {la}", "label": la} for it in range(20) for la in labels]
+
+    found = data_warnings(load_task_data(rows), max_length=8)
+
+    (pairs,) = [it.found for it in found if it.problem is DataProblem.LOOK_ALIKE]
+    assert pairs.startswith("2 pairs: ")
+    assert "'true'" in pairs
+    assert "'false'" in pairs
+
+
+def test_a_warning_names_the_pairs_with_their_counts() -> None:
+    rows = [("late", 9), ("late\u200b", 3), ("broken", 9)]
+    train = tuple(Example(text=f"{la} {it}", label=la) for la, n in rows for it in range(n))
+    dev = ExampleSet(examples=(Example(text="q", label="late"),))
+    data = TaskData(name="toy", train=ExampleSet(examples=train), dev=dev, labels=("late",))
+
+    (found,) = data_warnings(data, max_length=8)
+
+    assert found.problem is DataProblem.LOOK_ALIKE
+    assert found.found == r"1 pair: 'late\u200b' (3) and 'late' (9)"
+
+
+def test_labels_that_look_the_same_are_spelt_out_and_others_stay_readable() -> None:
+    assert spelt_out(DECOMPOSED, "Réclamation") == (r"'Re\u0301clamation'", r"'R\xe9clamation'")
+    assert spelt_out("l\u0430te", "late") == (r"'l\u0430te'", "'late'")
+    assert spelt_out("défault", "défaut") == ("'défault'", "'défaut'")

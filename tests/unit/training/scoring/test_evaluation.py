@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
     f1_score,
+    matthews_corrcoef,
     mean_absolute_error,
+    ndcg_score,
     precision_recall_fscore_support,
     root_mean_squared_error,
 )
@@ -31,10 +34,35 @@ from nunatak_training.data import (
 )
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.calibration import calibration_error
-from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, evaluation_of
+from nunatak_training.scoring.evaluation import (
+    Evaluation,
+    ExampleAnswer,
+    evaluation_of,
+    label_pair_statistics,
+)
+from nunatak_training.scoring.statistics import (
+    Entity,
+    confusion,
+    count_pairs,
+    count_sets,
+    entities_in,
+    exact_match,
+    f1_macro,
+    f1_micro,
+    f1_of,
+    label_statistics,
+    ndcg,
+    overlap_f1,
+    pearson,
+    reciprocal_rank,
+    spearman,
+    uses_bio,
+    weights_of_all,
+)
 
 LABELS = ("a", "b", "c", "never")
 NUM = 80
+NUM_UNITS, NUM_LABELS = 60, 4
 
 
 def examples_of(labels: Sequence[Label]) -> ExampleSet:
@@ -52,6 +80,28 @@ def single_label() -> tuple[list[str], list[str], Evaluation]:
     ]
     found = evaluation_of(TaskKind.SINGLE_LABEL, LABELS, examples_of(expected), said)
     return expected, predicted, found
+
+
+def drawn(seed: int) -> tuple[list[int], list[int]]:
+    source = np.random.default_rng(seed)
+    expected = source.integers(NUM_LABELS, size=NUM_UNITS)
+    guess = source.integers(NUM_LABELS, size=NUM_UNITS)
+    return expected.tolist(), np.where(source.random(NUM_UNITS) < 0.6, expected, guess).tolist()
+
+
+def score(
+    metric: Metric, expected: list[str], predicted: list[str], *, positive_label: str | None = None
+) -> float:
+    named = () if positive_label is None else (positive_label,)
+    labels = sorted({*expected, *predicted, *named})
+    positive = None if positive_label is None else labels.index(positive_label)
+    return label_pair_statistics(labels, expected, predicted, positive)[0].value(metric)
+
+
+def weights(seed: int) -> np.ndarray:
+    source = np.random.default_rng(seed)
+    resample = np.bincount(source.integers(NUM_UNITS, size=NUM_UNITS), minlength=NUM_UNITS)
+    return resample.astype(float)
 
 
 def test_scores_of_labels_are_those_of_scikit_learn() -> None:
@@ -212,3 +262,161 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
 
     assert found.metrics[Metric.MRR] == pytest.approx((1 + 1 / 2) / 2)
     assert found.misses == (0.0, 0.0, 1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("tags", "entities"),
+    [
+        pytest.param("O O", [], id="none"),
+        pytest.param("B-A I-A O B-B", [("A", 0, 2), ("B", 3, 4)], id="two"),
+        pytest.param("B-A B-A", [("A", 0, 1), ("A", 1, 2)], id="neighbours"),
+        pytest.param("O I-A I-A", [("A", 1, 3)], id="begun-by-i"),
+        pytest.param("B-A I-B", [("A", 0, 1), ("B", 1, 2)], id="another-type-begins"),
+        pytest.param("I-A O I-A", [("A", 0, 1), ("A", 2, 3)], id="a-gap-ends"),
+        pytest.param("B-A-x I-A-x", [("A-x", 0, 2)], id="type-with-a-dash"),
+        pytest.param("B I NOUN", [], id="no-types"),
+    ],
+)
+def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Entity]) -> None:
+    assert entities_in(tags.split()) == entities
+
+
+def test_tags_of_words_are_no_entities() -> None:
+    assert uses_bio(["B-PER", "O"])
+    assert not uses_bio(["NOUN", "VERB", "O"])
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected", "exact", "f1"),
+    [
+        pytest.param("The Cat.", ["cat"], 1.0, 1.0, id="case-article-punctuation"),
+        pytest.param("black cat", ["the cat"], 0.0, 2 / 3, id="half-right"),
+        pytest.param("cat cat", ["cat"], 0.0, 2 / 3, id="repetition-counts-once"),
+        pytest.param("dog", ["cat", "a dog"], 1.0, 1.0, id="best-of-several"),
+        pytest.param("dog", ["cat"], 0.0, 0.0, id="wrong"),
+        pytest.param("", [], 1.0, 1.0, id="rightly-none"),
+        pytest.param("cat", [], 0.0, 0.0, id="none-was-right"),
+        pytest.param("", ["cat"], 0.0, 0.0, id="none-was-wrong"),
+    ],
+)
+def test_answers_are_compared_as_for_squad(
+    predicted: str, expected: list[str], exact: float, f1: float
+) -> None:
+    assert exact_match(predicted, expected) == exact
+    assert overlap_f1(predicted, expected) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_correlations_match_scipy_for_any_weights(seed: int) -> None:
+    source = np.random.default_rng(seed)
+    expected = source.integers(6, size=50).astype(float)
+    predicted = np.exp(expected + source.normal(size=50))
+    weights = np.bincount(source.integers(50, size=50), minlength=50).astype(float)
+    first, second = (np.repeat(it, weights.astype(int)) for it in (expected, predicted))
+
+    assert pearson(expected, predicted)(weights) == pytest.approx(pearsonr(first, second)[0])
+    assert spearman(expected, predicted)(weights) == pytest.approx(spearmanr(first, second)[0])
+
+
+@pytest.mark.parametrize("statistic", [pearson, spearman])
+def test_equal_predictions_correlate_with_nothing(statistic: type) -> None:
+    assert statistic(np.arange(3.0), np.ones(3))(np.ones(3)) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ndcg_matches_scikit_learn(seed: int) -> None:
+    source = np.random.default_rng(seed)
+    gains = source.integers(5, size=12).astype(float)
+    scores = source.normal(size=12)
+
+    assert ndcg(gains, scores) == pytest.approx(ndcg_score([gains], [scores]))
+
+
+def test_single_document_is_in_its_place() -> None:
+    assert ndcg(np.array([1.0]), np.array([-3.0])) == 1.0
+
+
+def test_reciprocal_rank_is_of_the_first_relevant_document() -> None:
+    gains = np.array([0.0, 2.0, 0.0, 1.0])
+
+    assert reciprocal_rank(gains, np.array([9.0, 1.0, 8.0, 7.0])) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
+    expected, predicted = drawn(seed)
+    times = weights(seed)
+    counts = count_pairs(
+        [[it] for it in expected], [[it] for it in predicted], num_labels=NUM_LABELS
+    )
+
+    found = {name: it(times) for name, it in label_statistics(counts, 1).items()}
+
+    repeated = [np.repeat(it, times.astype(int)) for it in (expected, predicted)]
+    assert found == pytest.approx(
+        {
+            Metric.ACCURACY: accuracy_score(*repeated),
+            Metric.F1: f1_score(*repeated, labels=[1], average="macro", zero_division=0),
+            Metric.F1_MACRO: f1_score(*repeated, average="macro", zero_division=0),
+            Metric.F1_MICRO: f1_score(*repeated, average="micro"),
+            Metric.MATTHEWS_CORRELATION: matthews_corrcoef(*repeated),
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_label_sets_match_scikit_learn(seed: int) -> None:
+    source = np.random.default_rng(seed)
+    expected, predicted = (source.random((2, NUM_UNITS, NUM_LABELS)) < 0.4).astype(int)
+    counts = count_sets(
+        *(
+            [frozenset((int(it),) for it in row.nonzero()[0]) for row in side]
+            for side in (expected, predicted)
+        ),
+        num_labels=NUM_LABELS,
+    )
+
+    once = weights_of_all(NUM_UNITS)
+
+    assert f1_micro(counts)(once) == pytest.approx(f1_score(expected, predicted, average="micro"))
+    assert f1_macro(counts)(once) == pytest.approx(f1_score(expected, predicted, average="macro"))
+    assert f1_of(counts, 2)(once) == pytest.approx(f1_score(expected[:, 2], predicted[:, 2]))
+
+
+def test_labels_that_never_occur_do_not_lower_the_mean() -> None:
+    counts = count_pairs([[0], [1]], [[0], [1]], num_labels=9)
+
+    assert f1_macro(counts)(weights_of_all(2)) == 1.0
+
+
+def test_nothing_expected_and_nothing_predicted_scores_zero() -> None:
+    counts = count_sets([frozenset()], [frozenset()], num_labels=2)
+
+    assert f1_micro(counts)(weights_of_all(1)) == 0.0
+    assert f1_macro(counts)(weights_of_all(1)) == 0.0
+
+
+EXPECTED = ["a", "a", "a", "b", "b", "c"]
+PREDICTED = ["a", "a", "b", "b", "b", "a"]
+
+
+def test_f1_is_for_the_positive_label() -> None:
+    assert score(Metric.F1, EXPECTED, PREDICTED, positive_label="b") == pytest.approx(4 / 5)
+    assert score(Metric.F1, EXPECTED, PREDICTED, positive_label="c") == 0.0
+
+
+def test_matthews_correlation_runs_from_minus_one_to_one() -> None:
+    expected = ["a", "b", "a", "b"]
+
+    assert score(Metric.MATTHEWS_CORRELATION, expected, expected) == pytest.approx(1)
+    assert score(Metric.MATTHEWS_CORRELATION, expected, expected[::-1]) == pytest.approx(-1)
+    assert score(Metric.MATTHEWS_CORRELATION, expected, ["a"] * 4) == 0.0
+
+
+def test_confusion_counts_pairs_of_true_and_predicted_label() -> None:
+    assert confusion(EXPECTED, PREDICTED) == {
+        ("a", "a"): 2,
+        ("a", "b"): 1,
+        ("b", "b"): 2,
+        ("c", "a"): 1,
+    }

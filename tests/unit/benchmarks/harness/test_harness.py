@@ -1,0 +1,252 @@
+"""Laws of the harness: open loops, plots, records and rounds."""
+
+import asyncio
+import math
+import time
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+
+from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
+from benchmarks.harness.plots import bound, draw_all, drawings
+from benchmarks.harness.recording import Figure, deciles, latest, meets, record
+from benchmarks.harness.rounds import (
+    DisagreementError,
+    System,
+    fastest,
+    interleave,
+    race,
+    ratios,
+    require_one_thread,
+)
+from benchmarks.render_figures import overview, write
+from nunatak_client import ConnectionFailedError
+from nunatak_loadtest.scenarios import Scenario
+
+SCENARIO = Scenario(name="x")
+
+
+class Blocking:
+    """A client that keeps the whole loop busy for its answers, and knows nobody but `tone`."""
+
+    def __init__(self, busy_s: float) -> None:
+        self._busy_s = busy_s
+        self.asked = list[str]()
+
+    async def ask(self, tasks: Sequence[str], text: str) -> None:
+        self.asked.append(text)
+        end_s = time.monotonic() + self._busy_s
+        while time.monotonic() < end_s:
+            pass
+        if tuple(tasks) != ("tone",):
+            raise ConnectionFailedError("nobody there")
+
+
+@pytest.fixture
+def figures(tmp_path: Path) -> dict[str, Figure]:
+    file = tmp_path / "figures.jsonl"
+    for name in ("fanout.curve.t8.k3.fp32", "fanout.t8.k3.ms.nunatak.fp32", "flat.lora.n4"):
+        record(f"forward.{name}", [1.0, 2.0], unit="of", command="c", file=file)
+    record("forward.flat.lora", [1.0, 2.0], unit="of", command="c", goal="<= 1.05", file=file)
+    return latest(file)
+
+
+def system(name: str, logits: Sequence[float], *, tolerance: float = 1e-3) -> System:
+    answer = torch.tensor(logits).unsqueeze(1)
+    return System(name=name, answer=lambda: answer, seconds=lambda: 1.0, tolerance=tolerance)
+
+
+def test_a_late_request_counts_from_its_due_time() -> None:
+    planned = [Planned(due_s=0.0, tasks=("tone",), text=str(it)) for it in range(3)]
+
+    samples = asyncio.run(drive_open(Blocking(busy_s=0.02), planned))
+
+    assert [it.response_ms > 20 * number for number, it in enumerate(samples, 1)] == [True] * 3
+    assert samples[2].lag_ms > 20
+    assert samples[0].started_s == pytest.approx(samples[2].started_s)
+
+
+def test_samples_are_in_the_order_of_the_plan_with_their_failures() -> None:
+    planned = [Planned(due_s=it / 100, tasks=(name,), text=name) for it, name in enumerate("ab")]
+    planned.insert(1, Planned(due_s=0.005, tasks=("tone",), text="tone"))
+    client = Blocking(busy_s=0)
+
+    samples = asyncio.run(drive_open(client, planned))
+
+    assert client.asked == ["a", "tone", "b"]
+    assert [it.error for it in samples] == ["connection_failed", None, "connection_failed"]
+
+
+def test_users_of_a_closed_loop_ask_until_the_end() -> None:
+    client = Blocking(busy_s=0.01)
+
+    samples = asyncio.run(drive_closed(client, lambda: (("tone",), "x"), users=2, seconds=0.1))
+
+    assert 5 <= len(samples) <= 12
+    assert all(it.lag_ms < 1 or it.error is None for it in samples)
+
+
+def test_a_plan_is_a_function_of_its_seed_and_ends_in_time() -> None:
+    first, same, other = (
+        plan(SCENARIO, ["tone"], rate_per_s=100, seconds=2, seed=seed) for seed in (1, 1, 2)
+    )
+
+    assert first == same != other
+    assert 150 < len(first) < 250
+    assert first[0].due_s > 0
+    assert first[-1].due_s < 2
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1), (50, 2), (51, 3), (99, 4), (100, 4)])
+def test_percentile_is_a_measured_value(percent: float, value: float) -> None:
+    assert percentile([4, 2, 1, 3], percent) == value
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "top_layers", "times"), [(1, 3, 1.0), (8, 3, 96 / 33), (64, 12, 1.0)]
+)
+def test_the_bound_counts_layers(num_tasks: int, top_layers: int, times: float) -> None:
+    assert bound(num_tasks, top_layers) == pytest.approx(times)
+
+
+def test_a_plot_without_figures_is_left_out(figures: dict[str, Figure], tmp_path: Path) -> None:
+    drawn = draw_all(figures, tmp_path / "plots")
+
+    assert drawn == ["fanout-curve.svg", "fanout-rivals.svg", "flat.svg"]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == drawn
+
+
+def test_equal_figures_give_equal_plots(figures: dict[str, Figure], tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        draw_all(figures, tmp_path / folder)
+
+    for plot in (tmp_path / "one").iterdir():
+        assert plot.read_bytes() == (tmp_path / "two" / plot.name).read_bytes()
+
+
+def test_the_bound_of_a_curve_begins_where_the_curve_does(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    for tasks, value in ((1, 2.0), (8, 5.0)):
+        name = f"forward.fanout.curve.t{tasks}.k3.fp32"
+        record(name, [value], unit="of", command="c", file=file)
+
+    drawing = drawings(latest(file))["fanout-curve.svg"]
+
+    dashed = [it for it in drawing.axes[0].get_lines() if it.get_linestyle() == "--"]
+    assert [np.asarray(it.get_ydata()).tolist() for it in dashed] == [
+        [2.0, pytest.approx(2 * bound(8, 3))]
+    ]
+    plt.close(drawing)
+
+
+def test_the_page_has_a_line_for_figures_and_none_for_points_of_plots(
+    figures: dict[str, Figure], tmp_path: Path
+) -> None:
+    write(figures, tmp_path)
+
+    text = (tmp_path / "forward.md").read_text()
+    assert "| `forward.flat.lora` | 1.5 of |" in text
+    assert "](plots/flat.svg)" in text
+    assert "`forward.flat.lora.n4`" not in text
+    assert "`forward.fanout.curve" not in text
+    assert "| `forward.flat.lora` | 1.5 | of |" in (tmp_path / "README.md").read_text()
+
+
+def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    record("lost.figure", [1.0], unit="of", command="c", file=file)
+
+    with pytest.raises(ValueError, match=r"lost\.figure"):
+        overview(latest(file))
+
+
+def test_a_figure_is_the_median_with_first_and_last_decile(tmp_path: Path) -> None:
+    samples = [float(number) for number in range(11)]
+
+    figure = record("a.b", samples, unit="ms", command="c", file=tmp_path / "figures.jsonl")
+
+    assert (figure.low, figure.value, figure.high, figure.runs) == (1.0, 5.0, 9.0, 11)
+
+
+def test_one_sample_is_both_deciles() -> None:
+    assert deciles([3.0]) == (3.0, 3.0)
+
+
+def test_the_newest_figure_of_an_identifier_counts(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    for value in (1.0, 2.0):
+        record("a.b", [value], unit="ms", command="c", goal="<= 1.5", file=file)
+
+    assert latest(file)["a.b"].value == 2.0
+    assert latest(file)["a.b"].met is False
+
+
+@pytest.mark.parametrize(
+    ("value", "goal", "met"), [(2.7, ">= 2.7", True), (2.69, ">= 2.7", False), (1.0, "<= 1", True)]
+)
+def test_a_goal_holds_at_its_bound(value: float, goal: str, *, met: bool) -> None:
+    assert meets(value, goal) is met
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.1], [math.nan, 2.0]])
+def test_a_race_refuses_a_system_that_answers_differently(wrong: list[float]) -> None:
+    with pytest.raises(DisagreementError, match="other differs from ours"):
+        race([system("ours", [1.0, 2.0]), system("other", wrong)], rounds=1)
+
+
+def test_a_system_may_differ_by_its_own_tolerance() -> None:
+    near = system("other", [1.0, 2.1], tolerance=0.1)
+
+    times = race([system("ours", [1.0, 2.0]), near], rounds=2)
+
+    assert times == {"ours": [1.0, 1.0], "other": [1.0, 1.0]}
+
+
+def test_a_system_that_answers_the_first_requests_alone_is_held_against_those() -> None:
+    race([system("ours", [1.0, 2.0]), system("other", [1.0])], rounds=1)
+    with pytest.raises(DisagreementError):
+        race([system("ours", [1.0, 2.0]), system("other", [2.0])], rounds=1)
+
+
+def test_every_round_runs_every_system_once_and_the_first_round_does_not_count() -> None:
+    calls = list[str]()
+
+    def run(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    names = ("a", "b", "c")
+    times = interleave({name: lambda name=name: run(name) for name in names}, 3)
+
+    rounds = [calls[begin : begin + 3] for begin in range(0, 12, 3)]
+    assert [sorted(each) for each in rounds] == [["a", "b", "c"]] * 4
+    assert len({tuple(each) for each in rounds}) > 1
+    assert all(len(samples) == 3 and min(samples) > 3 for samples in times.values())
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    assert ratios({"slow": [4.0, 9.0], "fast": [2.0, 3.0]}, "slow", "fast") == [2.0, 3.0]
+
+
+def test_the_fastest_has_the_lowest_median() -> None:
+    assert fastest({"a": [1.0, 5.0, 6.0], "b": [4.0, 4.0, 9.0]}, ["a", "b"]) == "b"
+
+
+def test_a_figure_of_cpu_time_is_refused_on_several_threads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        require_one_thread(ArgumentParser())
+        torch.set_num_threads(2)
+        with pytest.raises(SystemExit):
+            require_one_thread(ArgumentParser())
+    finally:
+        torch.set_num_threads(before)
+    assert "OMP_NUM_THREADS=1" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Requests: their JSON, their ids, the names that they may say, and the permission of a route."""
+
+import os
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, Depends, Response
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from doubles.refusals import raises
+from nunatak_contract.errors import InvalidNameError, NunatakError
+from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, TaskReference, check_version
+from nunatak_server.access.keys import Scope
+from nunatak_server.http.access import OPERATORS, PUBLIC, Access, give_id, needs, request_id_of
+from nunatak_server.http.middleware import StrictRoute
+from nunatak_server.http.pages import REFERENCE, VERSION, integers_up_to
+from nunatak_server.http.requests import parse_json
+
+REFUSED = {
+    "nothing": b" ",
+    "not-json": b"inputs=hello",
+    "nan": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "overflow": b'{"a": 1e999}',
+    "lone-surrogate": b'{"a": "\\ud800"}',
+    "not-utf8": b'{"a": "\xff"}',
+    "utf-16": '{"a": 1}'.encode("utf-16"),
+    "byte-order-mark": b'\xef\xbb\xbf{"a": 1}',
+    "too-deep": b"[" * 5000 + b"]" * 5000,
+    "trailing-comma": b'{"a": 1,}',
+    "two-values": b"{}{}",
+    "field-twice": b'{"a": 1, "a": 1}',
+    "field-twice-in-a-list": b'[{"b": ":::"}, [{"a": 1, "b": 2, "a": 3}]]',
+    "field-twice-by-an-escape": b'{"a": 1, "\\u0061": ":"}',
+}
+NUM = 3
+LONGEST = "a" * MAX_NAME_LENGTH
+
+
+def ids() -> list[str]:
+    app = SimpleNamespace(state=SimpleNamespace(runtime=SimpleNamespace(replica_id="r")))
+    scopes: list[dict[str, Any]] = [{"app": app, "headers": []} for _ in range(NUM)]
+    for scope in scopes:
+        give_id(scope)
+    return [str(request_id_of(scope)) for scope in scopes]
+
+
+def ids_of_fork() -> list[str]:
+    """Return the first ids of a process that is forked from this one."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(here, " ".join(ids()).encode())
+        os._exit(0)
+    os.close(here)
+    os.waitpid(child, 0)
+    with os.fdopen(there) as pipe:
+        return pipe.read().split()
+
+
+def accepts(schema: dict[str, str], text: str) -> bool:
+    return re.search(schema["pattern"], text) is not None
+
+
+async def other() -> None:
+    """A dependency without any relation to access."""
+
+
+async def endpoint() -> Response:
+    return Response()
+
+
+def route_with(dependencies: list[Any], *, of_router: list[Any] | None = None) -> StrictRoute:
+    router = APIRouter(route_class=StrictRoute, dependencies=of_router)
+    router.post("/", dependencies=dependencies)(endpoint)
+    (route,) = router.routes
+    assert isinstance(route, StrictRoute)
+    return route
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_not_strict_json_is_refused_without_repeating_it(body: bytes) -> None:
+    with raises("invalid_json") as refused:
+        parse_json(body)
+
+    assert str(refused.value) == str(NunatakError("invalid_json"))
+
+
+def test_strict_json_is_parsed() -> None:
+    assert parse_json('{"a": ["\u00e9", 1.5, null]}'.encode()) == {"a": ["\u00e9", 1.5, None]}
+
+
+def test_colons_in_texts_are_no_fields() -> None:
+    assert parse_json(b'{"a:": [{"b": "c::"}]}') == {"a:": [{"b": "c::"}]}
+
+
+def test_no_two_processes_of_one_fork_give_the_same_ids() -> None:
+    found = [*ids_of_fork(), *ids_of_fork(), *ids()]
+
+    assert len(set(found)) == 3 * NUM
+
+
+@given(st.integers(10, 5000), st.integers(0, 6000))
+def test_integers_up_to_a_limit_are_described(limit: int, number: int) -> None:
+    found = re.fullmatch(integers_up_to(limit), str(number)) is not None
+
+    assert found == (1 <= number <= limit)
+
+
+@given(st.integers(-1, 2 * MAX_VERSION).map(str) | st.text("0129"))
+@example(str(MAX_VERSION))
+@example(str(MAX_VERSION + 1))
+@example("01")
+def test_a_version_is_described_if_and_only_if_it_is_taken(text: str) -> None:
+    try:
+        check_version(text)
+        is_taken = True
+    except InvalidNameError:
+        is_taken = False
+
+    assert accepts(VERSION, text) == is_taken
+
+
+@given(st.text("ab0.-_@", max_size=8))
+def test_a_reference_is_described_if_and_only_if_it_is_taken(text: str) -> None:
+    try:
+        TaskReference.parse(text)
+        is_taken = True
+    except InvalidNameError:
+        is_taken = False
+
+    assert accepts(REFERENCE, text) == is_taken
+
+
+@pytest.mark.parametrize("text", [LONGEST, f"{LONGEST}@{LONGEST}"])
+def test_names_are_described_up_to_their_longest(text: str) -> None:
+    assert accepts(REFERENCE, text)
+    assert not accepts(REFERENCE, f"{text}a")
+    assert not accepts(REFERENCE, f"a{text}")
+
+
+def test_a_route_that_names_no_scope_is_for_operators_of_the_whole_server() -> None:
+    assert route_with([]).needed == OPERATORS
+    assert route_with([Depends(other)]).needed == OPERATORS
+    assert Access(scope=Scope.ADMIN, spans_tasks=True) == OPERATORS
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("spans_tasks", [False, True])
+def test_a_route_asks_for_the_scope_that_it_names(scope: Scope, spans_tasks: bool) -> None:  # noqa: FBT001 - a case
+    named = needs(scope, spans_tasks=spans_tasks)
+    wanted = Access(scope=scope, spans_tasks=spans_tasks)
+
+    assert route_with([named]).needed == wanted
+    assert route_with([Depends(other)], of_router=[named]).needed == wanted
+
+
+def test_a_public_route_says_so() -> None:
+    assert route_with([PUBLIC]).needed is None
+
+
+def test_a_route_with_several_scopes_is_refused_when_it_is_defined() -> None:
+    with pytest.raises(TypeError, match="expected one scope for a route"):
+        route_with([PUBLIC], of_router=[needs(Scope.READ)])
