@@ -1,10 +1,13 @@
-"""What answers by embeddings are worth: questions about five sets, without any training.
+"""What answers by embeddings are worth: questions about five sets, next to trained heads.
 
 A question has an option for each label of a set, as an operator would write it. The backbone
 answers as the server does: softmax(cosine / temperature). The temperature with the smallest loss is
 found on train examples, which teach nothing else; accuracy and calibration are of test examples.
+With `--heads`, heads learn from 8 examples of each label, and from 2,000 examples.
 """
 
+import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,15 +16,17 @@ import numpy as np
 import torch
 
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.papers.adopt import read
+from benchmarks.papers.adopt import DEV_ROWS, read, run
 from nunatak_contract.questions import TypedQuestion
 from nunatak_model import Backbone, Row, embedding_branch, forward, load_backbone
+from nunatak_registry import Registry
 from nunatak_server.decisions.likeness import outcome_texts
 from nunatak_server.settings import ServerSettings
 
 PREFIX = "decisions.embeddings"
 TEMPERATURES: Final = np.geomspace(0.01, 1.0, 41)
 AT_ONCE = 64
+EXAMPLES_A_LABEL, MANY = 8, 2000
 NAMED = {
     "trec": {
         "ABBR": "an abbreviation",
@@ -59,6 +64,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--rows", type=int, default=300, help="train examples for the temperature")
+    parser.add_argument("--heads", action="store_true", help="train heads as well")
     parser.add_argument("--test", type=int, default=1000, help="most test examples of a set")
     options, sheet = open_sheet(parser)
     backbone, key = load_backbone(options.backbone), Path(options.backbone).name
@@ -66,9 +72,43 @@ def main() -> None:
         record_set(it, options.data / it, key, backbone, sheet, options.rows, options.test)
         for it in options.sets
     ]
+    if options.heads:
+        for it in options.sets:
+            record_heads(it, options.data / it, key, backbone, sheet, options.test)
     best = float(TEMPERATURES[np.mean(losses, axis=0).argmin()])
     unit = f"the temperature with the smallest mean loss of {len(losses)} sets"
     sheet.record(f"{PREFIX}.temperature.{key}", [best], unit=unit)
+
+
+def record_heads(
+    name: str, folder: Path, key: str, backbone: Backbone, sheet: Sheet, test: int
+) -> None:
+    """Record the test accuracy of heads that `nunatak train` trains on few and on many examples."""
+    listed, asked = read(folder / "train.jsonl.gz"), tested(folder, test)
+    dev, rows = listed[-DEV_ROWS:], listed[:-DEV_ROWS]
+    seen = Counter[object]()
+    few = list[Mapping[str, object]]()
+    for row in rows:
+        seen[row["label"]] += 1
+        if seen[row["label"]] <= EXAMPLES_A_LABEL:
+            few.append(row)
+    ways = {"few": few, "many": rows[:MANY]}
+    head = {"method": "head", "epochs": 30, "metric": "accuracy"}
+    with tempfile.TemporaryDirectory() as place, Registry.open(place) as registry:
+        for way, train in ways.items():
+            parts = {"train": train, "dev": dev, "test": asked}
+            outcome = run(f"{name.replace('_', '-')}-{way}", parts, head, registry, backbone)
+            if outcome.test is None:
+                raise ValueError(f"{name} has test examples")
+            right = outcome.test.values["accuracy"]
+            unit = f"of {len(asked):,} test examples, a head on {len(train):,} examples"
+            sheet.record(f"{PREFIX}.{way}.{name}.{key}", [right], unit=unit)
+
+
+def tested(folder: Path, most: int) -> Sequence[Mapping[str, object]]:
+    """Return test examples, or dev examples of a set without any."""
+    file = folder / "test.jsonl.gz"
+    return read(file if file.exists() else folder / "dev.jsonl.gz")[:most]
 
 
 def record_set(
@@ -78,9 +118,7 @@ def record_set(
 
     `key` names the backbone in the figures.
     """
-    listed = read(folder / "train.jsonl.gz")
-    tested = folder / "test.jsonl.gz"
-    asked = read(tested if tested.exists() else folder / "dev.jsonl.gz")[:test]
+    listed, asked = read(folder / "train.jsonl.gz"), tested(folder, test)
     labels = sorted({str(it["label"]) for it in listed})
     options = NAMED.get(name) or {it.replace("_", " "): None for it in labels}
     question = TypedQuestion.model_validate({"type": "choice", "criteria": dict(options)})
