@@ -18,7 +18,7 @@ from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.claims import Verdict, read_claims
 from benchmarks.papers.elsa_memory import read_memory
-from benchmarks.papers.elsa_table import draw_relative, elsa_tables, named
+from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named
 from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.figures import (
     SENTENCES,
@@ -143,23 +143,24 @@ Drawings = dict[str, Figure]
 
 
 def elsa_part(name: str, title: str, lines: Lines, drawings: Drawings) -> str:
-    """Return a table for each setting, and the plot of the first."""
+    """Return a table for each setting, and the plot of the one that stands for all."""
     runs, text = lines.get(name, ()), list[str]()
-    for setting, table in elsa_tables(runs).items():
+    tables = elsa_tables(runs)
+    for setting, table in tables.items():
         if not table.tasks:
             text.append(f"{setting}: no set has every depth yet ({named(table.unfinished)}).\n")
             continue
         text.append(f"{setting}:\n\n{table.markdown()}")
         if table.learned:
-            plot = f"papers-{name}.svg"
-            drawings.setdefault(plot, draw_relative(table))
             average, each = table.operating_point(), table.operating_point_by_task()
             text.append(
                 f"Most frozen layers that keep 95 % on average: {average or 'none tried'}; 90 % of "
                 f"each set but CoLA: {each or 'none tried'}.\n"
             )
-    if f"papers-{name}.svg" in drawings:
-        alt = "Score relative to full fine-tuning over frozen layers, of each task"
+    if (best := best_table(tables)) is not None:
+        setting, table = best
+        drawings[f"papers-{name}.svg"] = draw_relative(table)
+        alt = f"Score relative to full fine-tuning over frozen layers: {setting}"
         text.append(f"![{alt}](plots/papers-{name}.svg)\n")
     return section(title, name, runs, "\n".join(text))
 
