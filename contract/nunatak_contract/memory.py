@@ -72,11 +72,11 @@ class ProcessMemory(Result):
     pss_bytes: int | None
     uss_bytes: int | None
     runtime_bytes: int | None = None
-    """PSS before the first backbone was loaded: Python and the libraries. Null if processes share
-    it."""
+    """RSS before `nunatak serve` loaded the first backbone. Null if processes share it, or if
+    another program runs the server."""
     rest_bytes: int | None = None
-    """PSS less the runtime, the parameters and the trunk cache: tokenizers, activations, and what
-    the allocator keeps. Null without `runtime_bytes`, or on a CUDA device."""
+    """RSS that no other part explains: tokenizers, activations, and what the allocator keeps. Null
+    without `runtime_bytes`, or on a CUDA device."""
 
 
 class ActivationsMemory(Result):

@@ -12,9 +12,9 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (415, 4),
     "nunatak_exchange": (3903, 14),
-    "nunatak_cli": (6963, 39),
+    "nunatak_cli": (6968, 39),
     "nunatak": (470, 3),
-    "nunatak_client": (1849, 7),
+    "nunatak_client": (1861, 7),
     "nunatak_cluster": (566, 6),
     "nunatak_contract": (4175, 20),
     "nunatak_rows": (776, 7),
@@ -22,12 +22,12 @@ CEILINGS = {
     "nunatak_model": (9252, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4267, 23),
-    "nunatak_server": (20102, 97),
+    "nunatak_server": (20103, 97),
     "nunatak_training": (8892, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_746, 320
+MAX_LINES, MAX_FILES = 62_764, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -188,18 +187,13 @@ class AsyncClient:
         try:
             network = await self._connect(url)
             try:
-                # A server that refuses may close before it has read all. Its answer is there.
-                with suppress(httpcore.WriteError):
-                    await network.write(exchange.head(), timeout_s)
-                    async for chunk in chunks:
-                        await network.write(exchange.chunk(chunk), timeout_s)
-                        while not exchange.is_over and network.get_extra_info("is_readable"):
-                            data = await network.read(PIECE_BYTES, timeout_s)
-                            for event in exchange.received(data):
-                                yield event
-                        if exchange.is_over:
-                            return
-                    await network.write(exchange.end(), timeout_s)
+                async for data in _parts_of_request(exchange, chunks):
+                    is_sent = await _is_sent(network, data, timeout_s)
+                    while not exchange.is_over and network.get_extra_info("is_readable"):
+                        for event in exchange.received(await network.read(PIECE_BYTES, timeout_s)):
+                            yield event
+                    if exchange.is_over or not is_sent:
+                        break
                 while not exchange.is_over:
                     for event in exchange.received(await network.read(PIECE_BYTES, timeout_s)):
                         yield event
@@ -358,3 +352,21 @@ class AsyncClient:
                     return call.answer(reply)
                 delay_s = retry_s
             await self._sleep(delay_s)
+
+
+async def _parts_of_request(
+    exchange: VerdictExchange, chunks: AsyncIterable[str]
+) -> AsyncGenerator[bytes]:
+    yield exchange.head()
+    async for chunk in chunks:
+        yield exchange.chunk(chunk)
+    yield exchange.end()
+
+
+async def _is_sent(network: httpcore.AsyncNetworkStream, data: bytes, timeout_s: float) -> bool:
+    """Send bytes; False if the server has closed. A server that refuses may do that at any time."""
+    try:
+        await network.write(data, timeout_s)
+    except httpcore.WriteError:
+        return False
+    return True

@@ -162,7 +162,7 @@ class Backbones:
     ) -> None:
         self.default = default
         self.runtime_bytes = runtime_bytes
-        """Memory of the process before the first backbone was loaded."""
+        """RSS of the process before the first backbone was loaded; None if nobody measured it."""
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
         self._in_use = {it.digest: BackboneInUse(it) for it in self}

@@ -198,12 +198,13 @@ def memory_report(
 def _with_parts(
     process: memory.ProcessMemory, runtime: Runtime, ledger: MemoryLedger
 ) -> memory.ProcessMemory:
-    own, pss = runtime.backbones.runtime_bytes, process.pss_bytes
-    if own is None or pss is None or runtime.backbone.device.type != "cpu":
+    own = runtime.backbones.runtime_bytes
+    if own is None or runtime.backbone.device.type != "cpu":
         return process.model_copy(update={"runtime_bytes": own})
     host = runtime.host_tier.stats().bytes
-    held = ledger.shared_bytes + host + runtime.trunk_cache.stats.bytes
-    return process.model_copy(update={"runtime_bytes": own, "rest_bytes": pss - own - held})
+    held = own + ledger.shared_bytes + host + runtime.trunk_cache.stats.bytes
+    parts = {"runtime_bytes": own, "rest_bytes": process.rss_bytes - held}
+    return process.model_copy(update=parts)
 
 
 def _branches(

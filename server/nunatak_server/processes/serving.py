@@ -14,6 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Final
 
+import psutil
 import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -31,7 +32,6 @@ from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry import logs
-from nunatak_server.telemetry.memory import measure_process
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
@@ -115,7 +115,7 @@ def serve(
     logs.log_everything(settings.log_format)
     prepare(settings)
     with Registry.open(settings.registry, create=create_registry) as registry:
-        backbones = load_on_own_thread(settings, measure_process().pss_bytes)
+        backbones = load_on_own_thread(settings, psutil.Process().memory_info().rss)
         serve_backbone(
             settings,
             backbones,

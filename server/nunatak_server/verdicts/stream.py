@@ -31,7 +31,7 @@ LEAST_GROWTH: Final = 16
 READ_AGAIN: Final = 8
 """The characters before the open window that each look reads, over the least number of new ones."""
 EARLY: Final = 0.5
-"""Share of the characters that a window needs, about, at which it is looked for: words differ."""
+"""Share of the characters that a window still needs, about, after which the next look comes."""
 IN_TIME: Final = 0.8
 """Share of the longest hold after which the open window is judged, so that its text is in time."""
 LATE_FINDING: Final = "a task found something in text that was released before the task answered"

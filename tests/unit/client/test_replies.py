@@ -254,7 +254,7 @@ def test_a_refusal_is_read_after_the_server_has_closed() -> None:
         connection, _ = listener.accept()
         connection.recv(1)
         connection.sendall(REFUSAL)
-        # What is not read yet makes this a reset of the connection.
+        # The bytes that nobody has read turn this end into a reset.
         connection.close()
         closed.set()
 

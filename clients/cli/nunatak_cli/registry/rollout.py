@@ -12,7 +12,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_cli.registry.verify import Proving
+from nunatak_cli.registry.verify import ProvingOptions
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 
@@ -49,7 +49,7 @@ class CandidateOptions:
     ] = None
 
 
-def canary(name: options.NameArgument, *, asked: CandidateOptions, proving: Proving) -> None:
+def canary(name: options.NameArgument, *, asked: CandidateOptions, proving: ProvingOptions) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
     from nunatak_registry import CandidateRole
 
@@ -66,7 +66,7 @@ def shadow(
         bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
     ] = False,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
-    proving: Proving,
+    proving: ProvingOptions,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
     from nunatak_registry import CandidateRole
@@ -79,7 +79,9 @@ def shadow(
     _change(CandidateRole.SHADOW, name, asked, proving)
 
 
-def _change(role: "CandidateRole", name: str, asked: CandidateOptions, proving: Proving) -> None:
+def _change(
+    role: "CandidateRole", name: str, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
     """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
 

@@ -29,7 +29,7 @@ from nunatak_cli.registry.show import (
     thresholds,
     versions,
 )
-from nunatak_cli.registry.verify import Proving, verify
+from nunatak_cli.registry.verify import ProvingOptions, verify
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -103,7 +103,11 @@ def history(
 
 
 def promote(
-    name: options.NameArgument, version: VersionArgument, *, asked: MoveOptions, proving: Proving
+    name: options.NameArgument,
+    version: VersionArgument,
+    *,
+    asked: MoveOptions,
+    proving: ProvingOptions,
 ) -> None:
     """Load and probe a version, then point an alias at it. Servers follow within a second."""
     with existing_registry(proving.registry) as opened:
@@ -117,7 +121,7 @@ def promote(
     print_outcome(document, line, *followed, as_json=proving.as_json)
 
 
-def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving) -> None:
+def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: ProvingOptions) -> None:
     """Point an alias back at its previous version. A second rollback goes further back."""
     alias, expect = asked.alias, asked.expect
     with existing_registry(proving.registry) as opened:

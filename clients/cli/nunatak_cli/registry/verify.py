@@ -63,7 +63,7 @@ def verify(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proving:
+class ProvingOptions:
     """The options of a command that proves a version before the version gets requests."""
 
     backbone: BackboneOption = None

@@ -84,14 +84,13 @@ def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
 
 
 def saved_line(report: "MemoryReport") -> str:
-    pss, runtime = report.process.pss_bytes, report.process.runtime_bytes
+    pss = report.process.pss_bytes
     return (
         f"the server holds {counted(len(report.tasks), 'task version')}: "
         f"{decimal(report.shared_bytes)} of parameters in place of "
         f"{decimal(report.dedicated_bytes)}, {report.saved_share:.1%} saved "
         f"(formula {report.saved_share_formula:.1%})"
         + ("" if pss is None else f"; the whole process has {decimal(pss)} (PSS)")
-        + ("" if runtime is None else f", {decimal(runtime)} of them before any backbone")
     )
 
 
