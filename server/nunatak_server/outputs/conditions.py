@@ -24,8 +24,9 @@ from nunatak_server.outputs.entities import window_of
 from nunatak_server.outputs.scores import apply_function, default_function, predicted_of, softmax
 from nunatak_server.tokenization import Encodings
 
-JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2011+/\\:&=#%~*\u00b7")
-"""Punctuation that joins letters to one word: of addresses, numbers, links and double names."""
+JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2012\u2013\u2044\u2212+/\\:&=?#%~*\u00b7")
+"""Punctuation that joins letters to one word: of addresses, numbers, links and double names. Other
+forms of these characters, such as full width, join too."""
 MAX_JOINERS: Final = 4
 """Most joiners between two letters of one word, as in `http://host`."""
 
@@ -245,7 +246,8 @@ def _word_start(text: str, start: int, *, least: int) -> int:
 
 
 def _may_join(character: str) -> bool:
-    return character in JOINERS or _clings(character)
+    plain = unicodedata.normalize("NFKC", character)
+    return plain in JOINERS or _clings(character)
 
 
 def _is_joined(one: str, other: str) -> bool:
