@@ -28,7 +28,7 @@ from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
-from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
@@ -140,8 +140,21 @@ def _parts(pieces: Sequence[Piece], *, max_chars: int, overlap: int) -> Iterator
 
 
 def _is_in_a_word(one: Piece, other: Piece) -> bool:
-    is_border = one.end == len(one.text) and not other.begin
-    return is_border and one.characters[-1].isalnum() and other.characters[0].isalnum()
+    """Return whether a word may go on in the next text: letters, or an address such as `a@|b.org`.
+
+    A full stop or colon before a new sentence ends the word.
+    """
+    if one.end < len(one.text) or other.begin:
+        return False
+    before, after = one.characters[-2:], other.characters[:2]
+    if before[-1].isalnum():
+        return after[0].isalnum() or _reaches(before[-1], after)
+    return before[-1] != ":" and _goes_on(before, after) and _reaches(before, after)
+
+
+def _reaches(before: str, after: str) -> bool:
+    (word,) = whole_words(before + after, [FoundSpan(start=0, end=1, label="")])
+    return word.end > len(before)
 
 
 def _goes_on(before: str, after: str) -> bool:
