@@ -149,9 +149,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
-    check_finite(
-        {name: it for name, it in parameters.items() if it is not branch.parameters[name]}
-    )
+    check_finite({name: it for name, it in parameters.items() if it is not branch.parameters[name]})
     # The native operators read narrow factors by columns. All other large maps are packed.
     columns = by_columns(parameters) if backbone.ops.tasks != NO_TASK_KERNELS else {}
     if backbone.is_packed:
