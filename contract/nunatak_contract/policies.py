@@ -145,13 +145,8 @@ def group_of(label: str) -> str:
     return label.split("-", 1)[-1]
 
 
-def find_misfit(
-    condition: Condition, head: HeadRecord, *, reads: enums.Reads | None = None
-) -> str | None:
-    """Return why the answers of a head cannot decide a condition; None if they can.
-
-    `reads`: what the task reads, as in its manifest.
-    """
+def find_misfit(condition: Condition, head: HeadRecord, reads: enums.Reads | None) -> str | None:
+    """Return why a task with this head, for these texts, cannot decide a condition, or None."""
     if reads is enums.Reads.PAIR:
         return "a policy judges single texts, and the task reads pairs of texts"
     if head.kind in {enums.HeadKind.QUESTION_ANSWERING, enums.HeadKind.RANKING}:

@@ -6,7 +6,8 @@ Policies and question cards are documents. One question has at most one card.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Self
 
@@ -87,9 +88,7 @@ class DocumentStore(Store, Generic[Document]):
 
     def newest(self) -> list[Published[Document]]:
         """Return the newest version of each document, ordered by name."""
-        return [
-            record.parse(self.kind) for record in {it.name: it for it in self._records()}.values()
-        ]
+        return [record.parse(self.kind) for record in _newest(self._records())]
 
     def numbers(self) -> dict[str, int]:
         """Return the number of the newest version of each document, also of a damaged one."""
@@ -143,10 +142,23 @@ class DocumentStore(Store, Generic[Document]):
             return snapshot.documents(self.kind.row, name)
 
 
+def _newest(records: Iterable[DocumentRecord]) -> Collection[DocumentRecord]:
+    return {it.name: it for it in records}.values()
+
+
 class PolicyStore(DocumentStore[Policy]):
     """The policies of one registry."""
 
     kind = POLICIES
+
+    def asking(self, snapshot: Snapshot, task: str, version: int) -> Iterator[str]:
+        """Yield the policies that ask a version by its number, or by a name that it alone has."""
+        is_last = [it.version for it in snapshot.all_versions(task)] == [version]
+        meant = {f"{task}/{version}", *([task] if is_last else [])}
+        for record in _newest(snapshot.documents(self.kind.row)):
+            with suppress(NunatakError):
+                if not meant.isdisjoint(record.parse(self.kind).document.references):
+                    yield f"policy {record.name} (put one that asks another version first)"
 
     def _check(self, document: Policy, snapshot: Snapshot) -> None:
         check_policy(document, lambda it: snapshot.find(TaskReference.parse(it)).parse())
@@ -164,7 +176,7 @@ def check_policy(policy: Policy, resolve: Callable[[str], TaskManifest]) -> None
         known = [it for it in rule.conditions if it.task in manifests]
         for condition in known:
             manifest = manifests[condition.task]
-            problem = find_misfit(condition, manifest.head, reads=manifest.reads)
+            problem = find_misfit(condition, manifest.head, manifest.reads)
             if problem is not None:
                 problems.append(f"rule {rule.name!r}, task {condition.task!r}: {problem}")
         is_known = len(known) == len(rule.conditions)

@@ -99,7 +99,7 @@ def _states(
             found = dict.fromkeys(conditions, UNKNOWN)
     num_unread = sum(it.part.num_left_out + it.part.num_unread for it in encodings)
     return {
-        it: replace(state, misfit=find_misfit(it, head), num_unread=num_unread)
+        it: replace(state, misfit=find_misfit(it, head, None), num_unread=num_unread)
         for it, state in found.items()
     }
 
@@ -181,11 +181,9 @@ def _in_tokens(
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a range without white space at its ends; some tokens include the space before them."""
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    part = text[start:end]
+    start = end - len(part.lstrip())
+    return start, start + len(part.strip())
 
 
 def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:

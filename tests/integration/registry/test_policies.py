@@ -109,6 +109,18 @@ def test_a_policy_that_its_tasks_cannot_decide_is_not_published(
     assert stocked.policies.newest() == []
 
 
+@pytest.mark.parametrize("asked", ["intent/1", "intent"])
+def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
+    publish_one(stocked, "other")
+    stocked.policies.put(make_policy(make_rule(when(asked, "yes"))))
+    stocked.delete("intent", 2)
+
+    with raises("version_in_use", match="policy guard"):
+        stocked.delete("intent", 1)
+    stocked.policies.put(make_policy(make_rule(when("other", "yes"))))
+    stocked.delete("intent", 1)
+
+
 @pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])
 def test_a_damaged_policy_is_refused_and_found_by_verify(
     stocked: Registry, location: str, damage: str
