@@ -27,7 +27,7 @@ from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
-from nunatak_server.processes.supervisor import ReplicaPlace
+from nunatak_server.processes.supervisor import ReplicaPlace, bound
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -114,6 +114,8 @@ def serve(
     """
     logs.log_everything(settings.log_format)
     prepare(settings)
+    # A port in use is told before the backbone loads.
+    bound(settings.host, settings.port).close()
     with Registry.open(settings.registry, create=create_registry) as registry:
         backbones = load_on_own_thread(settings, psutil.Process().memory_info().rss)
         serve_backbone(
