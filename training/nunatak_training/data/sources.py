@@ -317,6 +317,8 @@ def _is_path(source: str) -> bool:
     """A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
+    if "." in source and "/" not in source:  # the hub's names without an owner have no dot
+        return True
     suffixes = tuple(f".{suffix}" for suffix in FileFormat)
     return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
 
