@@ -290,6 +290,10 @@ def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:
         page.route(path, guard)
     page.goto("/")
     expect(page.locator("#key-dialog")).to_be_visible()
+    expect(page.locator("#refused-key")).to_be_hidden()
+    page.fill("#key", "opensesam")
+    page.keyboard.press("Enter")
+    expect(page.locator("#refused-key")).to_be_visible()
     page.fill("#key", "opensesame")
     page.keyboard.press("Enter")
 
