@@ -12,14 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import (
-    HeadKind,
-    IntervalMethod,
-    OnLong,
-    ProblemType,
-    RankingScore,
-    Reads,
-)
+from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
 from nunatak_contract.evidence import ConfusionCell, MetricRecord, ReliabilityBin, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
@@ -49,13 +42,6 @@ def head_text(head: HeadRecord) -> str:
     if head.score is RankingScore.NONE:
         return "ranking, scored by its logits"
     return (head.problem_type or head.kind).value.replace("_", " ")
-
-
-def default_label_text(head: HeadRecord) -> str | None:
-    """The label that means that nothing was found; of two labels also that there is none."""
-    is_two = head.problem_type is ProblemType.SINGLE_LABEL and len(head.labels) == 2
-    absent = "not named: the mean of its windows answers a long text" if is_two else None
-    return head.default_label or absent
 
 
 def thresholds_text(head: HeadRecord) -> str | None:
@@ -177,7 +163,7 @@ def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
     told = {
         "head": head_text(head),
         f"labels ({len(head.labels)})": first_labels(head.labels, max_labels),
-        "default label": default_label_text(head),
+        "default label": head.default_label,
         "thresholds": thresholds_text(head),
         "reads": reads_text(manifest) if is_sequence else None,
         "method": manifest.method.text,

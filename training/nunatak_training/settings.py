@@ -119,8 +119,7 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
             case ".yaml" | ".yml":
                 loaded = read_yaml(text)
             case suffix:
-                known = ".yaml, .yml or .toml (policies and question cards: or .json)"
-                raise ValueError(f"its name must end in {known}, not in {suffix!r}")
+                raise ValueError(f"must end in .yaml, .yml or .toml (policy: .json), not {suffix}")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

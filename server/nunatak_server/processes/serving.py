@@ -114,7 +114,6 @@ def serve(
     """
     logs.log_everything(settings.log_format)
     prepare(settings)
-    # A port in use is told before the backbone loads.
     bound(settings.host, settings.port).close()
     with Registry.open(settings.registry, create=create_registry) as registry:
         backbones = load_on_own_thread(settings, psutil.Process().memory_info().rss)

@@ -223,8 +223,6 @@ def bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise invalid_settings(
-            f"cannot listen at {host} port {port} ({error}); choose another with --port. "
-            "With --processes, the ports above it must be free too"
-        ) from error
+        problem = f"cannot listen at {host} port {port} ({error}); choose another --port"
+        raise invalid_settings(problem) from error
     return listener

@@ -429,7 +429,10 @@ def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page)
 
 @pytest.mark.parametrize(
     ("waited", "middle", "high"),
-    [(2.5, "3.8 s", "99 of 100 within 5.0 s"), (10, "over 10 s", "fewer than 99 of 100 within 10 s")],
+    [
+        (2.5, "3.8 s", "99 of 100 within 5.0 s"),
+        (10, "over 10 s", "fewer than 99 of 100 within 10 s"),
+    ],
 )
 def test_the_wait_of_callers_is_shown_next_to_the_time_of_a_forward(
     page: Page, waited: float, middle: str, high: str

@@ -317,10 +317,9 @@ def _is_path(source: str) -> bool:
     """A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
-    if "." in source and "/" not in source:  # the hub's names without an owner have no dot
-        return True
     suffixes = tuple(f".{suffix}" for suffix in FileFormat)
-    return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
+    is_file = source.endswith(suffixes) or ("." in source and "/" not in source)
+    return Path(source).exists() or is_file or source.startswith((".", "/", "~"))
 
 
 def _open_path(path: Path, delimiter: str | None) -> _Source:
