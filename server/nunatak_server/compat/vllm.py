@@ -279,16 +279,11 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
     return reply(found, headers=headers)
 
 
-def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[Any, Any]:
-    match body:
-        case ScoreTexts():
-            return body.text_1, body.text_2
-        case ScoreData():
-            return body.data_1, body.data_2
-        case ScoreDocuments():
-            return body.queries, body.documents
-        case ScoreItems():
-            return body.queries, body.items
+def _sides(body: PoolingRequest) -> tuple[Any, Any]:
+    """Return the two sides of a score request: the fields that no other request has."""
+    own = (it for it in type(body).model_fields if it not in PoolingRequest.model_fields)
+    first, second = (getattr(body, it) for it in own)
+    return first, second
 
 
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:

@@ -14,7 +14,6 @@ from functools import partial
 from types import FrameType
 from typing import Final
 
-import psutil
 import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -116,7 +115,7 @@ def serve(
     prepare(settings)
     bound(settings.host, settings.port).close()
     with Registry.open(settings.registry, create=create_registry) as registry:
-        backbones = load_on_own_thread(settings, psutil.Process().memory_info().rss)
+        backbones = load_on_own_thread(settings)
         serve_backbone(
             settings,
             backbones,
