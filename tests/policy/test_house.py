@@ -19,15 +19,15 @@ CEILINGS = {
     "nunatak_contract": (4177, 20),
     "nunatak_rows": (776, 7),
     "nunatak_loadtest": (1104, 7),
-    "nunatak_model": (9293, 49),
+    "nunatak_model": (9272, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
-    "nunatak_server": (20129, 97),
-    "nunatak_training": (8892, 43),
+    "nunatak_server": (20128, 97),
+    "nunatak_training": (8894, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_838, 320
+MAX_LINES, MAX_FILES = 62_818, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3
