@@ -243,7 +243,7 @@ def _text_of(line: bytes) -> str:
     except (ValueError, RecursionError):
         raise NunatakError("invalid_json") from None
     match fields:
-        case (("text", str(text)),):
+        case tuple((("text", str(text)),)):
             return text
         case _:
             problem = 'each chunk must be an object with one field, as in {"text": "Hello"}'

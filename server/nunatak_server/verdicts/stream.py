@@ -196,13 +196,13 @@ class VerdictStream:
                 reading.result()
             if self._is_whole:
                 return False
-            if self.last_space >= self._looks_at:
-                return False
             expires_at = self._expires_at()
             left_s = None if expires_at is None else expires_at - self._clock()
             if expires_at is not None and left_s is not None and left_s <= 0:
                 self._may_expire_at = expires_at + (self._max_delay_s or 0)
                 return True
+            if self.last_space >= self._looks_at:
+                return False
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

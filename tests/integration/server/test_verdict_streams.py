@@ -115,6 +115,7 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
         (LINES, b"", "empty_text"),
         (LINES, b'{"text": "a"}\n{"text": 1}\n', "invalid_request"),
         (LINES, b'{"text": "a", "text": "b"}\n', "invalid_request"),
+        (LINES, b'[["text", "a"]]', "invalid_request"),
         (LINES, b'{"text": "a"', "invalid_json"),
         (LINES, b"[" * 100_000, "invalid_json"),
         (LINES, lines_of("a " * 20_000, size=1000), "text_too_long"),
