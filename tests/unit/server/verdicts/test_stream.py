@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from doubles.trained_tokenizers import TokenizerFamily, random_texts
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.predict.readiness import State
-from nunatak_server.tokenization import Reading
+from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import mask
@@ -323,6 +325,24 @@ async def test_a_long_text_of_any_white_space_is_read_a_few_times(
     await bench.streamed([text[it : it + 5] for it in range(0, len(text), 5)])
 
     assert sum(num_read) <= 2 * READ_AGAIN * len(text)
+
+
+async def test_a_text_that_is_held_is_decided_about_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, take = StreamBench(BERT, guard(reads_all=True)), Growing.take
+    num_windows = defaultdict[Reading, list[int]](list)
+
+    def counted(growing: Growing, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:
+        taken = take(growing, reading, windows, begin=begin)
+        num_windows[replace(reading, start=None)].append(len(taken))
+        return taken
+
+    monkeypatch.setattr(Growing, "take", counted)
+    found = await bench.streamed(by_word("\ue000 " + harmless(bench, num_words=600)))
+
+    assert (found.text, found.final.is_by_failure) == ("", True)
+    assert all(sum(it) <= 2 * READ_AGAIN * it[-1] for it in num_windows.values())
 
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
