@@ -166,14 +166,16 @@ def _by_finished_task(
 
 
 def graddrop_figures(runs: Sequence[PaperRun]) -> Figures:
-    """Return the gain of each variant over both controls with the same schedule."""
+    """Return the gain of each variant over both controls, over the sets that have all variants."""
     by_task = defaultdict[str, dict[str, dict[int, float]]](lambda: defaultdict(dict))
     for it in runs:
         constant = ", constant" if it.run.recipe.schedule == "constant" else ""
         name = f"{regularizer_label(it.run.recipe)}{constant}"
         by_task[it.run.task][name][it.run.recipe.seed] = it.finished.score
-    over = f"mean of {named(sorted(by_task))}" if by_task else ""
-    return _gains_over_controls("graddrop.gain", list(by_task.values()), over=over)
+    wanted = {name for variants in by_task.values() for name in variants}
+    whole = {task: it for task, it in by_task.items() if set(it) == wanted}
+    over = f"mean of {named(sorted(whole))}" if whole else ""
+    return _gains_over_controls("graddrop.gain", list(whole.values()), over=over)
 
 
 def _gains_over_controls(prefix: str, tasks: Sequence[By], *, over: str = "") -> Figures:

@@ -8,6 +8,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from benchmarks.papers.elsa_table import named
 from nunatak_contract.cards import markdown_table
 from nunatak_training.recipes import Schedule
 from nunatak_training.sweeps.reporting import (
@@ -40,20 +41,26 @@ def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
 
 
 def graddrop_markdown(cells: Sequence[Cell]) -> str:
-    """Return a row per variant: mean and deviation per task, and the average next to SFT's."""
+    """Return a row per variant: mean and deviation per task, and the average next to SFT's.
+
+    The average is over the tasks that all variants have.
+    """
     by_key = {(variant_of(cell), cell.axes[TASK]): cell for cell in cells}
     tasks = sorted({task for _, task in by_key})
     variants = list(dict.fromkeys(variant for variant, _ in by_key))
-    complete = [it for it in variants if all((it, task) in by_key for task in tasks)]
+    whole = [task for task in tasks if all((it, task) in by_key for it in variants)]
+    averages = {it: average(by_key, it, whole) if whole else 0.0 for it in variants}
     rows = [
         [
             "SFT" if variant == SFT else variant,
-            *(_spread(by_key[variant, task].scores) for task in tasks),
-            f"{average(by_key, variant, tasks):.4f}",
+            *(_spread(by_key, variant, task) for task in tasks),
+            f"{averages[variant]:.4f}" if whole else "",
         ]
-        for variant in sorted(complete, key=lambda it: -average(by_key, it, tasks))
+        for variant in sorted(variants, key=lambda it: -averages[it])
     ]
-    return markdown_table(["variant", *tasks, "average"], rows)
+    return markdown_table(
+        ["variant", *tasks, f"average of {named(whole)}" if whole else "average"], rows
+    )
 
 
 def average(cells: dict[tuple[str, str], Cell], variant: str, tasks: Sequence[str]) -> float:
@@ -83,5 +90,8 @@ def draw_curves(cells: Sequence[Cell]) -> Figure:
     return drawing
 
 
-def _spread(scores: Sequence[float]) -> str:
+def _spread(cells: dict[tuple[str, str], Cell], variant: str, task: str) -> str:
+    if (variant, task) not in cells:
+        return ""
+    scores = cells[variant, task].scores
     return f"{mean(scores):.3f} ± {deviation(scores):.3f}"

@@ -9,8 +9,8 @@ qkv_width = query, key and value side by side.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -252,6 +252,34 @@ def _linear(
             apply_linear(x[span.tokens], linear, activation=activation, groups=span.groups)
         )
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def weight_by_weight(
+    run: Callable[[Tensor, MixedLayer], Tensor],
+    x: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+) -> Float[Tensor, "tokens width"]:
+    """Run a block of single tokens on the frozen weights, then on each task's own weights.
+
+    So the inner states of the block, its widest ones, exist for one set of weights at a time. A
+    device runs all tokens at once, because each launch costs it more.
+    """
+    end = layer.frozen_end
+    if x.device.type != "cpu" or len(layer.own) + bool(end) < 2:
+        return run(x, layer)
+    parts = [run(x[:end], replace(layer, own=()))] if end else []
+    for span, weights in layer.own:
+        alone = replace(span, tokens=slice(0, span.num_tokens))
+        piece = replace(
+            layer,
+            frozen_end=0,
+            shared_norm_end=0,
+            changed=(),
+            bottleneck=(),
+            own=((alone, weights),),
+        )
+        parts.append(run(x[span.tokens], piece))
+    return torch.cat(parts)
 
 
 def mixed_norm(

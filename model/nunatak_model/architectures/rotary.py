@@ -29,7 +29,14 @@ from torch.nn import functional
 from nunatak_contract.enums import LinearMap
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
+from nunatak_model.layer import (
+    MixedLayer,
+    add_adapters,
+    mixed_linear,
+    mixed_norm,
+    mixed_qkv,
+    weight_by_weight,
+)
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import ApplyNorm, activate, rms_norm
 
@@ -307,7 +314,7 @@ def run_prenorm_layer(
     hidden = hidden + block
     add_adapters(hidden, block, layer, "attention_adapter", norm=None, epsilon=epsilon)
     normed = run_norm(hidden, layer, "output_norm")
-    block = run_gated_block(normed, layer, config)
+    block = weight_by_weight(lambda x, own: run_gated_block(x, own, config), normed, layer)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
     add_adapters(hidden, block, layer, "feedforward_adapter", norm=None, epsilon=epsilon)

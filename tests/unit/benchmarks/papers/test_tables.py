@@ -184,6 +184,18 @@ def test_variants_stand_by_their_average_and_constant_rates_apart(folder: Path) 
     ]  # fmt: skip
 
 
+def test_a_set_that_lacks_a_variant_enters_no_average(made_up: dict[str, list[PaperRun]]) -> None:
+    runs = made_up["graddrop"]
+    begun = runs[0].run.model_copy(update={"task": "begun"})
+    more = [*runs, runs[0].model_copy(update={"run": begun})]
+
+    lines = graddrop_markdown(graddrop_cells(more)).splitlines()
+
+    assert figures_of({"graddrop": more}, None) == figures_of({"graddrop": runs}, None)
+    assert lines[0].split(" | ")[1:] == ["begun", "toy", "average of toy |"]
+    assert len(lines) == 2 + 7
+
+
 @pytest.fixture(name="made_up", scope="module")
 def make_up(folder: Path) -> dict[str, list[PaperRun]]:
     """Made-up runs of every sweep of the plan."""
