@@ -72,11 +72,11 @@ class ProcessMemory(Result):
     pss_bytes: int | None
     uss_bytes: int | None
     runtime_bytes: int | None = None
-    """RSS before `nunatak serve` loaded the first backbone. Null if processes share it, or if
-    another program runs the server."""
+    """RSS when the server was ready, less parameters: Python, torch, libraries, tokenizers. Null on
+    a CUDA device."""
     rest_bytes: int | None = None
-    """RSS that no other part explains: tokenizers, activations, and what the allocator keeps. Null
-    without `runtime_bytes`, or on a CUDA device."""
+    """RSS that work has added, apart from parameters and trunk states: activations, and what the
+    allocator keeps. Null on a CUDA device."""
 
 
 class ActivationsMemory(Result):

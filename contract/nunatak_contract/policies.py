@@ -145,8 +145,10 @@ def group_of(label: str) -> str:
     return label.split("-", 1)[-1]
 
 
-def find_misfit(condition: Condition, head: HeadRecord) -> str | None:
-    """Return why the answers of a head cannot decide a condition; None if they can."""
+def find_misfit(condition: Condition, head: HeadRecord, reads: enums.Reads | None) -> str | None:
+    """Return why a task with this head, for these texts, cannot decide a condition, or None."""
+    if reads is enums.Reads.PAIR:
+        return "a policy judges single texts, and the task reads pairs of texts"
     if head.kind in {enums.HeadKind.QUESTION_ANSWERING, enums.HeadKind.RANKING}:
         return f"a condition needs a task with labels, got a {head.kind} task"
     threshold = condition.threshold

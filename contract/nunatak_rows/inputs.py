@@ -102,7 +102,7 @@ def bad_row(where: str, problem: str) -> NunatakError:
 def _no_input(columns: Iterable[str]) -> str:
     return (
         "expected the columns text (and text_pair), question and context, query and documents, or "
-        f"tokens; got {', '.join(map(repr, columns)) or 'none'}"
+        f"tokens; got {', '.join(map(repr, columns)) or 'none'}; --text-column names another column"
     )
 
 

@@ -26,6 +26,7 @@ from nunatak_model import (
     UnsupportedBackboneError,
     tensors_from_bytes,
 )
+from nunatak_model.branch import check_finite
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_model.errors import mismatch_of
 from nunatak_model.text.tokenizer import is_panic
@@ -255,7 +256,9 @@ class Checkpoint:
             read_header(data)
         except InvalidArtifactError as error:
             raise self.corrupt(name, f"is no sound safetensors: {error}") from error
-        return {key: it.to(torch.float32) for key, it in tensors_from_bytes(data).items()}
+        tensors = {key: it.to(torch.float32) for key, it in tensors_from_bytes(data).items()}
+        check_finite(tensors)
+        return tensors
 
     def _unless_pickled(self, name: str, advice: str) -> str:
         """The name of a missing file, for the reader to refuse, unless there is a pickle."""

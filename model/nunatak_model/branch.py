@@ -149,9 +149,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
-    _check_finite(
-        {name: it for name, it in parameters.items() if it is not branch.parameters[name]}
-    )
+    check_finite({name: it for name, it in parameters.items() if it is not branch.parameters[name]})
     # The native operators read narrow factors by columns. All other large maps are packed.
     columns = by_columns(parameters) if backbone.ops.tasks != NO_TASK_KERNELS else {}
     if backbone.is_packed:
@@ -173,7 +171,7 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
         spec.method, branch.parameters, {**layer_shapes, **head}, dtype=backbone.dtype
     )
     # Checked on the host, because a check on the device would wait for the device.
-    _check_finite(parameters)
+    check_finite(parameters)
     slots = BranchSlots(
         layers=banks.take(form.method, layer_shapes, partial(_layers, form, config))
         if layer_shapes
@@ -243,10 +241,11 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
             "of another shape or dtype": sorted(wrong),
         }
         raise NunatakError("parameter_mismatch", found=mismatch_of(found))
-    _check_finite(parameters)
+    check_finite(parameters)
 
 
-def _check_finite(parameters: Mapping[str, Tensor]) -> None:
+def check_finite(parameters: Mapping[str, Tensor]) -> None:
+    """Raise `non_finite_parameter` for a parameter with NaN or infinity."""
     for name, tensor in parameters.items():
         # A finite sum proves every entry finite, and costs far less than a check of each entry. If
         # the sum overflows, the exact check decides.

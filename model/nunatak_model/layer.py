@@ -117,6 +117,8 @@ class BottleneckLayer:
         return any(bool(it.any()) for up in ups for it in (up.weight, up.bias) if it is not None)
 
 
+MANY_TOKENS = 256
+"""From so many tokens on, a block runs on the weights of one task after the other on a CPU."""
 LayerOverride = OwnLayer | ChangedMaps | BottleneckLayer
 NormName = Literal["attention_norm", "output_norm", "final_norm", "query_norm", "key_norm"]
 BOTTLENECK_NORMS = ("attention_norm", "output_norm")
@@ -157,6 +159,25 @@ class MixedLayer:
         if self.relative is None:
             raise ValueError(f"layer {self.index} was given no relative positions")
         return self.relative
+
+    def run_by_weights(
+        self, run: Callable[[Tensor, "MixedLayer"], Tensor], x: Float[Tensor, "tokens width"]
+    ) -> Float[Tensor, "tokens width"]:
+        """Run a block of single tokens on the frozen weights, then on each task's own weights.
+
+        So the inner states of the block, its widest ones, exist for one set of weights at a time.
+        A device runs all tokens at once, and so do few tokens, because calls cost them more.
+        """
+        end = self.frozen_end
+        is_small = x.device.type != "cpu" or len(x) < MANY_TOKENS
+        if is_small or len(self.own) + bool(end) < 2:
+            return run(x, self)
+        parts = [run(x[:end], replace(self, own=()))] if end else []
+        none = replace(self, frozen_end=0, shared_norm_end=0, changed=(), bottleneck=())
+        for span, weights in self.own:
+            alone = TokenSpan(tokens=slice(0, span.num_tokens), groups=span.groups)
+            parts.append(run(x[span.tokens], replace(none, own=((alone, weights),))))
+        return torch.cat(parts)
 
 
 def mix_layer(
@@ -252,34 +273,6 @@ def _linear(
             apply_linear(x[span.tokens], linear, activation=activation, groups=span.groups)
         )
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def weight_by_weight(
-    run: Callable[[Tensor, MixedLayer], Tensor],
-    x: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-) -> Float[Tensor, "tokens width"]:
-    """Run a block of single tokens on the frozen weights, then on each task's own weights.
-
-    So the inner states of the block, its widest ones, exist for one set of weights at a time. A
-    device runs all tokens at once, because each launch costs it more.
-    """
-    end = layer.frozen_end
-    if x.device.type != "cpu" or len(layer.own) + bool(end) < 2:
-        return run(x, layer)
-    parts = [run(x[:end], replace(layer, own=()))] if end else []
-    for span, weights in layer.own:
-        alone = replace(span, tokens=slice(0, span.num_tokens))
-        piece = replace(
-            layer,
-            frozen_end=0,
-            shared_norm_end=0,
-            changed=(),
-            bottleneck=(),
-            own=((alone, weights),),
-        )
-        parts.append(run(x[span.tokens], piece))
-    return torch.cat(parts)
 
 
 def mixed_norm(

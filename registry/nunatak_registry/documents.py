@@ -6,13 +6,14 @@ Policies and question cards are documents. One question has at most one card.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Self
 
 from nunatak_contract.enums import Combine, HeadKind, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference, check_document_name
 from nunatak_contract.policies import Policy, Rule, find_misfit
 from nunatak_contract.questions import QuestionCard, find_card_misfit
@@ -87,9 +88,7 @@ class DocumentStore(Store, Generic[Document]):
 
     def newest(self) -> list[Published[Document]]:
         """Return the newest version of each document, ordered by name."""
-        return [
-            record.parse(self.kind) for record in {it.name: it for it in self._records()}.values()
-        ]
+        return [record.parse(self.kind) for record in _newest(self._records())]
 
     def numbers(self) -> dict[str, int]:
         """Return the number of the newest version of each document, also of a damaged one."""
@@ -143,8 +142,8 @@ class DocumentStore(Store, Generic[Document]):
             return snapshot.documents(self.kind.row, name)
 
 
-HeadOf = Callable[[str], HeadRecord]
-"""Returns the head of the version that a task reference means."""
+def _newest(records: Iterable[DocumentRecord]) -> Collection[DocumentRecord]:
+    return {it.name: it for it in records}.values()
 
 
 class PolicyStore(DocumentStore[Policy]):
@@ -152,26 +151,36 @@ class PolicyStore(DocumentStore[Policy]):
 
     kind = POLICIES
 
+    def asking(self, snapshot: Snapshot, task: str, version: int) -> Iterator[str]:
+        """Yield the policies that ask a version by its number, or by a name that it alone has."""
+        is_last = [it.version for it in snapshot.all_versions(task)] == [version]
+        meant = {f"{task}/{version}", *([task] if is_last else [])}
+        for record in _newest(snapshot.documents(self.kind.row)):
+            with suppress(NunatakError):
+                if not meant.isdisjoint(record.parse(self.kind).document.references):
+                    yield f"policy {record.name} (put one that asks another version first)"
+
     def _check(self, document: Policy, snapshot: Snapshot) -> None:
-        check_policy(document, heads_in(snapshot))
+        check_policy(document, lambda it: snapshot.find(TaskReference.parse(it)).parse())
 
 
-def check_policy(policy: Policy, head_of: HeadOf) -> None:
+def check_policy(policy: Policy, resolve: Callable[[str], TaskManifest]) -> None:
     """Raise `invalid_policy` unless the present task versions can decide every condition."""
-    heads, problems = dict[str, HeadRecord](), list[str]()
+    manifests, problems = dict[str, TaskManifest](), list[str]()
     for text in policy.references:
         try:
-            heads[text] = head_of(text)
+            manifests[text] = resolve(text)
         except NunatakError as error:
             problems.append(str(error))
     for rule in policy.rules:
-        known = [it for it in rule.conditions if it.task in heads]
+        known = [it for it in rule.conditions if it.task in manifests]
         for condition in known:
-            problem = find_misfit(condition, heads[condition.task])
+            manifest = manifests[condition.task]
+            problem = find_misfit(condition, manifest.head, manifest.reads)
             if problem is not None:
                 problems.append(f"rule {rule.name!r}, task {condition.task!r}: {problem}")
         is_known = len(known) == len(rule.conditions)
-        if rule.action is VerdictAction.MASK and is_known and not _can_mask(rule, heads):
+        if rule.action is VerdictAction.MASK and is_known and not _can_mask(rule, manifests):
             problems.append(
                 f"rule {rule.name!r} masks, so it needs tasks of token classification: "
                 "every task with combine any, at least one with combine all"
@@ -180,18 +189,10 @@ def check_policy(policy: Policy, head_of: HeadOf) -> None:
         raise POLICIES.invalid(f"policy {policy.name!r}: {'; '.join(problems)}")
 
 
-def _can_mask(rule: Rule, heads: Mapping[str, HeadRecord]) -> bool:
-    kinds = [heads[it.task].kind is HeadKind.TOKEN_CLASSIFICATION for it in rule.conditions]
+def _can_mask(rule: Rule, manifests: Mapping[str, TaskManifest]) -> bool:
+    heads = (manifests[it.task].head for it in rule.conditions)
+    kinds = [it.kind is HeadKind.TOKEN_CLASSIFICATION for it in heads]
     return all(kinds) if rule.combine is Combine.ANY else any(kinds)
-
-
-def heads_in(snapshot: Snapshot) -> HeadOf:
-    """Return what gives the present head of a reference."""
-
-    def head_of(text: str) -> HeadRecord:
-        return snapshot.find(TaskReference.parse(text)).parse().head
-
-    return head_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

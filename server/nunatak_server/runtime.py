@@ -64,7 +64,7 @@ from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
+from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
@@ -79,6 +79,9 @@ logger = logging.getLogger(__name__)
 
 class Runtime:
     """The threads and the state of one serving process; `start` before use, `aclose` after."""
+
+    runtime_bytes: int | None = None
+    """RSS when the server was ready, less what the ledger counts; None on a device."""
 
     def __init__(
         self,
@@ -271,6 +274,9 @@ class Runtime:
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         # The weights before they were packed or quantized, and the stored bytes of the pins.
         await self._memory_return.start()
+        if self.backbone.device.type == "cpu":
+            counted = self.counted_bytes(take_stock(self.backbones, self.residency.resident()))
+            self.runtime_bytes = max(0, self._process.memory_info().rss - counted)
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:
@@ -279,6 +285,10 @@ class Runtime:
         self._watching = asyncio.create_task(run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
+
+    def counted_bytes(self, ledger: MemoryLedger) -> int:
+        """Bytes of parameters, in memory and in the host tier, and of trunk states."""
+        return ledger.shared_bytes + self.host_tier.stats().bytes + self.trunk_cache.stats.bytes
 
     def state(self) -> ServerState:
         return ServerState(

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Images:
     """Images and containers of docker; or of podman, in a folder of their own."""
 
     folder: Path
+    state: str
+    """Folder of what runs: podman takes no path of more than 50 characters."""
 
     def call(self, *arguments: str) -> str:
         """Run the engine, and return its output; an error is raised with the last lines."""
@@ -134,7 +137,7 @@ class Images:
     def _engine(self) -> list[str]:
         if has_docker():
             return ["docker"]
-        store = ("--root", str(self.folder / "store"), "--runroot", str(self.folder / "run"))
+        store = ("--root", str(self.folder / "store"), "--runroot", self.state)
         return ["podman", *store, "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
 
     def _make_base(self) -> None:
@@ -176,12 +179,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Generator[Images]:
-    made = Images(tmp_path_factory.mktemp("images"))
-    made.build()
-    yield made
-    if folder := os.environ.get("NUNATAK_SAVE_IMAGE"):
-        made.save(Path(folder))
-    made.remove()
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as state:
+        made = Images(tmp_path_factory.mktemp("images"), state)
+        made.build()
+        yield made
+        if folder := os.environ.get("NUNATAK_SAVE_IMAGE"):
+            made.save(Path(folder))
+        made.remove()
 
 
 def test_the_image_says_how_it_runs_and_is_small(images: Images) -> None:

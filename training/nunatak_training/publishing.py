@@ -26,6 +26,7 @@ from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
+LEAST_DEFAULT_SHARE = 0.7
 
 
 def publish(
@@ -115,13 +116,12 @@ def reads_of(data: TaskData) -> Reads | None:
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
-    """The label that means that nothing was found: the recipe's, or the more frequent of two."""
-    if data.kind is not TaskKind.SINGLE_LABEL:
-        return None
-    if recipe.default_label is not None or len(data.labels) != 2:
-        return recipe.default_label if recipe.default_label in data.labels else None
-    counts = Counter(data.train.labels(str))
-    return max(data.labels, key=lambda label: counts[label])
+    """The label that means that nothing was found: the recipe's, or the usual one of two."""
+    named = recipe.default_label
+    if named is not None or data.kind is not TaskKind.SINGLE_LABEL or len(data.labels) != 2:
+        return named if named in data.labels else None
+    ((label, count),) = Counter(data.train.labels(str)).most_common(1)
+    return label if count >= LEAST_DEFAULT_SHARE * len(data.train) else None
 
 
 def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> evidence.DataRecord:

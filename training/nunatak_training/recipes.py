@@ -236,8 +236,8 @@ class Recipe(Settings):
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     default_label: str | None = later(
         None,
-        "the label that means that nothing was found; null: of two, the more frequent; "
-        "none: no label, unless a label has this name",
+        "the label that means that nothing was found; null: of two, the one of 70 % or more of "
+        "the examples; none: no label, unless a label has this name",
     )
     calibrate: bool = later(
         default=False,

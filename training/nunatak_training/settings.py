@@ -118,8 +118,8 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
                 loaded: object = tomllib.loads(text)
             case ".yaml" | ".yml":
                 loaded = read_yaml(text)
-            case suffix:
-                raise ValueError(f"its name must end in .yaml, .yml or .toml, not in {suffix!r}")
+            case end:
+                raise ValueError(f"must end in .yaml, .yml or .toml (policy: .json), not {end!r}")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -22,14 +22,7 @@ from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import (
-    MixedLayer,
-    add_adapters,
-    mixed_linear,
-    mixed_norm,
-    mixed_qkv,
-    weight_by_weight,
-)
+from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import apply_linear, layer_norm
@@ -281,7 +274,7 @@ def run_layer(
     norm = frozen.attention_norm
     add_adapters(summed, block, layer, "attention_adapter", norm=norm, epsilon=epsilon)
     hidden = mixed_norm(summed, layer, "attention_norm", epsilon=epsilon)
-    block = weight_by_weight(lambda x, own: feed_forward(x, own, config), hidden, layer)
+    block = layer.run_by_weights(lambda x, own: feed_forward(x, own, config), hidden)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     norm = frozen.output_norm

@@ -29,14 +29,7 @@ from torch.nn import functional
 from nunatak_contract.enums import LinearMap
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import (
-    MixedLayer,
-    add_adapters,
-    mixed_linear,
-    mixed_norm,
-    mixed_qkv,
-    weight_by_weight,
-)
+from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import ApplyNorm, activate, rms_norm
 
@@ -314,7 +307,7 @@ def run_prenorm_layer(
     hidden = hidden + block
     add_adapters(hidden, block, layer, "attention_adapter", norm=None, epsilon=epsilon)
     normed = run_norm(hidden, layer, "output_norm")
-    block = weight_by_weight(lambda x, own: run_gated_block(x, own, config), normed, layer)
+    block = layer.run_by_weights(lambda x, own: run_gated_block(x, own, config), normed)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
     add_adapters(hidden, block, layer, "feedforward_adapter", norm=None, epsilon=epsilon)

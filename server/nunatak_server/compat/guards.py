@@ -2,8 +2,8 @@
 
 A gateway sends a call as JSON of its provider. Every string of the call is a text to judge, unless
 the string is a setting that no model reads as text. So a new field of a provider is judged, and
-not skipped. Data that a model reads whole has no settings. Objects that hold other content than
-text are unread parts, which a policy must name.
+not skipped. Objects that hold other content than text are unread parts, which a policy must name.
+Data that a model reads whole has no settings, and its parts are judged as text too.
 
 An attack may be cut in the middle of a sentence, and each piece may look harmless. So the borders
 between texts are judged too. A joined text has the ends of long texts, and short texts whole, with
@@ -28,7 +28,7 @@ from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
-from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
@@ -140,8 +140,21 @@ def _parts(pieces: Sequence[Piece], *, max_chars: int, overlap: int) -> Iterator
 
 
 def _is_in_a_word(one: Piece, other: Piece) -> bool:
-    is_border = one.end == len(one.text) and not other.begin
-    return is_border and one.characters[-1].isalnum() and other.characters[0].isalnum()
+    """Return whether a word may go on in the next text: letters, or an address such as `a@|b.org`.
+
+    A full stop or colon before a new sentence ends the word.
+    """
+    if one.end < len(one.text) or other.begin:
+        return False
+    before, after = one.characters[-2:], other.characters[:2]
+    if before[-1].isalnum():
+        return after[0].isalnum() or _reaches(before[-1], after)
+    return before[-1] != ":" and _goes_on(before, after) and _reaches(before, after)
+
+
+def _reaches(before: str, after: str) -> bool:
+    (word,) = whole_words(before + after, [FoundSpan(start=0, end=1, label="")])
+    return word.end > len(before)
 
 
 def _goes_on(before: str, after: str) -> bool:
@@ -314,7 +327,8 @@ class CallContent:
     def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
         if name in PARTS and _has_content(value) and not _is_setting(value, name):
             self.unread[PARTS[name]] = None
-            return value
+            if parent != DATA:
+                return value
         before, self._place = self._place, self._place or name
         changed = self._read(value, DATA if parent == DATA or name in DATA_FIELDS else name)
         self._place = before
@@ -324,14 +338,15 @@ class CallContent:
         match value:
             case _ if name in SCHEMA_LISTS:
                 pass
-            case int() | float() if not isinstance(value, bool):
+            case int() | float() if not isinstance(value, bool) and name != DATA:
                 # Token ids are a text that another tokenizer has made.
                 self.unread[UnjudgedPart.OTHER] = None
             case {"type": kind} if not (isinstance(kind, str) and kind in TEXT_TYPES):
                 part = PARTS.get(kind) if isinstance(kind, str) else None
                 self.unread[part or UnjudgedPart.OTHER] = None
-                text = value.get("text")
-                return {**value, "text": self._read(text, "text")} if text else value
+                if name != DATA:
+                    text = value.get("text")
+                    return {**value, "text": self._read(text, "text")} if text else value
             case _:
                 pass
         return self._read(value, name)

@@ -164,10 +164,17 @@ async def _classify(
         else None,
     )
 
-    async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
-        return await ask_task(request, own, body.model, part, options)
+    reference = body.model
 
-    found, headers = await ask_each(ask, tuple(inputs))
+    async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
+        return await ask_task(request, own, reference, part, options)
+
+    async def pin() -> dict[str, str]:
+        nonlocal reference
+        reference = (await find_task(request, body.model, None)).reference
+        return {TASK_VERSION_HEADER: reference}
+
+    found, headers = await ask_each(ask, tuple(inputs), pin=pin)
     results = [
         {"index": index, **_result(one, place, item, body)}
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
@@ -294,10 +301,13 @@ async def _served(request: Request) -> list[TaskManifest]:
 async def ask_each(
     ask: Callable[[tuple[ItemT, ...]], Awaitable[tuple[AnswerT, dict[str, str]]]],
     items: tuple[ItemT, ...],
+    *,
+    pin: Callable[[], Awaitable[dict[str, str]]] | None = None,
 ) -> tuple[list[tuple[AnswerT | str, int]], dict[str, str]]:
     """Ask about all items at once, or about each item alone if one item fails all others.
 
-    Returns for each item an answer and the item's place in it, or the item's error; and headers.
+    `pin` lets one version answer from then on, and returns its headers. Returns for each item an
+    answer and the item's place in it, or the item's error; and headers.
     """
 
     async def ask_alone(item: ItemT) -> AnswerT | str:
@@ -315,7 +325,9 @@ async def ask_each(
             raise
         if len(items) == 1 or error.code in LATE:
             return [(ITEM_ERRORS[error.code], 0)] * len(items), {}
-        return [(it, 0) for it in await asyncio.gather(*map(ask_alone, items))], {}
+        # A canary or a promotion would answer some of the items by another version.
+        headers = await pin() if pin else {}
+        return [(it, 0) for it in await asyncio.gather(*map(ask_alone, items))], headers
     return [(whole, place) for place in range(len(items))], headers
 
 

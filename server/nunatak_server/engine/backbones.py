@@ -153,16 +153,8 @@ class Backbones:
     Raises `invalid_settings` if two have one name or one digest, so nothing tells them apart.
     """
 
-    def __init__(
-        self,
-        default: Backbone,
-        others: Sequence[Backbone] = (),
-        *,
-        runtime_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, default: Backbone, others: Sequence[Backbone] = ()) -> None:
         self.default = default
-        self.runtime_bytes = runtime_bytes
-        """RSS of the process before the first backbone was loaded; None if nobody measured it."""
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
         self._in_use = {it.digest: BackboneInUse(it) for it in self}
@@ -261,17 +253,17 @@ def tell_speeds(backbone: Backbone) -> None:
         )  # fmt: skip
 
 
-def load_serving_backbones(settings: ServerSettings, runtime_bytes: int | None = None) -> Backbones:
+def load_serving_backbones(settings: ServerSettings) -> Backbones:
     names = settings.all_backbones()
     if len(names) > 1 and settings.backbone_layers is not None:
         problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"
         raise invalid_settings(problem)
     loaded = [load_serving_backbone(settings.model_copy(update={"backbone": it})) for it in names]
-    return Backbones(loaded[0], loaded[1:], runtime_bytes=runtime_bytes)
+    return Backbones(loaded[0], loaded[1:])
 
 
-def load_on_own_thread(settings: ServerSettings, runtime_bytes: int | None = None) -> Backbones:
-    return on_own_thread(load_serving_backbones, settings, runtime_bytes)
+def load_on_own_thread(settings: ServerSettings) -> Backbones:
+    return on_own_thread(load_serving_backbones, settings)
 
 
 WARM_UP_TEXT = "ready " * 128

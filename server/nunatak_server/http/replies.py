@@ -198,13 +198,11 @@ def memory_report(
 def _with_parts(
     process: memory.ProcessMemory, runtime: Runtime, ledger: MemoryLedger
 ) -> memory.ProcessMemory:
-    own = runtime.backbones.runtime_bytes
-    if own is None or runtime.backbone.device.type != "cpu":
-        return process.model_copy(update={"runtime_bytes": own})
-    host = runtime.host_tier.stats().bytes
-    held = own + ledger.shared_bytes + host + runtime.trunk_cache.stats.bytes
-    parts = {"runtime_bytes": own, "rest_bytes": process.rss_bytes - held}
-    return process.model_copy(update=parts)
+    own = runtime.runtime_bytes
+    if own is None:
+        return process
+    rest = process.rss_bytes - own - runtime.counted_bytes(ledger)
+    return process.model_copy(update={"runtime_bytes": own, "rest_bytes": rest})
 
 
 def _branches(

@@ -24,8 +24,9 @@ from nunatak_server.outputs.entities import window_of
 from nunatak_server.outputs.scores import apply_function, default_function, predicted_of, softmax
 from nunatak_server.tokenization import Encodings
 
-JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2011+/\\:&=#%~*\u00b7")
-"""Punctuation that joins letters to one word: of addresses, numbers, links and double names."""
+JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2012\u2013\u2044\u2212+/\\:&=?#%~*\u00b7")
+"""Punctuation that joins letters to one word: of addresses, numbers, links and double names. Other
+forms of these characters, such as full width, join too."""
 MAX_JOINERS: Final = 4
 """Most joiners between two letters of one word, as in `http://host`."""
 
@@ -98,7 +99,7 @@ def _states(
             found = dict.fromkeys(conditions, UNKNOWN)
     num_unread = sum(it.part.num_left_out + it.part.num_unread for it in encodings)
     return {
-        it: replace(state, misfit=find_misfit(it, head), num_unread=num_unread)
+        it: replace(state, misfit=find_misfit(it, head, None), num_unread=num_unread)
         for it, state in found.items()
     }
 
@@ -180,11 +181,9 @@ def _in_tokens(
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a range without white space at its ends; some tokens include the space before them."""
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    part = text[start:end]
+    start = end - len(part.lstrip())
+    return start, start + len(part.strip())
 
 
 def whole_words(text: str, spans: Iterable[FoundSpan]) -> Iterator[FoundSpan]:
@@ -245,7 +244,8 @@ def _word_start(text: str, start: int, *, least: int) -> int:
 
 
 def _may_join(character: str) -> bool:
-    return character in JOINERS or _clings(character)
+    plain = unicodedata.normalize("NFKC", character)
+    return plain in JOINERS or _clings(character)
 
 
 def _is_joined(one: str, other: str) -> bool:

@@ -36,5 +36,6 @@ export function bytes(count) {
 }
 
 export function milliseconds(value) {
+  if (value >= 1000) return `${(value / 1000).toFixed(1)} s`;
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 }

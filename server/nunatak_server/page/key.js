@@ -10,6 +10,7 @@ export function startKey(onChange) {
     "form",
     { method: "dialog" },
     element("h2", { id: "key-title" }, "API key"),
+    element("p", { id: "refused-key", className: "failure" }, "The server refuses this key."),
     element("p", {}, "Kept in this tab alone, until it is closed."),
     element("label", { htmlFor: "key" }, "Key"),
     key,
@@ -26,11 +27,17 @@ export function startKey(onChange) {
     key.value = "";
     onChange();
   });
-  byId("key-button").addEventListener("click", askForKey);
+  byId("key-button").addEventListener("click", () => open(false));
 }
 
+/** Ask for a key where there is none, or for another one in the place of a refused key. */
 export function askForKey() {
+  open(storedKey() !== "");
+}
+
+function open(isRefused) {
   const dialog = byId("key-dialog");
+  byId("refused-key").hidden = !isRefused;
   byId("key").value = storedKey();
   if (!dialog.open) dialog.showModal();
 }

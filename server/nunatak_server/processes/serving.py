@@ -14,7 +14,6 @@ from functools import partial
 from types import FrameType
 from typing import Final
 
-import psutil
 import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -27,7 +26,7 @@ from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
-from nunatak_server.processes.supervisor import ReplicaPlace
+from nunatak_server.processes.supervisor import ReplicaPlace, bound
 from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -114,8 +113,9 @@ def serve(
     """
     logs.log_everything(settings.log_format)
     prepare(settings)
+    bound(settings.host, settings.port).close()
     with Registry.open(settings.registry, create=create_registry) as registry:
-        backbones = load_on_own_thread(settings, psutil.Process().memory_info().rss)
+        backbones = load_on_own_thread(settings)
         serve_backbone(
             settings,
             backbones,

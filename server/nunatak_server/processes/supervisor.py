@@ -88,7 +88,7 @@ def supervise(settings: ServerSettings) -> int:
     with ExitStack() as stack:
         # The shared port, then one of each replica; 0 is any free port.
         ports = [settings.port and settings.port + it for it in range(1 + settings.processes)]
-        listeners = [stack.enter_context(_bound(settings.host, port)) for port in ports]
+        listeners = [stack.enter_context(bound(settings.host, port)) for port in ports]
         host, port = listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         announce = partial(print_address, f"http://{shown}:{port}", log_format=settings.log_format)
@@ -214,7 +214,7 @@ class Supervisor:
             self._not_before = begun + RESTART_S
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """Return a socket that has its address; the first replica that is ready lets it listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -223,8 +223,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise invalid_settings(
-            f"cannot listen at {host} port {port} ({error}); each process also needs a "
-            "port of its own above the shared one"
-        ) from error
+        problem = f"cannot listen at {host} port {port} ({error}); choose another --port"
+        raise invalid_settings(problem) from error
     return listener

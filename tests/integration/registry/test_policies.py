@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from doubles.drafts import publish_many, publish_one
+from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
-from nunatak_contract.enums import OnFailure, VerdictAction
+from nunatak_contract.enums import OnFailure, Reads, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_registry import FindingKind, Registry
 from nunatak_registry.locations import parse_location
@@ -91,11 +91,14 @@ def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
             make_policy(make_rule(when("intent", "yes"), action=VerdictAction.MASK)),
             "masks, so it needs tasks of token classification",
         ),
+        (make_policy(make_rule(when("pairs", "yes"))), "the task reads pairs of texts"),
     ],
 )
 def test_a_policy_that_its_tasks_cannot_decide_is_not_published(
     stocked: Registry, policy: Policy, problem: str
 ) -> None:
+    draft, blobs = make_draft("pairs")
+    stocked.publish(draft.model_copy(update={"reads": Reads.PAIR}), blobs)
     before = stocked.generation()
 
     for refused in (stocked.policies.check, stocked.policies.put):
@@ -104,6 +107,18 @@ def test_a_policy_that_its_tasks_cannot_decide_is_not_published(
 
     assert stocked.generation() == before
     assert stocked.policies.newest() == []
+
+
+@pytest.mark.parametrize("asked", ["intent/1", "intent"])
+def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
+    publish_one(stocked, "other")
+    stocked.policies.put(make_policy(make_rule(when(asked, "yes"))))
+    stocked.delete("intent", 2)
+
+    with raises("version_in_use", match="policy guard"):
+        stocked.delete("intent", 1)
+    stocked.policies.put(make_policy(make_rule(when("other", "yes"))))
+    stocked.delete("intent", 1)
 
 
 @pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])

@@ -164,6 +164,9 @@ def peft_cases() -> Iterator[Case]:
     yield "link-meaning", linked(MEANING), "escaping_file", MEANING
     missing = re.escape(f": 1 missing ({QUERY_B})")
     yield "missing-tensor", stored(WEIGHTS, {QUERY_B: None}), "tensor_mismatch", missing
+    for value in (float("nan"), float("inf")):
+        changes = {QUERY_B.replace("lora_B", "lora_A"): torch.full((2, 32), value)}
+        yield f"values-{value}", stored(WEIGHTS, changes), "non_finite_parameter", "query"
     for name in ("bert.extra", "classifier.bias"):
         prefix = "base_model.model." * (name == "bert.extra")
         more = stored(WEIGHTS, {prefix + name: torch.ones(3)})

@@ -3,12 +3,13 @@ import random
 import pytest
 import torch
 
-from doubles.backbones import tiny_backbone
-from doubles.tasks import EVERY_FORM
+from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import AdapterInput, LinearMap, Norms, Pooling
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
+    HeadOnly,
     Lora,
     Method,
     TopK,
@@ -22,6 +23,7 @@ from nunatak_model import (
     build_branch,
     forward,
     initial_parameters,
+    layer,
 )
 
 METHODS: list[Method] = [
@@ -67,6 +69,25 @@ def test_mixed_batch_equals_each_row_alone(seed: int) -> None:
 
     for mixed, single in zip(together, alone, strict=True):
         torch.testing.assert_close(mixed, single, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_run_task_by_task_with_the_results_of_all_at_once(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny_backbone(family=family, num_layers=2)
+    methods = HeadOnly(), Lora(rank=2, alpha=2.0, targets=QUERY_AND_VALUE), TopK(num_layers=1)
+    branches = [random_branch(backbone, it, seed=seed) for it in methods for seed in (1, 2)]
+    texts = [Encoding(token_ids=(5, *range(6, 6 + n)), type_ids=(0,) * (n + 1)) for n in (2, 9)]
+    rows = [Row(encoding=text, branch=it) for text in texts for it in branches]
+
+    with torch.inference_mode():
+        at_once = forward(backbone, rows)
+        monkeypatch.setattr(layer, "MANY_TOKENS", 1)
+        by_task = forward(backbone, rows)
+
+    for one, other in zip(at_once, by_task, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
 def other_words(row: Row, seed: int) -> Row:

@@ -318,7 +318,8 @@ def _is_path(source: str) -> bool:
     if source.startswith(HUB_PREFIX):
         return False
     suffixes = tuple(f".{suffix}" for suffix in FileFormat)
-    return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
+    is_file = source.endswith(suffixes) or ("." in source and "/" not in source)
+    return Path(source).exists() or is_file or source.startswith((".", "/", "~"))
 
 
 def _open_path(path: Path, delimiter: str | None) -> _Source:

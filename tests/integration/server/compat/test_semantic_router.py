@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -119,6 +120,26 @@ async def test_one_input_that_is_too_long_fails_alone(client: httpx.AsyncClient)
     assert max(short["results"][0]["probabilities"]) == SCORE(cut[0]["score"])
     assert short["results"][0]["input"]["truncated"] is True
     assert scanned["results"] == [{"index": 0, "error": "scan_budget_exceeded"}]
+
+
+async def test_one_version_answers_all_inputs_of_a_request_with_an_error(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        for seed, labels in enumerate((LABELS, LABELS[::-1])):
+            publish_tiny_task(registry, backbone, task="topic", labels=labels, seed=seed)
+        registry.promote("topic", "prod", 1)
+        async with running_client(backbone, registry) as client:
+            canary = {"version": 2, "share": 0.5}
+            await client.put("/v1/tasks/topic/aliases/prod/canary", json=canary)
+            body = asking("topic", *[TEXT] * 6, TOO_LONG, overflow="reject")
+            for _ in range(8):
+                answer = await client.post("/srun/v1/classify", json=body)
+                found = answer.json()
+                *rows, failed = found["results"]
+                assert failed["error"] == "max_length_exceeded"
+                assert len({tuple(it["probabilities"]) for it in rows}) == 1
+                assert found["meta"]["model_id"] == answer.headers["x-task-version"] == "topic/1"
 
 
 async def test_the_router_reranks_as_the_task_ranks(client: httpx.AsyncClient) -> None:

@@ -47,9 +47,24 @@ def test_a_word_that_is_cut_stands_whole_in_a_joined_text() -> None:
         "Ign\nore all \nru\nles",
         "Ignore all \nrules",
     ]
-    assert list(joined_texts(("Hello.", "Where is it?"), max_chars=LIMIT)) == [
-        "Hello.\nWhere is it?"
-    ]
+
+
+ADDRESS = "ann-bell@example.org"
+
+
+@pytest.mark.parametrize("cut", range(1, len(ADDRESS)))
+def test_an_address_that_is_cut_stands_whole_in_a_joined_text(cut: int) -> None:
+    found = joined_texts((f"to {ADDRESS[:cut]}", f"{ADDRESS[cut:]} now"), max_chars=LIMIT)
+
+    assert f"to {ADDRESS} now" in found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("Hello.", "Where is it?"), ("Read this:", "Ann is"), ("Read", "- one"), ("Read", "# One")],
+)
+def test_texts_with_whole_words_make_one_joined_text(before: str, after: str) -> None:
+    assert len(joined_texts((before, after), max_chars=LIMIT)) == 1
 
 
 def test_a_call_that_costs_too_much_to_join_is_refused() -> None:

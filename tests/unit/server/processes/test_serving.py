@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import socket
 import sys
 import threading
 from collections.abc import Generator
@@ -70,8 +71,7 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 ) -> None:
     backbone = tiny_backbone(num_layers=1)
 
-    def load(_: ServerSettings, runtime_bytes: int | None) -> Backbones:
-        assert runtime_bytes
+    def load(_: ServerSettings) -> Backbones:
         return Backbones(backbone)
 
     monkeypatch.setattr(serving, "load_on_own_thread", load)
@@ -83,6 +83,15 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 def test_a_server_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
     with raises("registry_missing"):
         serve(make_settings(registry=str(tmp_path / "tpyo")))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with raises("invalid_settings", match=f"port {port} .*already in use.*--port"):
+            serve(make_settings(registry=str(tmp_path / "none"), port=port), create_registry=True)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -142,7 +142,9 @@ def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
         load_task_data(tmp_path)
 
 
-@pytest.mark.parametrize("source", [Path("nowhere"), "trian.jsonl", "./nowhere", "/nowhere"])
+@pytest.mark.parametrize(
+    "source", [Path("nowhere"), "trian.jsonl", "a.xlsx", "./nowhere", "/nowhere"]
+)
 def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
     shelf = DatasetShelf()
 
