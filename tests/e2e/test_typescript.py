@@ -39,6 +39,8 @@ def test_the_typescript_client_builds_and_passes_its_tests(
     )
     registry.promote("tone", "prod", 1)
     registry.policies.put(make_policy(make_rule(when("tone", "urgent"))))
+    never = make_rule(when("tone", "urgent", threshold=1.0))
+    registry.policies.put(make_policy(never, name="open"))
     settings = make_settings(api_keys_file=tmp_path / "keys.json")
 
     with running_server(backbone, registry, settings) as url:

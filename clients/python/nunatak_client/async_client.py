@@ -176,10 +176,10 @@ class AsyncClient:
     ) -> AsyncGenerator[wire.StreamEvent]:
         """Judge a text while it arrives; the last event has the final verdict.
 
-        Show the texts of all events, one after the other. Events are read after each chunk, and
-        after the last. If this method raises an error, treat the rest of the text as blocked.
-        `timeout_s` is the time for each event after the last chunk. There are no further attempts
-        and no proxies.
+        Show the texts of all events, one after the other. Events are read after each chunk, also an
+        empty one, and after the last. If this method raises an error, treat the rest of the text as
+        blocked. `timeout_s` is the time for each event after the last chunk. There are no further
+        attempts and no proxies.
         """
         http = self._connections.here()
         url, timeout_s = http.base_url, self._timeout_s

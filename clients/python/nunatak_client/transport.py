@@ -364,6 +364,8 @@ class VerdictExchange:
                 raise InvalidResponseError(f"expected an event: {problems_text(error)}") from error
             if event.error is not None:
                 raise error_of(event.error)
+            if event.final and event.verdict is None:
+                raise InvalidResponseError("the last event has no verdict; is this Nunatak?")
             self.is_over = event.final
             yield event
 

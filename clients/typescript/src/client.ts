@@ -1,8 +1,8 @@
 /** The client of one server. */
-import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOfResponse } from "./errors.js";
+import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOf, errorOfResponse } from "./errors.js";
 import { Patience } from "./patience.js";
 import { Attempts, RetryPolicy } from "./retries.js";
-import type { Inputs, Parameters, Prediction, Priority, TaskResult, Verdict } from "./shapes.js";
+import type { Inputs, Parameters, Prediction, Priority, StreamEvent, TaskResult, Verdict } from "./shapes.js";
 
 export interface ClientOptions {
   /** The API key; in Node, absent: the value of `NUNATAK_API_KEY`, if set. */
@@ -32,7 +32,9 @@ export interface PredictOptions extends CallOptions {
 
 interface Call extends CallOptions {
   path: string;
-  body: unknown;
+  body?: unknown;
+  /** Parts of the body, which are sent while the answer is read. Such a call has one attempt. */
+  chunks?: AsyncIterable<string>;
   headers?: Record<string, string>;
 }
 
@@ -43,6 +45,7 @@ interface Open {
 }
 
 const LINES_TYPE = "application/x-ndjson";
+const ONE_ATTEMPT = new RetryPolicy(0);
 
 export class Client {
   private readonly url: string;
@@ -115,6 +118,34 @@ export class Client {
     return this.ask<Verdict>({ ...options, path: `/v1/verdicts/${segment(policy)}`, body: { inputs } });
   }
 
+  /**
+   * Judge a text while it arrives; the last event has the final verdict. Show the texts of all events, one after the
+   * other. If an error is thrown, treat the rest of the text as blocked.
+   */
+  async *judgeStream(
+    policy: string,
+    chunks: AsyncIterable<string>,
+    options: Pick<CallOptions, "signal"> = {},
+  ): AsyncGenerator<StreamEvent> {
+    if (typeof chunks?.[Symbol.asyncIterator] !== "function") {
+      throw new InvalidInputError("chunks must be an async iterable of strings, such as that of an async generator");
+    }
+    if (!sendsStreams()) throw new InvalidInputError("no text can be sent from here while it arrives; ask from Node");
+    const path = `/v1/verdicts/${segment(policy)}/stream`;
+    const headers = { "content-type": LINES_TYPE, accept: LINES_TYPE };
+    const opened = await this.open({ ...options, path, chunks, headers });
+    try {
+      for await (const line of this.lines(opened)) {
+        const event = eventOf(parse(line));
+        yield event;
+        if (event.final) return;
+      }
+    } finally {
+      opened.patience.end();
+    }
+    throw new ConnectionFailedError(`the stream of ${this.url} ended without a final verdict`);
+  }
+
   private async ask<T>(asked: Call): Promise<T> {
     const { response, patience } = await this.open(asked);
     try {
@@ -145,7 +176,8 @@ export class Client {
 
   /** Send a request until an attempt is final; throw unless the response has the answer. */
   private async open(asked: Call): Promise<Open> {
-    const attempts = new Attempts(this.policy, asked, this.timeoutMs);
+    const { chunks } = asked;
+    const attempts = new Attempts(chunks ? ONE_ATTEMPT : this.policy, asked, this.timeoutMs);
     for (;;) {
       const { headers, patienceMs } = attempts.next();
       const patience = new Patience(patienceMs, asked.deadlineMs !== undefined, asked.signal);
@@ -154,7 +186,7 @@ export class Client {
         const request = {
           method: "POST",
           headers: { ...this.headers, ...headers, ...asked.headers },
-          body: JSON.stringify(asked.body),
+          ...(chunks ? { body: bodyOf(chunks, patience), duplex: "half" } : { body: JSON.stringify(asked.body) }),
           signal: patience.signal,
         };
         const sent = await patience.wait(() => this.send(this.url + asked.path, request)).catch((error: unknown) => {
@@ -216,6 +248,40 @@ function parse<T>(text: string): T {
     // Reported below, like any other text.
   }
   throw new InvalidResponseError("expected a JSON object; is this a Nunatak server?");
+}
+
+/** Whether a body is sent part by part; another runtime would send the name of its class. */
+function sendsStreams(): boolean {
+  const request = { method: "POST", body: new ReadableStream(), duplex: "half" };
+  return !new Request("http://localhost", request).headers.has("content-type");
+}
+
+/** The body of a request that sends each chunk when it comes, and ends the chunks with the attempt. */
+function bodyOf(chunks: AsyncIterable<string>, patience: Patience): ReadableStream<Uint8Array> {
+  const source = chunks[Symbol.asyncIterator]();
+  const line = (text: string): Uint8Array => new TextEncoder().encode(text + "\n");
+  const end = async (): Promise<unknown> => source.return?.();
+  patience.signal.addEventListener("abort", () => void end().catch(() => undefined), { once: true });
+  return new ReadableStream(
+    {
+      // Node sends the head of a request with the first part of the body, which may come late.
+      start: (controller) => controller.enqueue(line("")),
+      async pull(controller) {
+        const { done, value } = await patience.part(() => source.next());
+        if (done) controller.close();
+        else controller.enqueue(line(JSON.stringify({ text: value })));
+      },
+    },
+    { highWaterMark: 0 },
+  );
+}
+
+function eventOf(found: Partial<StreamEvent>): StreamEvent {
+  const { event, text = "", final = false, verdict, error } = found;
+  if (error) throw errorOf(error);
+  if ((event === "text" || event === "mask") && typeof text === "string" && !final) return { event, text, final };
+  if (event === "verdict" && verdict?.action) return { event, text: "", final, verdict };
+  throw new InvalidResponseError("expected an event of a stream of verdicts; is this a Nunatak server?");
 }
 
 function checkOutputs(inputs: Inputs, outputs: unknown): void {

@@ -6,6 +6,8 @@ export class Patience {
   private readonly controller = new AbortController();
   private readonly late = new DOMException("the time is over", "TimeoutError");
   private timer: ReturnType<typeof setTimeout> | undefined;
+  private isWaiting = false;
+  private isPaused = false;
   private readonly forward = (): void => this.controller.abort(this.caller?.reason);
 
   constructor(
@@ -32,7 +34,7 @@ export class Patience {
   async wait<T>(work: () => Promise<T>): Promise<T> {
     const { signal } = this;
     signal.throwIfAborted();
-    if (!this.hasDeadline) this.start();
+    this.count({ isWaiting: true });
     let stop: (() => void) | undefined;
     const over = new Promise<never>((_, reject) => {
       stop = () => reject(signal.reason);
@@ -42,13 +44,37 @@ export class Patience {
       return await Promise.race([work(), over]);
     } finally {
       if (stop) signal.removeEventListener("abort", stop);
-      if (!this.hasDeadline) clearTimeout(this.timer);
+      this.count({ isWaiting: false });
     }
   }
 
+  /** Wait for a part of the request that the caller makes. A failure ends the attempt with its reason. */
+  async part<T>(work: () => Promise<T>): Promise<T> {
+    this.count({ isPaused: true });
+    try {
+      this.signal.throwIfAborted();
+      return await work();
+    } catch (error) {
+      this.controller.abort(error);
+      throw error;
+    } finally {
+      this.count({ isPaused: false });
+    }
+  }
+
+  /** End the attempt, with what is still sent of its request. */
   end(): void {
     clearTimeout(this.timer);
+    this.controller.abort();
     this.caller?.removeEventListener("abort", this.forward);
+  }
+
+  /** Without a deadline, count the time while only the server is waited for. */
+  private count(state: { isWaiting?: boolean; isPaused?: boolean }): void {
+    Object.assign(this, state);
+    if (this.hasDeadline) return;
+    clearTimeout(this.timer);
+    if (this.isWaiting && !this.isPaused) this.start();
   }
 
   private start(): void {

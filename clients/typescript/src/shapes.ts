@@ -12,6 +12,8 @@ export type Parameters = Partial<Schemas["Parameters"]>;
 export type Priority = Schemas["Priority"];
 export type Problem = Schemas["Problem"];
 export type Verdict = Schemas["PolicyVerdict"];
+/** An event of a stream of verdicts. An `error` event is thrown instead. */
+export type StreamEvent = Schemas["StreamEvent"] & { text: string; final: boolean };
 
 /** A text, a pair of texts, a question with its context, or a query with its documents. */
 export type Input = string | Schemas["TextPair"] | Schemas["QuestionInput"] | Schemas["QueryInput"];

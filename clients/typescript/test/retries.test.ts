@@ -1,9 +1,9 @@
-/** Attempts, deadlines and bad answers, with a double in place of the network. */
+/** Attempts, deadlines, bad answers and streams, with a double in place of the network or of the server. */
 import { once } from "node:events";
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
-import { afterEach, expect, test } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 import * as api from "../src/index.js";
 
 const ANSWER = { task: "tone", version: 1, head: "sequence_classification", outputs: [{ label: "calm", score: 1 }] };
@@ -154,6 +154,85 @@ test("a deadline is of the whole stream, although lines arrive in time", async (
   const stream = new api.Client(url).stream("hello", ["tone"], { deadlineMs: 100 });
 
   await expect(stream.next()).rejects.toThrow(/within the time/);
+});
+
+const SHOWN = `${JSON.stringify({ event: "text", text: "It is " })}\n`;
+const FINAL = `${JSON.stringify({ event: "verdict", final: true, verdict: { action: "block" } })}\n`;
+const PROBLEM = { code: "overloaded", status: 429, title: "full" };
+
+/** Chunks, and the events about them; `isEnded` says whether the chunks are closed. */
+function judging(url: string, next: () => Promise<unknown>, options = {}) {
+  const state = { isEnded: false, shown: "" };
+  async function* chunks() {
+    try {
+      while ((await next()) !== "end") yield "It is blue. ";
+    } finally {
+      state.isEnded = true;
+    }
+  }
+  const read = async (): Promise<void> => {
+    const stream = new api.Client(url, { timeoutMs: 150, retries: HASTY }).judgeStream("guard", chunks(), options);
+    for await (const event of stream) state.shown += event.text;
+  };
+  return { state, done: read() };
+}
+
+test.each<[string, (response: ServerResponse) => unknown, object]>([
+  ["ends without a final verdict", (it) => it.end(SHOWN), { code: "connection_failed" }],
+  ["ends within the final verdict", (it) => it.end(SHOWN + FINAL.slice(0, -9)), { code: "invalid_response" }],
+  ["has no verdict at its end", (it) => it.end(SHOWN + FINAL.replace(/,"verdict.*}/, "}")), { code: "invalid_response" }],
+  ["has an unknown event", (it) => it.end(SHOWN + FINAL.replace("verdict", "other")), { code: "invalid_response" }],
+  ["has an error", (it) => it.end(`${SHOWN}${JSON.stringify({ event: "error", error: PROBLEM })}\n`), PROBLEM],
+  ["breaks", (it) => it.write(SHOWN, () => it.destroy()), { code: "connection_failed" }],
+  ["is refused", (it) => it.writeHead(429, { "retry-after": "0" }).end(SHOWN), { status: 429 }],
+  ["is not text", (it) => it.end(SHOWN.replace(/"It is "/, "1")), { code: "invalid_response" }],
+])("a stream of a verdict that %s is an error, and ends the chunks", async (_, answer, error) => {
+  const { state, done } = judging(await serving(answer), () => sleep(1));
+
+  await expect(done).rejects.toMatchObject("title" in error ? { code: "overloaded" } : error);
+  await expect.poll(() => state.isEnded).toBe(true);
+  expect(["It is ", ""]).toContain(state.shown);
+});
+
+test("the last event ends the chunks", async () => {
+  const { state, done } = judging(await serving((it) => it.write(SHOWN + FINAL)), () => sleep(1));
+
+  await done;
+
+  await expect.poll(() => state).toEqual({ isEnded: true, shown: "It is " });
+});
+
+test.each(["a signal", "an error of the chunks"])("%s ends a stream of a verdict with its reason", async (end) => {
+  const responses: ServerResponse[] = [];
+  const url = await serving((response) => void responses.push(response));
+  const ending = new AbortController();
+  const failing = () => new Promise((_, fail) => ending.signal.addEventListener("abort", () => fail("enough")));
+  const isSignal = end === "a signal";
+  const { done } = judging(url, isSignal ? () => sleep(1) : failing, isSignal ? { signal: ending.signal } : {});
+  done.catch(() => undefined);
+  await expect.poll(() => responses.length).toBe(1);
+
+  ending.abort("enough");
+
+  await expect(done).rejects.toBe("enough");
+  await expect.poll(() => responses.map((it) => it.destroyed)).toEqual([true]);
+});
+
+test("the wait for a chunk is not counted, and the wait for the verdict is", async () => {
+  const slow = await serving((response) => setTimeout(() => response.end(SHOWN + FINAL), 400));
+  await judging(slow, () => sleep(600)).done;
+
+  const silent = await serving((response) => void response.write(SHOWN));
+  await expect(judging(silent, async () => "end").done).rejects.toThrow(/within the time/);
+});
+
+test("chunks that cannot be sent while they arrive are refused", async () => {
+  const none = "It is blue." as unknown as AsyncIterable<string>;
+  await expect(client([]).made.judgeStream("guard", none).next()).rejects.toBeInstanceOf(api.InvalidInputError);
+
+  vi.stubGlobal("Request", class { headers = new Headers({ "content-type": "text/plain" }); });
+  await expect(judging("http://server", () => sleep(1)).done).rejects.toThrow(/Node/);
+  vi.unstubAllGlobals();
 });
 
 test("a signal ends the wait for a further attempt", async () => {

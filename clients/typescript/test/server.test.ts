@@ -59,6 +59,27 @@ test("a policy judges", async () => {
   await expect(client.judge("nothing", TEXT)).rejects.toMatchObject({ code: "policy_not_found" });
 });
 
+test("a text is shown while the rest still comes, and its verdict is that of the whole text", async () => {
+  let sent = 0;
+  const events: api.StreamEvent[] = [];
+  async function* chunks() {
+    while (!events.some((it) => it.text) && sent < 1000) {
+      sent += 1;
+      yield `${TEXT} `;
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+  }
+
+  for await (const event of client.judgeStream("open", chunks())) events.push(event);
+
+  const { action, tasks, rules } = await client.judge("open", `${TEXT} `.repeat(sent));
+  expect(sent).toBeLessThan(1000);
+  expect(events.map((it) => it.text).join("")).toBe(`${TEXT} `.repeat(sent));
+  expect(events.at(-1)).toMatchObject({ final: true, verdict: { action, tasks, rules, by_failure: false } });
+  await expect(client.judgeStream("nothing", chunks()).next()).rejects.toMatchObject({ code: "policy_not_found" });
+  await expect(client.judgeStream("open", (async function* () {})()).next()).rejects.toMatchObject({ code: "empty_text" });
+});
+
 test("refusals are errors of their class with the server's code", async () => {
   await expect(client.predict("nobody", TEXT)).rejects.toBeInstanceOf(api.NotFoundError);
   await expect(client.predict("tone", [])).rejects.toBeInstanceOf(api.InvalidRequestError);

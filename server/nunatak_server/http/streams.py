@@ -7,7 +7,7 @@ text. A failure after the beginning is the last event, and its action is `block`
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final
@@ -160,14 +160,9 @@ def _as_event(fields: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (fields["event"].encode(), orjson.dumps(fields))
 
 
-async def _chunks(
-    request: Request, settings: ServerSettings, held: HeldBytes
-) -> AsyncGenerator[str]:
+def _chunks(request: Request, settings: ServerSettings, held: HeldBytes) -> AsyncGenerator[str]:
     read = {PLAIN_TYPE: _plain, LINES_TYPE: _lines, EVENTS_TYPE: _data}
-    texts = read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
-    async with aclosing(texts):
-        async for text in texts:
-            yield text
+    return read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
 
 
 async def _pieces(
@@ -184,11 +179,8 @@ async def _pieces(
             yield piece
 
 
-def _next(pieces: AsyncGenerator[bytes]) -> Coroutine[Any, Any, bytes]:
-    async def found() -> bytes:
-        return await anext(pieces, b"")
-
-    return found()
+async def _next(pieces: AsyncGenerator[bytes]) -> bytes:
+    return await anext(pieces, b"")
 
 
 async def _plain(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:
@@ -243,7 +235,7 @@ def _text_of(line: bytes) -> str:
     except (ValueError, RecursionError):
         raise NunatakError("invalid_json") from None
     match fields:
-        case (("text", str(text)),):
+        case tuple((("text", str(text)),)):
             return text
         case _:
             problem = 'each chunk must be an object with one field, as in {"text": "Hello"}'

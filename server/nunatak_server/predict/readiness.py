@@ -56,8 +56,10 @@ class Readiness:
     def takes_requests(self) -> bool:
         return self.state in (State.READY, State.LEAVING) and self._has_lease
 
-    def check(self) -> None:
-        if not self.takes_requests:
+    def check(self, *, has_begun: bool = False) -> None:
+        """Refuse a request, unless it has begun before the server drains."""
+        may_end = has_begun and self.state is State.DRAINING and self._has_lease
+        if not (self.takes_requests or may_end):
             self.check_ready()
 
     def check_ready(self) -> None:

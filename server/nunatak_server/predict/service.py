@@ -190,7 +190,7 @@ class PredictionService:
         """Hold a place in the queue during the block."""
         is_embedding = isinstance(request, EmbeddingRequest)
         with self._refusals(BACKBONE if is_embedding else None):
-            self._readiness.check()
+            self._readiness.check(has_begun=not is_embedding and request.growing is not None)
             self._check(request)
             if is_embedding:
                 tasks = frozenset((BACKBONE,))

@@ -29,7 +29,7 @@ from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, mer
 LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
 READ_AGAIN: Final = 8
-"""The characters before the open window that each look reads, over the least number of new ones."""
+"""The characters that a look reads or decides about again, over the least number of new ones."""
 EARLY: Final = 0.5
 """Share of the characters that a window still needs, about, after which the next look comes."""
 IN_TIME: Final = 0.8
@@ -164,12 +164,14 @@ class VerdictStream:
         if is_certain and shown != self._shown:
             self._shown = shown
             yield StreamedVerdict(judgement=judgement, is_final=False)
+        growing = self._growing
+        end = len(growing.text)
         if not self._has_late_finding(decision):
-            growing = self._growing
-            for piece in self._release(
-                decision, len(growing.text) if is_expired else growing.covered
-            ):
+            for piece in self._release(decision, end if is_expired else growing.covered):
                 yield piece
+        # A part of what is judged and still held, because each look decides about all of it.
+        again = (growing.covered - self._released) // READ_AGAIN
+        self._looks_at = max(self._looks_at, end + again)
 
     async def _conclude(self) -> AsyncGenerator[Streamed]:
         self._growing.text, self._growing.is_whole = self._text, True
@@ -196,13 +198,13 @@ class VerdictStream:
                 reading.result()
             if self._is_whole:
                 return False
-            if self.last_space >= self._looks_at:
-                return False
             expires_at = self._expires_at()
             left_s = None if expires_at is None else expires_at - self._clock()
             if expires_at is not None and left_s is not None and left_s <= 0:
                 self._may_expire_at = expires_at + (self._max_delay_s or 0)
                 return True
+            if self.last_space >= self._looks_at:
+                return False
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

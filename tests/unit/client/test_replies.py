@@ -241,6 +241,15 @@ def test_only_a_line_feed_ends_a_line(separator: str, size: int) -> None:
     assert [it.text for it in events] == [text]
 
 
+@pytest.mark.parametrize("kind", StreamEventKind)
+def test_a_last_event_without_a_verdict_is_no_answer(kind: StreamEventKind) -> None:
+    event = StreamEvent(event=kind, final=True).model_dump_json().encode()
+    exchange = VerdictExchange(httpx.URL("http://tests.invalid"), {}, "guard")
+
+    with pytest.raises(InvalidResponseError, match="no verdict"):
+        list(exchange.received(b"HTTP/1.1 200 OK\r\n\r\n" + event + b"\n"))
+
+
 @pytest.mark.parametrize("policy", ["", ".", ".."])
 def test_a_policy_that_would_change_the_path_is_refused(policy: str) -> None:
     with pytest.raises(InvalidInputError):

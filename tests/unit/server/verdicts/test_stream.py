@@ -2,8 +2,11 @@
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +16,10 @@ from doubles.streams import LOOPS, TASKS, Said, StreamBench, divided, essence, g
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_server.predict.growing import Growing, space_before
-from nunatak_server.tokenization import Reading
+from nunatak_server.predict.readiness import State
+from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
+from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import mask
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict
 
@@ -143,6 +148,37 @@ async def test_a_hold_that_is_too_long_decides_by_on_failure(on_failure: OnFailu
         assert essence(last.judgement) == essence(whole)
 
 
+async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = StreamBench(BERT, guard().model_copy(update={"max_delay_ms": 3000}))
+    chunks, ask = by_word(harmless(bench, num_words=300)), bench.judge.ask
+    may_come, num_taken = asyncio.Semaphore(20), 0
+    bench.engine.sick = frozenset({"tone"})
+
+    async def slow(*arguments: Any, **options: Any) -> Judgement:  # noqa: ANN401 - of the judge
+        bench.clock.now += 1
+        for _ in range(20):
+            may_come.release()
+            await asyncio.sleep(0)
+        return await ask(*arguments, **options)
+
+    async def arriving() -> AsyncGenerator[str]:
+        nonlocal num_taken
+        for chunk in chunks:
+            await may_come.acquire()
+            num_taken += 1
+            yield chunk
+
+    monkeypatch.setattr(bench.judge, "ask", slow)
+    async with aclosing(bench.stream().events(arriving())) as events:
+        (last,) = [event async for event in events]
+
+    assert isinstance(last, StreamedVerdict)
+    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+    assert num_taken < len(chunks) / 2
+
+
 async def test_a_caller_that_goes_withdraws_its_rows() -> None:
     bench = StreamBench(BERT, guard())
     text = harmless(bench)
@@ -228,6 +264,22 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
     assert "".join(it.text for it in found if isinstance(it, Released)) == text
 
 
+async def test_a_stream_is_judged_to_its_end_while_the_server_drains() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+    said, readiness = Said(bench.admission), bench.bench.readiness
+    async with aclosing(bench.stream().events(said.recorded(by_word(text)))) as events:
+        found = list[str]()
+        async for event in events:
+            readiness.move_to(State.DRAINING)
+            found += [event.text] if isinstance(event, Released) else []
+
+    assert len(found) > 1
+    assert "".join(found) == text
+    with raises("draining"):
+        await bench.whole(text)
+
+
 async def test_a_window_is_judged_at_the_chunk_that_closes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,6 +325,24 @@ async def test_a_long_text_of_any_white_space_is_read_a_few_times(
     await bench.streamed([text[it : it + 5] for it in range(0, len(text), 5)])
 
     assert sum(num_read) <= 2 * READ_AGAIN * len(text)
+
+
+async def test_a_text_that_is_held_is_decided_about_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, take = StreamBench(BERT, guard(reads_all=True)), Growing.take
+    num_windows = defaultdict[Reading, list[int]](list)
+
+    def counted(growing: Growing, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:
+        taken = take(growing, reading, windows, begin=begin)
+        num_windows[replace(reading, start=None)].append(len(taken))
+        return taken
+
+    monkeypatch.setattr(Growing, "take", counted)
+    found = await bench.streamed(by_word("\ue000 " + harmless(bench, num_words=600)))
+
+    assert (found.text, found.final.is_by_failure) == ("", True)
+    assert all(sum(it) <= 2 * READ_AGAIN * it[-1] for it in num_windows.values())
 
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
