@@ -12,7 +12,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (415, 4),
     "nunatak_exchange": (3906, 14),
-    "nunatak_cli": (6968, 39),
+    "nunatak_cli": (6962, 39),
     "nunatak": (470, 3),
     "nunatak_client": (1863, 7),
     "nunatak_cluster": (566, 6),
@@ -27,7 +27,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_816, 320
+MAX_LINES, MAX_FILES = 62_810, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

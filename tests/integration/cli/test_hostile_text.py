@@ -244,36 +244,21 @@ def predict_file_cases(world: World) -> Iterator[Case]:
     yield ("predict-file", str(world.new()), f"{world.new()}.jsonl", *rest)
 
 
-def policy_cases(world: World) -> Iterator[Case]:
-    sound = str(world.folder / f"policy {HOSTILE_FILE_NAME}.json")
-    broken = str(world.folder / f"broken {HOSTILE_FILE_NAME}.json")
-    for place in (world.registry, ("--registry", str(world.new()))):
-        for options in ((), ("--json",)):
-            for name in ("put", "check"):
-                yield from (("policy", name, it, *place, *options) for it in (sound, broken))
-            yield ("policy", "list", *place, *options)
-            yield from (("policy", "show", it, *place) for it in ("guard", HOSTILE))
-            for name in ("history", "rollback"):
-                both = ("guard", HOSTILE)
-                yield from (("policy", name, it, *place, *options) for it in both)
-
-
-def question_cases(world: World) -> Iterator[Case]:
-    files = [str(world.folder / f"{it} {HOSTILE_FILE_NAME}.json") for it in ("card", "bad card")]
-    for place in (world.registry, ("--registry", str(world.new()))):
-        for options in ((), ("--json",)):
-            for name in ("put", "check"):
-                yield from (("question", name, it, *place, *options) for it in files)
-            yield ("question", "list", *place, *options)
-        yield from (("question", "show", it, *place) for it in ("known", HOSTILE))
+def document_cases(world: World) -> Iterator[Case]:
+    names = {"policy": ("policy", "broken", "guard"), "question": ("card", "bad card", "known")}
+    for group, (sound, broken, known) in names.items():
+        files = [str(world.folder / f"{it} {HOSTILE_FILE_NAME}.json") for it in (sound, broken)]
+        for place in (world.registry, ("--registry", str(world.new()))):
+            for options in ((), ("--json",)):
+                for name in ("put", "check"):
+                    yield from ((group, name, it, *place, *options) for it in files)
+                yield (group, "list", *place, *options)
+                for name in ("history", "rollback"):
+                    yield from ((group, name, it, *place, *options) for it in (known, HOSTILE))
+            yield from ((group, "show", it, *place) for it in (known, HOSTILE))
     for options in ((), ("--json",)):
-        yield (
-            "question",
-            "collected",
-            str(world.folder / f"collected {HOSTILE_FILE_NAME}"),
-            *options,
-        )
-        yield ("question", "collected", str(world.new()), *options)
+        for folder in (str(world.folder / f"collected {HOSTILE_FILE_NAME}"), str(world.new())):
+            yield ("question", "collected", folder, *options)
 
 
 def cluster_cases(world: World) -> Iterator[Case]:
@@ -394,8 +379,7 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     train_cases,
     predict_cases,
     predict_file_cases,
-    policy_cases,
-    question_cases,
+    document_cases,
     cluster_cases,
     replica_cases,
     evaluate_cases,

@@ -1,4 +1,4 @@
-"""`nunatak policy` and `nunatak question`: documents are published, listed, shown and checked.
+"""`nunatak policy` and `nunatak question`: the versions of documents.
 
 Policies turn answers into decisions. Question cards bind questions to tasks. `nunatak question`
 also counts the texts that servers collected.
@@ -7,9 +7,10 @@ also counts the texts that servers collected.
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import typer
 
@@ -25,29 +26,18 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_contract.policies import Condition, Policy
     from nunatak_contract.questions import QuestionCard
-    from nunatak_registry import PublishedCard, PublishedPolicy
+    from nunatak_registry import PublishedCard, PublishedPolicy, Registry
+    from nunatak_registry.documents import DocumentStore
+    from nunatak_registry.index.records import Published
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The document: FILE.json, FILE.yaml or FILE.toml.")
 ]
-PolicyArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
-CardArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the card.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")]
 VersionOption = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Number of the version.")
 ]
-
-
-def print_published(
-    published: "PublishedPolicy | PublishedCard",
-    fields: Mapping[str, object],
-    *,
-    before: int,
-    as_json: bool,
-) -> None:
-    """Say what was published; `before` is the number of the newest version until then."""
-    is_new = published.version > before
-    line = published_line(published.reference, is_new=is_new)
-    print_outcome({**fields, "changed": is_new}, line, as_json=as_json)
+DocumentT = TypeVar("DocumentT", "Policy", "QuestionCard")
 
 
 def _read(path: Path) -> object:
@@ -73,41 +63,95 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def put_policy(
-    file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-) -> None:
-    """Publish a policy under its next number. Servers use the newest version at once."""
-    policy = read_policy(file)
-    with existing_registry(registry) as opened:
-        before = opened.policies.numbers().get(policy.name, 0)
-        published = opened.policies.put(policy)
-    print_published(published, _policy_json(published), before=before, as_json=as_json)
+@dataclass(frozen=True, kw_only=True)
+class Documents(Generic[DocumentT]):
+    """The commands that each kind of document has."""
 
+    group: str
+    listing: str
+    read: "Callable[[Path], DocumentT]"
+    store_of: "Callable[[Registry], DocumentStore[DocumentT]]"
+    json_of: "Callable[[Published[DocumentT]], dict[str, object]]"
+    columns: tuple[str, ...]
+    cells_of: "Callable[[DocumentT], tuple[str, ...]]"
 
-def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
-    """List the policies with their newest versions."""
-    with existing_registry(registry) as opened:
-        policies = opened.policies.newest()
-    table = plain_table("policy", "version", "mode", "on failure", "rules", "tasks")
-    for it in policies:
-        policy = it.document
-        cells = (policy.name, str(it.version), policy.mode.value, policy.on_failure.value)
-        table.add_row(*cells, _rules_text(policy), ", ".join(policy.references))
-    print_outcome(
-        {"policies": [_policy_json(it) for it in policies]},
-        table,
-        as_json=as_json,
-        empty="no policies yet; `nunatak policy put FILE` publishes one",
-    )
+    def put(
+        self, file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
+    ) -> None:
+        """Publish a document under its next number. Servers use the newest version at once."""
+        document = self.read(file)
+        with existing_registry(registry) as opened:
+            before = self.store_of(opened).numbers().get(document.name, 0)
+            published = self.store_of(opened).put(document)
+        self._print_published(published, before=before, as_json=as_json)
 
+    def list(self, *, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+        """List the newest versions."""
+        with existing_registry(registry) as opened:
+            newest = self.store_of(opened).newest()
+        table = plain_table("name", "version", *self.columns)
+        for it in newest:
+            table.add_row(it.document.name, str(it.version), *self.cells_of(it.document))
+        print_outcome(
+            {self.listing: [self.json_of(it) for it in newest]},
+            table,
+            as_json=as_json,
+            empty=f"no {self.listing} yet; `nunatak {self.group} put FILE` publishes one",
+        )
 
-def show_policy(
-    name: PolicyArgument, *, version: VersionOption = None, registry: RegistryOption = None
-) -> None:
-    """Print a policy as JSON, the newest version or an older one. `policy put` reads it again."""
-    with existing_registry(registry) as opened:
-        found = opened.policies.get(name, version)
-    print_json(found.document.model_dump(mode="json"))
+    def show(
+        self,
+        name: NameArgument,
+        *,
+        version: VersionOption = None,
+        registry: RegistryOption = None,
+    ) -> None:
+        """Print the newest version as JSON, or an older one. `put` reads it again."""
+        with existing_registry(registry) as opened:
+            found = self.store_of(opened).get(name, version)
+        print_json(found.document.model_dump(mode="json"))
+
+    def history(
+        self, name: NameArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
+    ) -> None:
+        """List all versions, the newest first."""
+        with existing_registry(registry) as opened:
+            versions = self.store_of(opened).history(name)
+        table = plain_table("version", "published", "by", *self.columns)
+        for it in versions:
+            at = it.published_at.isoformat(sep=" ", timespec="seconds")
+            table.add_row(str(it.version), at, it.by, *self.cells_of(it.document))
+        document = {"versions": [self.json_of(it) for it in versions]}
+        print_outcome(document, table, as_json=as_json)
+
+    def rollback(
+        self,
+        name: NameArgument,
+        *,
+        to: Annotated[
+            int | None,
+            typer.Option(
+                "--to",
+                metavar="N",
+                min=1,
+                help="Number of the version to repeat. Absent: the version before the newest.",
+            ),
+        ] = None,
+        registry: RegistryOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Publish an older version again, under the next number. Servers use it at once."""
+        with existing_registry(registry) as opened:
+            before = self.store_of(opened).get(name).version
+            published = self.store_of(opened).rollback(name, to)
+        self._print_published(published, before=before, as_json=as_json)
+
+    def _print_published(
+        self, published: "Published[DocumentT]", *, before: int, as_json: bool
+    ) -> None:
+        is_new = published.version > before
+        line = published_line(published.reference, is_new=is_new)
+        print_outcome({**self.json_of(published), "changed": is_new}, line, as_json=as_json)
 
 
 def check_policy(
@@ -161,42 +205,6 @@ def _caught(condition: "Condition", label: str, manifest: "TaskManifest") -> dic
     return {"num_examples": num_examples, "num_found": found, "num_right": right}
 
 
-def history_policy(
-    name: PolicyArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-) -> None:
-    """List all versions of a policy, the newest first."""
-    with existing_registry(registry) as opened:
-        versions = opened.policies.history(name)
-    table = plain_table("version", "published", "by", "mode", "rules")
-    for it in versions:
-        at = it.published_at.isoformat(sep=" ", timespec="seconds")
-        table.add_row(str(it.version), at, it.by, it.document.mode.value, _rules_text(it.document))
-    document = {"versions": [_policy_json(it) for it in versions]}
-    print_outcome(document, table, as_json=as_json)
-
-
-def rollback_policy(
-    name: PolicyArgument,
-    *,
-    to: Annotated[
-        int | None,
-        typer.Option(
-            "--to",
-            metavar="N",
-            min=1,
-            help="Number of the version to repeat. Absent: the version before the newest.",
-        ),
-    ] = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Publish an older version again, under the next number. Servers use the version at once."""
-    with existing_registry(registry) as opened:
-        before = opened.policies.get(name).version
-        published = opened.policies.rollback(name, to)
-    print_published(published, _policy_json(published), before=before, as_json=as_json)
-
-
 def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
@@ -204,8 +212,9 @@ def read_policy(path: Path) -> "Policy":
         return Policy.model_validate(_read(path))
 
 
-def _rules_text(policy: "Policy") -> str:
-    return ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
+def _policy_cells(policy: "Policy") -> tuple[str, ...]:
+    rules = ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
+    return policy.mode.value, policy.on_failure.value, rules, ", ".join(policy.references)
 
 
 def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
@@ -214,60 +223,27 @@ def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
     return PolicyDetail.model_validate(published).model_dump(mode="json")
 
 
+POLICIES = Documents["Policy"](
+    group="policy",
+    listing="policies",
+    read=read_policy,
+    store_of=lambda registry: registry.policies,
+    json_of=_policy_json,
+    columns=("mode", "on failure", "rules", "tasks"),
+    cells_of=_policy_cells,
+)
 policy_app = group(
     "policy",
     "Publish and check policies, which turn the answers of tasks into one decision.",
     {
-        "put": (put_policy, "nunatak policy put guard.json"),
-        "list": (list_policies, "nunatak policy list"),
-        "show": (show_policy, "nunatak policy show guard --version 2 > guard.json"),
+        "put": (POLICIES.put, "nunatak policy put guard.json"),
+        "list": (POLICIES.list, "nunatak policy list"),
+        "show": (POLICIES.show, "nunatak policy show guard --version 2 > guard.json"),
         "check": (check_policy, "nunatak policy check guard.yaml"),
-        "history": (history_policy, "nunatak policy history guard"),
-        "rollback": (rollback_policy, "nunatak policy rollback guard"),
+        "history": (POLICIES.history, "nunatak policy history guard"),
+        "rollback": (POLICIES.rollback, "nunatak policy rollback guard"),
     },
 )
-
-
-def put_card(
-    file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-) -> None:
-    """Publish a card under its next number. Servers use the newest version at once."""
-    card = read_card(file)
-    with existing_registry(registry) as opened:
-        before = opened.questions.numbers().get(card.name, 0)
-        published = opened.questions.put(card)
-    print_published(published, _card_json(published), before=before, as_json=as_json)
-
-
-def list_cards(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
-    """List the cards with their newest versions."""
-    from nunatak_contract.questions import text_of
-
-    with existing_registry(registry) as opened:
-        cards = opened.questions.newest()
-    table = plain_table("card", "version", "type", "task", "question")
-    for it in cards:
-        card = it.document
-        asked = text_of(card.question.instructions or card.question.yes or "")
-        table.add_row(card.name, str(it.version), card.question.type, card.task, asked)
-    print_outcome(
-        {"questions": [_card_json(it) for it in cards]},
-        table,
-        as_json=as_json,
-        empty="no question cards yet; `nunatak question put FILE` publishes one",
-    )
-
-
-def show_card(
-    name: CardArgument,
-    *,
-    version: VersionOption = None,
-    registry: RegistryOption = None,
-) -> None:
-    """Print a card as JSON, the newest version or an older one. `question put` reads it again."""
-    with existing_registry(registry) as opened:
-        found = opened.questions.get(name, version)
-    print_json(found.document.model_dump(mode="json"))
 
 
 def check_card(file: FileArgument, *, registry: RegistryOption = None) -> None:
@@ -297,6 +273,13 @@ def _card_json(published: "PublishedCard") -> dict[str, object]:
     from nunatak_contract.wire import QuestionDetail
 
     return QuestionDetail.model_validate(published).model_dump(mode="json")
+
+
+def _card_cells(card: "QuestionCard") -> tuple[str, ...]:
+    from nunatak_contract.questions import text_of
+
+    asked = text_of(card.question.instructions or card.question.yes or "")
+    return card.question.type, card.task, asked
 
 
 def collected(
@@ -332,14 +315,25 @@ def collected(
     )
 
 
+CARDS = Documents["QuestionCard"](
+    group="question",
+    listing="questions",
+    read=read_card,
+    store_of=lambda registry: registry.questions,
+    json_of=_card_json,
+    columns=("type", "task", "question"),
+    cells_of=_card_cells,
+)
 question_app = group(
     "question",
     "Publish and check question cards, which let tasks answer typed questions.",
     {
-        "put": (put_card, "nunatak question put urgent.json"),
-        "list": (list_cards, "nunatak question list"),
-        "show": (show_card, "nunatak question show urgent > urgent.json"),
+        "put": (CARDS.put, "nunatak question put urgent.json"),
+        "list": (CARDS.list, "nunatak question list"),
+        "show": (CARDS.show, "nunatak question show urgent > urgent.json"),
         "check": (check_card, "nunatak question check urgent.json"),
+        "history": (CARDS.history, "nunatak question history urgent"),
+        "rollback": (CARDS.rollback, "nunatak question rollback urgent"),
         "collected": (collected, "nunatak question collected /var/lib/nunatak/collected"),
     },
 )
