@@ -81,7 +81,8 @@ class Runtime:
     """The threads and the state of one serving process; `start` before use, `aclose` after."""
 
     runtime_bytes: int | None = None
-    """RSS when the server was ready, less what the ledger counts; None on a device."""
+    """RSS when the server was ready, less what the ledger counts; None on a device, or if the RSS
+    was unknown."""
 
     def __init__(
         self,
@@ -274,9 +275,9 @@ class Runtime:
         await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         # The weights before they were packed or quantized, and the stored bytes of the pins.
         await self._memory_return.start()
-        if self.backbone.device.type == "cpu":
+        if self.backbone.device.type == "cpu" and (rss := self._measure()):
             counted = self.counted_bytes(take_stock(self.backbones, self.residency.resident()))
-            self.runtime_bytes = max(0, self._process.memory_info().rss - counted)
+            self.runtime_bytes = max(0, rss - counted)
         await self._join()
         parts = [self._watch.run, self._membership.run, self._holding.run]
         if self._collector is not None:
