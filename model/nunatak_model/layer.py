@@ -117,7 +117,7 @@ class BottleneckLayer:
         return any(bool(it.any()) for up in ups for it in (up.weight, up.bias) if it is not None)
 
 
-MANY_TOKENS = 256
+MANY_TOKENS = 1024
 """From so many tokens on, a block runs on the weights of one task after the other on a CPU."""
 LayerOverride = OwnLayer | ChangedMaps | BottleneckLayer
 NormName = Literal["attention_norm", "output_norm", "final_norm", "query_norm", "key_norm"]
