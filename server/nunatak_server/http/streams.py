@@ -105,6 +105,7 @@ async def judge_stream(
     Text is released once all tasks have judged each window that covers it.
     """
     runtime = runtime_of(request)
+    runtime.readiness.check()
     published = await runtime.judge.find(policy, handling)
     stream = VerdictStream(
         runtime.judge, published, handling, clock=asyncio.get_running_loop().time

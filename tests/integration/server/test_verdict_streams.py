@@ -10,7 +10,7 @@ import pytest
 
 from doubles.access import add_key
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_client, running_server
+from doubles.serving import make_settings, running_client, running_server, running_transport
 from doubles.tasks import publish_tiny_task
 from nunatak_client import AsyncClient, Client, NotFoundError, NunatakClientError
 from nunatak_contract.enums import HeadKind, StreamEventKind, VerdictAction
@@ -174,6 +174,17 @@ async def test_wrong_media_types_and_unknown_policies_are_refused_at_once(
 
     assert (refused.status_code, refused.json()["code"]) == (415, "unsupported_stream_type")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "policy_not_found")
+
+
+async def test_a_stream_that_begins_while_the_server_drains_is_refused(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_transport(backbone, registry) as transport:
+        pass
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        refused = await post(client, b'{"text": "a"}', LINES)
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
 
 
 async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
