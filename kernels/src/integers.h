@@ -4,8 +4,15 @@
 // Sums of integers are exact in any order, so all levels and all forms of a tile give the same sums.
 namespace {
 
-typedef int16_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Number __attribute__((may_alias));
+#if defined(VNNI)
+constexpr int64_t INTEGER_BYTES = 1;
+#else
+// Other CPUs multiply words: they would add products of bytes in 16 bits, which are too few.
+constexpr int64_t INTEGER_BYTES = 2;
+#endif
+constexpr int64_t IN_LANE = 4 / INTEGER_BYTES;  // integers that a lane multiplies at once
 
 inline Integers load_integers(const void* from) {
   Integers it;
@@ -13,11 +20,26 @@ inline Integers load_integers(const void* from) {
   return it;
 }
 
+// Words of four integers lie in the order of `unpacked`: 0 and 2, then 1 and 3.
+inline void store_integers(char* to, const Number* from, int64_t count) {
+#if defined(VNNI)
+  for (int64_t j = 0; j < count; ++j) to[j] = from[j];
+#else
+  int16_t* words = (int16_t*)to;
+  for (int64_t j = 0; j < count; j += 4) {
+    words[j] = from[j];
+    words[j + 1] = from[j + 2];
+    words[j + 2] = from[j + 1];
+    words[j + 3] = from[j + 3];
+  }
+#endif
+}
+
 template <class T>
 void quantise_as(const Quantisation& it, float* row) {
   const int64_t width = it.width;
   for (int64_t token = 0; token < it.tokens; ++token) {
-    int8_t* to = it.integers + token * width;
+    char* to = (char*)it.integers + token * width * INTEGER_BYTES;
     copy(row, (const T*)it.x + token * it.x_stride, width, 1.0f);
     // Compared as integers, because infinity and NaN are then the largest.
     Integers most = {}, sum = {};
@@ -42,55 +64,62 @@ void quantise_as(const Quantisation& it, float* row) {
       sum += integers;
       store(row + j, (Vector)integers);
     }
-    for (int64_t j = 0; j < width; ++j) to[j] = ((const Number*)row)[j];
+    store_integers(to, (const Number*)row, width);
     for (int lane = 0; lane < LANES; ++lane) total += (uint32_t)sum[lane];
     it.token_scales[token] = largest / 127.0f;
     it.offsets[token] = (int32_t)(128 * total);
   }
 }
 
-// The products of neighbouring words, added in pairs.
-inline Integers add_pairs(Words a, Words b) {
-#if LANES == 16
-  return (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif LANES == 8
-  return (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
+// Returns some blocks of a weight as `dot` reads them.
+const Number* unpacked(const uint8_t* w, int64_t count, Number* to) {
+#if defined(VNNI)
+  return (const Number*)w;
 #else
-  const Integers first = ((Integers)a << 16 >> 16) * ((Integers)b << 16 >> 16);
-  return first + ((Integers)a >> 16) * ((Integers)b >> 16);
+  for (int64_t at = 0; at < count / 4; at += BLOCK)
+    for (int64_t lane = at; lane < at + BLOCK; lane += LANES) {
+      const Integers bytes = load_integers(w + 4 * lane);
+      const Integers even = bytes & 0x00FF00FF, odd = (Integers)((Words)bytes >> 8);
+      memcpy(to + at + lane, &even, sizeof even);
+      memcpy(to + at + lane + BLOCK, &odd, sizeof odd);
+    }
+  return to;
 #endif
 }
 
-// Adds, in each lane, the products of four bytes without a sign (a) and four bytes with a sign (b).
+// Adds, in each lane, the products of integers without a sign (a) and integers with a sign (b).
 inline Integers dot(Integers sums, Integers a, Integers b) {
 #if LANES == 16 && defined(VNNI)
   return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #elif LANES == 8 && defined(VNNI)
   return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
+#elif LANES == 16
+  return sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return sums + (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return sums + (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-  const Words even = (Words)(a & 0x00FF00FF), odd = (Words)((Bits)a >> 8 & 0x00FF00FFu);
-  return sums + add_pairs(even, (Words)b << 8 >> 8) + add_pairs(odd, (Words)b >> 8);
+  return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
 // sums[i, j] = sum over k of x[i, k] * w[k, j], for ROWS tokens and the lanes j of VECTORS vectors.
+// A step of k is one lane of integers.
 template <int ROWS, int VECTORS>
-inline void integer_tile(const int8_t* x, int64_t in, const uint8_t* w, int32_t* sums) {
+inline void integer_tile(const Number* x, int64_t steps, const Number* w, int32_t* sums) {
   constexpr int OF_BLOCK = BLOCK / LANES;
   Integers own[ROWS][VECTORS] = {};
-  for (int64_t k = 0; k < in; k += 4) {
+  for (int64_t k = 0; k < steps; ++k) {
     Integers columns[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v)
-      columns[v] = load_integers(w + (v / OF_BLOCK * in + k) * BLOCK + v % OF_BLOCK * 4 * LANES);
+      columns[v] = load_integers(w + (v / OF_BLOCK * steps + k) * BLOCK + v % OF_BLOCK * LANES);
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; ++i) {
-      int32_t four;
-      memcpy(&four, x + i * in + k, sizeof four);
+      const Integers own_x = Integers{} + x[i * steps + k];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) own[i][v] = dot(own[i][v], columns[v], Integers{} + four);
+      for (int v = 0; v < VECTORS; ++v) own[i][v] = dot(own[i][v], columns[v], own_x);
     }
   }
   for (int i = 0; i < ROWS; ++i)
@@ -99,23 +128,25 @@ inline void integer_tile(const int8_t* x, int64_t in, const uint8_t* w, int32_t*
 }
 
 template <int ROWS, int VECTORS>
-inline void integer_tile_of(int64_t rows, const int8_t* x, int64_t in, const uint8_t* w,
+inline void integer_tile_of(int64_t rows, const Number* x, int64_t steps, const Number* w,
                             int32_t* sums) {
   if (rows == ROWS)
-    integer_tile<ROWS, VECTORS>(x, in, w, sums);
+    integer_tile<ROWS, VECTORS>(x, steps, w, sums);
   else if constexpr (ROWS > 1)
-    integer_tile_of<ROWS - 1, VECTORS>(rows, x, in, w, sums);
+    integer_tile_of<ROWS - 1, VECTORS>(rows, x, steps, w, sums);
 }
 
-// Applies scales, bias and activation to the sums [rows, PANEL] of the tokens from `first`.
+// Applies scales, bias and activation to the sums [rows, PANEL] of the tokens from `first` and of
+// the outputs from `begin` to `end`.
 template <class T>
-void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t* sums) {
+void finish(const IntegerProduct& it, int64_t first, int64_t rows, int64_t begin, int64_t end,
+            const int32_t* sums) {
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t token = first + i;
     T* y = (T*)it.y + token * it.y_stride;
-    for (int64_t j = 0; j < it.out; j += LANES) {
-      const int64_t left = it.out - j;
-      const Integers exact = load_integers(sums + i * PANEL + j) - it.offsets[token];
+    for (int64_t j = begin; j < end; j += LANES) {
+      const int64_t left = end - j;
+      const Integers exact = load_integers(sums + i * PANEL + j - begin) - it.offsets[token];
       Vector own = __builtin_convertvector(exact, Vector);
       own *= load_upto(it.output_scales + j, left);
       own *= it.token_scales[token];
@@ -126,8 +157,10 @@ void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t
   }
 }
 
-void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t* sums) {
-  it.is_half ? finish<Half>(it, first, rows, sums) : finish<float>(it, first, rows, sums);
+void finish(const IntegerProduct& it, int64_t first, int64_t rows, int64_t begin, int64_t end,
+            const int32_t* sums) {
+  it.is_half ? finish<Half>(it, first, rows, begin, end, sums)
+             : finish<float>(it, first, rows, begin, end, sums);
 }
 
 void quantise(const Quantisation& it, float* scratch) {
@@ -135,19 +168,21 @@ void quantise(const Quantisation& it, float* scratch) {
 }
 
 void multiply_integers(const IntegerProduct& it, float* scratch) {
-  constexpr int ROWS = LANES == 16 ? 6 : 3, WIDE = 4, NARROW = BLOCK / LANES;
+  // The sums of a tile fill most of the registers.
+  constexpr int ROWS = LANES == 4 ? 3 : 6, WIDE = LANES == 8 ? 2 : 4, NARROW = BLOCK / LANES;
   int32_t* sums = (int32_t*)scratch;
-  for (int64_t first = 0; first < it.tokens; first += ROWS) {
-    const int64_t rows = it.tokens - first < ROWS ? it.tokens - first : ROWS;
-    const int8_t* x = it.integers + first * it.in;
-    for (int64_t j = 0; j < it.out;) {
-      const bool is_wide = it.out - j > WIDE * LANES - BLOCK;
-      const uint8_t* w = it.weight + j * it.in;
-      is_wide ? integer_tile_of<ROWS, WIDE>(rows, x, it.in, w, sums + j)
-              : integer_tile_of<ROWS, NARROW>(rows, x, it.in, w, sums + j);
-      j += is_wide ? WIDE * LANES : BLOCK;
+  const int64_t steps = it.in / IN_LANE;
+  for (int64_t j = 0, outs; j < it.out; j += outs) {
+    const bool is_wide = it.out - j > WIDE * LANES - BLOCK;
+    outs = is_wide ? WIDE * LANES : BLOCK;
+    const Number* w = unpacked(it.weight + j * it.in, outs * it.in, sums + MAX_ROWS * PANEL);
+    for (int64_t first = 0; first < it.tokens; first += ROWS) {
+      const int64_t rows = it.tokens - first < ROWS ? it.tokens - first : ROWS;
+      const Number* x = (const Number*)it.integers + first * steps;
+      is_wide ? integer_tile_of<ROWS, WIDE>(rows, x, steps, w, sums)
+              : integer_tile_of<ROWS, NARROW>(rows, x, steps, w, sums);
+      finish(it, first, rows, j, it.out - j < outs ? it.out : j + outs, sums);
     }
-    finish(it, first, rows, sums);
   }
 }
 
@@ -193,7 +228,7 @@ void multiply_tiles(const IntegerProduct& it, float* scratch) {
   _tile_loadconfig(&config);
   for (int64_t first = 0; first < it.tokens; first += MAX_ROWS) {
     const int64_t left = it.tokens - first, rows = left < MAX_ROWS ? left : MAX_ROWS;
-    const int8_t* x = it.integers + first * it.in;
+    const int8_t* x = (const int8_t*)it.integers + first * it.in;
     for (int64_t j = 0; j < it.out; j += 2 * BLOCK) {
       const uint8_t* w = it.weight + j * it.in;
       const bool is_one = it.out - j <= BLOCK;
@@ -202,7 +237,7 @@ void multiply_tiles(const IntegerProduct& it, float* scratch) {
       else
         is_one ? amx_tile<1, 1>(x, it.in, w, sums + j) : amx_tile<1, 2>(x, it.in, w, sums + j);
     }
-    finish(it, first, rows, sums);
+    finish(it, first, rows, 0, it.out, sums);
   }
   _tile_release();
 }

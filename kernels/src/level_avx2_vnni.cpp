@@ -13,5 +13,6 @@
 
 #include "integers.h"
 
-const Kernels AVX2_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers};
+const Kernels AVX2_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers,
+                                   INTEGER_BYTES};
 #endif

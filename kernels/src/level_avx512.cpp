@@ -12,5 +12,6 @@
 
 #include "integers.h"
 
-const Kernels AVX512_KERNELS = {attend, update, normalise, quantise, multiply_integers};
+const Kernels AVX512_KERNELS = {attend, update, normalise, quantise, multiply_integers,
+                                INTEGER_BYTES};
 #endif

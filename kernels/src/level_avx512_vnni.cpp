@@ -15,6 +15,7 @@
 
 #include "integers.h"
 
-const Kernels AVX512_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers};
-const Kernels AMX_KERNELS = {attend, update, normalise, quantise, multiply_tiles};
+const Kernels AVX512_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers,
+                                     INTEGER_BYTES};
+const Kernels AMX_KERNELS = {attend, update, normalise, quantise, multiply_tiles, INTEGER_BYTES};
 #endif

@@ -12,4 +12,5 @@
 
 #include "integers.h"
 
-const Kernels PORTABLE_KERNELS = {attend, update, normalise, quantise, multiply_integers};
+const Kernels PORTABLE_KERNELS = {attend, update, normalise, quantise, multiply_integers,
+                                  INTEGER_BYTES};

@@ -84,11 +84,8 @@ void run_all(const std::vector<Item>& items, void (*kernel)(const Item&, float*)
   const int64_t count = items.size();
   const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    std::vector<float> scratch;
-    for (int64_t at = next++; at < count; at = next++) {
-      if (scratch.empty()) scratch.resize(size);
-      kernel(items[at], scratch.data());
-    }
+    const auto scratch = std::make_unique_for_overwrite<float[]>(size);
+    for (int64_t at = next++; at < count; at = next++) kernel(items[at], scratch.get());
   });
 }
 
@@ -311,14 +308,16 @@ Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tenso
   if (bias) check_shape("bias", *bias, {out}, x);
   Tensor y = torch::stable::new_empty(x, {tokens, out});
   const int64_t rows = (tokens + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
-  const auto integers = std::make_unique_for_overwrite<int8_t[]>(rows * in);
+  const Kernels& kernels = kernels_of(level);
+  const int64_t width = in * kernels.integer_bytes;
+  const auto integers = std::make_unique_for_overwrite<char[]>(rows * width);
   const auto scales = std::make_unique_for_overwrite<float[]>(tokens);
   const auto offsets = std::make_unique_for_overwrite<int32_t[]>(tokens);
   std::vector<Quantisation> rounded;
   for (int64_t token = 0; token < tokens; token += MAX_ROWS)
     rounded.push_back({
         .x = at(x, token * x.stride(0)),
-        .integers = integers.get() + token * in,
+        .integers = integers.get() + token * width,
         .token_scales = scales.get() + token,
         .offsets = offsets.get() + token,
         .x_stride = x.stride(0),
@@ -326,12 +325,12 @@ Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tenso
         .width = in,
         .is_half = is_half(x),
     });
-  run_all(rounded, kernels_of(level).quantise);
+  run_all(rounded, kernels.quantise);
   std::vector<IntegerProduct> products;
   for (int64_t token = 0; token < tokens; token += PANEL_TOKENS)
     for (int64_t column = 0; column < out; column += PANEL)
       products.push_back({
-          .integers = integers.get() + token * in,
+          .integers = integers.get() + token * width,
           .token_scales = scales.get() + token,
           .offsets = offsets.get() + token,
           .weight = (const uint8_t*)weight.const_data_ptr() + column * in,
@@ -345,7 +344,7 @@ Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tenso
           .activation = (int)activation,
           .is_half = is_half(x),
       });
-  run_all(products, kernels_of(level).multiply_integers);
+  run_all(products, kernels.multiply_integers);
   return y;
 }
 

@@ -45,7 +45,7 @@ struct LayerNorm {
 // Integers [tokens, width] for some tokens: the largest number of a token becomes 127.
 struct Quantisation {
   const void* x;
-  int8_t* integers;
+  void* integers;       // in the bytes of the level
   float* token_scales;  // [tokens], the value of one step
   int32_t* offsets;     // [tokens], 128 times the sum of the token's integers
   int64_t x_stride, tokens, width;
@@ -56,7 +56,7 @@ struct Quantisation {
 // for some tokens and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128. So a product
 // of bytes with and without a sign is `offsets[token]` too large.
 struct IntegerProduct {
-  const int8_t* integers;  // [tokens, in]
+  const void* integers;  // [tokens, in], in the bytes of the level
   const float* token_scales;
   const int32_t* offsets;
   const uint8_t* weight;
@@ -89,7 +89,7 @@ inline int64_t scratch_of(const Update& it) {
 }
 inline int64_t scratch_of(const LayerNorm& it) { return padded(it.width); }
 inline int64_t scratch_of(const Quantisation& it) { return padded(it.width); }
-inline int64_t scratch_of(const IntegerProduct&) { return MAX_ROWS * PANEL; }
+inline int64_t scratch_of(const IntegerProduct& it) { return (MAX_ROWS + it.in / 2) * PANEL; }
 
 // The kernels of one level: the same code, compiled for other vectors.
 struct Kernels {
@@ -98,6 +98,7 @@ struct Kernels {
   void (*normalise)(const LayerNorm&, float* scratch);
   void (*quantise)(const Quantisation&, float* scratch);
   void (*multiply_integers)(const IntegerProduct&, float* scratch);
+  int64_t integer_bytes;
 };
 
 extern const Kernels PORTABLE_KERNELS;
