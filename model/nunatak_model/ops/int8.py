@@ -13,7 +13,8 @@ Axes: tokens = packed tokens, in, out = widths of the map.
 # pyright: reportIncompatibleMethodOverride=false
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -127,8 +128,14 @@ def _largest(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows 1"]:
 def _sums(
     x: Int8[Tensor, "tokens in"], weight: Int8[Tensor, "out in"]
 ) -> Int[Tensor, "tokens out"]:
-    if has_exact_product():
-        return torch.ops.aten._int_mm(x, weight.t())  # noqa: SLF001 - no public name
+    return _integer_sums(x, weight) if has_integer_product() else _float_sums(x, weight)
+
+
+def _integer_sums(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.ops.aten._int_mm(x, weight.t())  # noqa: SLF001 - no public name
+
+
+def _float_sums(x: Tensor, weight: Tensor) -> Tensor:
     sums = torch.zeros(len(x), len(weight), dtype=torch.int32)
     parts = (torch.split(it, EXACT_INPUTS, dim=1) for it in (x, weight))
     for own, columns in zip(*parts, strict=True):
@@ -137,11 +144,16 @@ def _sums(
 
 
 @cache
-def has_exact_product() -> bool:
-    """Whether torch's integer product is exact here. It saturates at 16 bits without VNNI."""
-    x = torch.full((BLOCK, 64), LARGEST, dtype=torch.int8)
-    sums = torch.ops.aten._int_mm(x, x.t())  # noqa: SLF001 - no public name
-    return bool((sums == 64 * LARGEST**2).all())
+def has_integer_product() -> bool:
+    """Whether torch's integer product is exact on this CPU, and faster than one of floats.
+
+    Without VNNI it saturates at 16 bits, or it is a plain loop that takes up to 60 times as long.
+    """
+    x = torch.full((64, 256), LARGEST, dtype=torch.int8)
+    fast, plain = (
+        min(repeat(partial(sums, x, x), number=1)) for sums in (_integer_sums, _float_sums)
+    )
+    return fast < plain and bool((_integer_sums(x, x) == 256 * LARGEST**2).all())
 
 
 class _Product(torch.autograd.Function):

@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Callable, Generator
+from time import sleep
 
 import pytest
 import torch
@@ -88,9 +89,9 @@ def _saturating(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
         return (pairs.sum(1) - 128 * weight.int().sum(0)).int()
 
     monkeypatch.setattr(torch.ops.aten, "_int_mm", saturated)
-    int8.has_exact_product.cache_clear()
+    int8.has_integer_product.cache_clear()
     yield
-    int8.has_exact_product.cache_clear()
+    int8.has_integer_product.cache_clear()
 
 
 def exact_case() -> tuple[Tensor, Tensor, Tensor]:
@@ -108,11 +109,28 @@ def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     return int8_product(x, Linear(weight=weight, bias=None, scale=torch.ones(OUT)))
 
 
-@pytest.mark.usefixtures("saturating")
-def test_sums_are_exact_on_cpus_whose_products_saturate() -> None:
+@pytest.fixture(name="slow")
+def _slow(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """A CPU whose integer product is a plain loop."""
+
+    def slow(x: Tensor, weight: Tensor) -> Tensor:
+        sleep(0.02)
+        return x.int() @ weight.int()
+
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", slow)
+    int8.has_integer_product.cache_clear()
+    yield
+    int8.has_integer_product.cache_clear()
+
+
+@pytest.mark.parametrize("cpu", ["saturating", "slow"])
+def test_sums_are_exact_on_cpus_whose_integer_products_do_not_serve(
+    cpu: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(cpu)
     x, weight, expected = exact_case()
 
-    assert not int8.has_exact_product()
+    assert not int8.has_integer_product()
     assert torch.equal(exact_product(x, weight), expected)
 
 
