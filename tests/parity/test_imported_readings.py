@@ -64,6 +64,24 @@ def test_scores_match_the_pipeline(
     check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"return_dict": False}, {"torchscript": True}, {"chunk_size_feed_forward": 7}],
+    ids=str,
+)
+def test_settings_of_the_form_of_an_answer_change_nothing(
+    bert: TwinFactory, tmp_path: Path, setting: Mapping[str, object]
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    before = import_transformers(Checkpoint(tmp_path), bert.backbone)
+    edit(tmp_path / "config.json", setting)
+
+    after = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert after.source == before.source
+    assert all(torch.equal(after.parameters[name], it) for name, it in before.parameters.items())
+
+
 def test_the_caller_may_say_that_one_logit_is_a_number(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, num_labels=1)
     choices = ImportChoices(problem_type=ProblemType.REGRESSION)
