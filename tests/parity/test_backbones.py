@@ -140,7 +140,10 @@ REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
     ("deberta-v2", {"position_buckets": 1}, "position_buckets"),
     ("deberta-v2", {"position_buckets": 38}, "position_buckets"),
     ("deberta-v2", {"pooler_hidden_act": "mish"}, "pooler_hidden_act"),
-    *((it, {"is_causal": it not in DECODERS}, f"is_causal={it not in DECODERS}") for it in FAMILIES),
+    *(
+        (it, {"is_causal": it not in DECODERS}, f"is_causal={it not in DECODERS}")
+        for it in FAMILIES
+    ),
 )
 
 
