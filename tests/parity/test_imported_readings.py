@@ -129,6 +129,12 @@ OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
     "upper-case": ({"do_lower_case": False}, "do_lower_case=False"),
     "accents": ({"strip_accents": False}, "strip_accents=False"),
     "ideographs": ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+    "special-as-text": ({"split_special_tokens": True}, "split_special_tokens=True"),
+    "more": ({"additional_special_tokens": ["<new>"]}, "the token '<new>'"),
+    "added": ({"added_tokens_decoder": {"9": {"content": "<new>"}}}, "the token '<new>'"),
+    "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "the token '<new>'"),
+    "first": ({"cls_token": "<s>"}, "the token '<s>'"),
+    "unknown": ({"unk_token": "[MASK]"}, "unk_token='.MASK.'"),
 }
 
 
