@@ -6,7 +6,7 @@ unchanged. For a BERT folder that has only `vocab.txt`, this file writes the `to
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
@@ -230,14 +230,14 @@ def _check_truncation(settings: Mapping[str, Any], definition: Mapping[str, Any]
 def _check_tokens(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
     """Refuse tokens that transformers reads in a text, and `tokenizer.json` does not."""
     model = _section(definition, "model")
-    listed: object = model.get("vocab") or ()
-    words = cast("Sequence[Any]", list(listed) if isinstance(listed, dict) else listed)
+    words = cast("Iterable[Any]", model.get("vocab") or ())
     known = {it if isinstance(it, str) else it[0] for it in words}
     known |= {it["content"] for it in definition.get("added_tokens") or ()}
-    more = [settings.get(it) or () for it in (*MORE_TOKENS, ADDED_TOKENS)]
+    more: list[Any] = [settings.get(it) for it in (*MORE_TOKENS, ADDED_TOKENS)]
     named = [settings.get(it) for it in (*SPECIAL_TOKENS, "bos_token", "eos_token")]
     for several in more:
-        named += several.values() if isinstance(several, dict) else several
+        listed: Any = [*several.values()] if isinstance(several, dict) else several
+        named += listed if isinstance(listed, list) else [listed]
     problems = [f"the token {it!r}" for it in map(_content, named) if it and it not in known]
     unknown, ours = _content(settings.get("unk_token")), model.get("unk_token")
     if unknown and ours and unknown != ours:
