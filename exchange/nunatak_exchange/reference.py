@@ -55,6 +55,8 @@ OWN_CODE: Final = frozenset(
     {"auto_map", "attn_implementation", "experts_implementation", "fusion_config"}
 )
 """Settings that may make transformers fetch code. Settings with an underscore are left out, too."""
+OF_FORM = frozenset({"model_type", "return_dict", "torchscript", "chunk_size_feed_forward"})
+"""Settings that change the form of the answers, or the order of the work, and no number."""
 
 
 def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
@@ -69,7 +71,7 @@ def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrain
     fields = {
         name: value
         for name, value in raw.items()
-        if not name.startswith("_") and name not in {"model_type", *OWN_CODE}
+        if not name.startswith("_") and name not in OF_FORM | OWN_CODE
     }
     with checkpoint.refused_by("transformers", "read its config.json"):
         return AutoConfig.for_model(  # pyright: ignore[reportUnknownMemberType]

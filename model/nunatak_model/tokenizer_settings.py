@@ -6,7 +6,7 @@ unchanged. For a BERT folder that has only `vocab.txt`, this file writes the `to
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
@@ -83,10 +83,11 @@ def check_settings(
 ) -> None:
     """Refuse settings that make transformers read texts differently from `tokenizer.json`."""
     _check_truncation(settings, definition)
+    _check_tokens(settings, definition)
     tokenizer_class = _class_of(config, settings)
     if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
-    if tokenizer_class == "RobertaTokenizer":
+    if tokenizer_class in {"RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"}:
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
     if tokenizer_class in {"Qwen2Tokenizer", "LlamaTokenizer"}:
         _check_rebuilt(tokenizer_class, settings, definition)
@@ -226,6 +227,30 @@ def _check_truncation(settings: Mapping[str, Any], definition: Mapping[str, Any]
         )
 
 
+def _check_tokens(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
+    """Refuse tokens that transformers reads in a text, and `tokenizer.json` does not."""
+    model = _section(definition, "model")
+    words = cast("Iterable[Any]", model.get("vocab") or ())
+    known = {it if isinstance(it, str) else it[0] for it in words}
+    known |= {it["content"] for it in definition.get("added_tokens") or ()}
+    more: list[Any] = [settings.get(it) for it in (*MORE_TOKENS, ADDED_TOKENS)]
+    named = [settings.get(it) for it in (*SPECIAL_TOKENS, "bos_token", "eos_token")]
+    for several in more:
+        listed: Any = [*several.values()] if isinstance(several, dict) else several
+        named += listed if isinstance(listed, list) else [listed]
+    problems = [f"the token {it!r}" for it in map(_content, named) if it and it not in known]
+    unknown, ours = _content(settings.get("unk_token")), model.get("unk_token")
+    if unknown and ours and unknown != ours:
+        problems.append(f"unk_token={unknown!r}")
+    if settings.get("split_special_tokens"):
+        problems.append("split_special_tokens=True")
+    if problems:
+        raise UnsupportedBackboneError(
+            f"{TOKENIZER_CONFIG} means {', '.join(problems[:5])}, and tokenizer.json does not; "
+            f"remove what the model was not trained with in a copy of the folder, or {SAVE_ADVICE}"
+        )
+
+
 def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     lowercase = bool(settings.get("do_lower_case", True))
     wanted = {
@@ -254,9 +279,11 @@ def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) ->
 
 
 def _check_prefix_space(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    if stored.get("type") != "ByteLevel":
-        return
-    wanted, found = bool(settings.get("add_prefix_space")), bool(stored.get("add_prefix_space"))
+    if stored.get("type") == "ByteLevel":
+        wanted, found = bool(settings.get("add_prefix_space")), bool(stored.get("add_prefix_space"))
+    else:
+        wanted = settings.get("add_prefix_space") is not False
+        found = wanted or '"never"' not in json.dumps(stored)
     if wanted != found:
         raise UnsupportedBackboneError(
             f"{TOKENIZER_CONFIG} means add_prefix_space={wanted}, tokenizer.json has {found}; "

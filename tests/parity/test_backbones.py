@@ -21,7 +21,14 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from doubles.backbones import Family, save_tiny_backbone, tiny_config, tiny_tokenizer
+from doubles.backbones import (
+    DECODERS,
+    FAMILIES,
+    Family,
+    save_tiny_backbone,
+    tiny_config,
+    tiny_tokenizer,
+)
 from doubles.published_names import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, UnsupportedBackboneError, load_backbone, run_trunk
 
@@ -133,6 +140,10 @@ REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
     ("deberta-v2", {"position_buckets": 1}, "position_buckets"),
     ("deberta-v2", {"position_buckets": 38}, "position_buckets"),
     ("deberta-v2", {"pooler_hidden_act": "mish"}, "pooler_hidden_act"),
+    *(
+        (it, {"is_causal": it not in DECODERS}, f"is_causal={it not in DECODERS}")
+        for it in FAMILIES
+    ),
 )
 
 

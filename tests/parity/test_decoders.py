@@ -210,7 +210,6 @@ def test_the_usual_head_reads_the_last_token_without_a_bias(tmp_path: Path) -> N
     "change",
     [
         {"hidden_act": "mish"},
-        {"is_causal": False},
         {"auto_map": {"AutoModel": "modeling.OwnModel"}},
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
         {"layer_types": ["full_attention", "sliding_attention"]},

@@ -64,6 +64,24 @@ def test_scores_match_the_pipeline(
     check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"return_dict": False}, {"torchscript": True}, {"chunk_size_feed_forward": 7}],
+    ids=str,
+)
+def test_settings_of_the_form_of_an_answer_change_nothing(
+    bert: TwinFactory, tmp_path: Path, setting: Mapping[str, object]
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    before = import_transformers(Checkpoint(tmp_path), bert.backbone)
+    edit(tmp_path / "config.json", setting)
+
+    after = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert after.source == before.source
+    assert all(torch.equal(after.parameters[name], it) for name, it in before.parameters.items())
+
+
 def test_the_caller_may_say_that_one_logit_is_a_number(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, num_labels=1)
     choices = ImportChoices(problem_type=ProblemType.REGRESSION)
@@ -111,6 +129,12 @@ OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
     "upper-case": ({"do_lower_case": False}, "do_lower_case=False"),
     "accents": ({"strip_accents": False}, "strip_accents=False"),
     "ideographs": ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+    "special-as-text": ({"split_special_tokens": True}, "split_special_tokens=True"),
+    "more": ({"additional_special_tokens": ["<new>"]}, "the token '<new>'"),
+    "added": ({"added_tokens_decoder": {"9": {"content": "<new>"}}}, "the token '<new>'"),
+    "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "the token '<new>'"),
+    "first": ({"cls_token": "<s>"}, "the token '<s>'"),
+    "unknown": ({"unk_token": "[MASK]"}, "unk_token='.MASK.'"),
 }
 
 

@@ -11,12 +11,13 @@ from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from doubles.sentence_folders import edit
 from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import load_backbone
+from nunatak_model import UnsupportedBackboneError, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer
 PIPELINE: Any = pipeline
@@ -46,6 +47,23 @@ def check_tokens(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
         assert places == [(it["start"], it["end"], it["entity"]) for it in expected]
         scores = [it["score"] for it in answer]
         assert scores == pytest.approx([float(it["score"]) for it in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", [TokenizerFamily.XLM_ROBERTA, TokenizerFamily.CAMEMBERT])
+def test_pieces_without_a_first_space_are_refused_unless_the_tokenizer_has_none(
+    family: TokenizerFamily, tmp_path: Path
+) -> None:
+    named = {"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}[family]
+    base = base_with(published(family), tmp_path, family="roberta").folder
+    edit(base / "tokenizer_config.json", {"tokenizer_class": named, "add_prefix_space": False})
+
+    with pytest.raises(UnsupportedBackboneError, match="add_prefix_space=False"):
+        load_backbone(base)
+
+    definition = (base / "tokenizer.json").read_text()
+    never = definition.replace('"prepend_scheme": "always"', '"prepend_scheme": "never"')
+    (base / "tokenizer.json").write_text(never)
+    assert load_backbone(base)
 
 
 def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:

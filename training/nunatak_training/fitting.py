@@ -335,8 +335,9 @@ def _label_problems(recipe: Recipe, data: TaskData) -> Iterator[str]:
     positive, default = recipe.positive_label, recipe.default_label
     if positive is not None and positive not in data.labels:
         yield f"positive_label must be one of {labels}, got {positive!r}"
-    if recipe.teacher_temperature != TEACHER_TEMPERATURE and not data.train.is_taught:
-        yield "teacher_temperature needs a teacher (nunatak adopt)"
+    is_softened = data.train.is_taught and kind is not TaskKind.REGRESSION
+    if recipe.teacher_temperature != TEACHER_TEMPERATURE and not is_softened:
+        yield "teacher_temperature needs a teacher (nunatak adopt) of labels, not of values"
     if default is not None and kind is not TaskKind.SINGLE_LABEL:
         yield f"a {kind} task has no default label, got {default!r}; leave it out"
     if default not in {None, NO_DEFAULT_LABEL, *data.labels}:

@@ -210,6 +210,8 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
         "tapt": recipe.tapt is not None,
         "metric": recipe.metric is not None,
         "calibrate": recipe.calibrate,
+        "default_label": recipe.default_label is not None,
+        "on_long": recipe.on_long is not None,
     }
     for name, is_set in unused.items():
         if is_set:

@@ -17,6 +17,7 @@ from nunatak_client.calls import Call
 from nunatak_client.errors import NunatakClientError
 from nunatak_client.replies import Reply
 from nunatak_client.transport import RetryPolicy, key_headers, server_url
+from nunatak_contract.enums import Reads
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import visible
 from nunatak_contract.questions import QuestionCard
@@ -109,12 +110,16 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
         rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
         return forward(backbone, rows, dropout=dropout)
 
-    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares]:
+    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
         encodings = backbone.tokenizer.encode(inputs, max_length=manifest.max_length)
         parts = (encodings[at : at + AT_ONCE] for at in range(0, len(encodings), AT_ONCE))
-        for row in chain.from_iterable(predict(logits, part) for part in parts):
+        rows = chain.from_iterable(predict(logits, part) for part in parts)
+        for item, row in zip(inputs, rows, strict=True):
             values = row.double()
-            if kind is TaskKind.REGRESSION:
+            form = Reads.SINGLE if isinstance(item, str) else Reads.PAIR
+            if manifest.reads not in {None, form}:
+                yield _failed(f"the teacher reads texts of the form {manifest.reads}, got {form}")
+            elif kind is TaskKind.REGRESSION:
                 yield {repr(values.item()): 1.0}
             else:
                 is_single = kind is TaskKind.SINGLE_LABEL

@@ -2,7 +2,7 @@
 
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -100,6 +100,8 @@ class LocalTasks:
             NunatakError: the reference means no version, the version cannot be served, or an input
                 cannot be answered.
         """
+        if isinstance(inputs, Iterator):
+            inputs = list(inputs)
         wire = wire_inputs(inputs)
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = [inputs] if wire.num_inputs is None else inputs

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
-from nunatak_client.payloads import ShownOptions
+from nunatak_client.payloads import ShownOptions, in_order
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -261,7 +261,7 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
         raise invalid_option(
             "labels belong to a list of texts; files and parts have a column of labels"
         )
-    texts, named = list(data), list(labels)
+    texts, named = list(in_order(data)), list(in_order(labels))
     if len(texts) != len(named):
         raise invalid_option(
             f"expected one label for each text, got "

@@ -13,6 +13,7 @@ from nunatak_client.payloads import (
     PredictOptions,
     ShownOptions,
     WireInputs,
+    in_order,
     json_body,
     path_segment,
     predict_body,
@@ -155,7 +156,7 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
 def judge(
     policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
 ) -> Call[PolicyVerdict]:
-    texts: JsonValue = inputs if isinstance(inputs, str) else list(inputs)
+    texts: JsonValue = inputs if isinstance(inputs, str) else list(in_order(inputs))
     return Call(
         method="POST",
         path=f"/v1/verdicts/{path_segment('policy', policy)}",

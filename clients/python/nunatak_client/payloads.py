@@ -1,10 +1,10 @@
 """Arguments to wire format: inputs, parameters and references. Pure functions."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 from pydantic import JsonValue
@@ -13,6 +13,7 @@ from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 from nunatak_contract.inputs import Input, Query, Question
 
+T = TypeVar("T")
 Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
 
@@ -79,7 +80,7 @@ class Parts:
     """
 
     def __init__(self, inputs: Iterable[Input]) -> None:
-        self._inputs = iter(inputs)
+        self._inputs = iter(in_order(inputs))
         self._refused: list[Input] = []
         self._size = self._max_size = MAX_PART_INPUTS
 
@@ -128,10 +129,24 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """
     if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
-    items = [_wire_input(item) for item in inputs]
+    items = [_wire_input(item) for item in in_order(inputs)]
     if not items:
         raise InvalidInputError("inputs must hold at least one text, got an empty list")
     return WireInputs(value=items, num_inputs=len(items))
+
+
+def in_order(items: Iterable[T]) -> Iterable[T]:
+    """Return items whose order is the caller's.
+
+    Raises:
+        InvalidInputError: an iteration gives letters, names of fields or columns, or any order.
+    """
+    kind = type(items)
+    if issubclass(kind, str | Mapping | set | frozenset) or hasattr(items, "columns"):
+        raise InvalidInputError(
+            f"expected a list of items, got {kind.__name__}; pass its items as a list"
+        )
+    return items
 
 
 def predict_body(
@@ -217,8 +232,8 @@ def _wire_input(item: object) -> JsonValue:
 
 
 def _wire_documents(documents: Sequence[object]) -> list[JsonValue]:
-    found: list[JsonValue] = [document for document in documents if isinstance(document, str)]
-    if isinstance(documents, str) or not found or len(found) != len(documents):
+    found: list[JsonValue] = [it for it in in_order(documents) if isinstance(it, str)]
+    if not found or len(found) != len(documents):
         raise InvalidInputError(
             f"documents must be a list of at least one text, got {_shape(documents)}"
         )

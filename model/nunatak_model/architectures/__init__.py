@@ -94,6 +94,13 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         _check_sizes(config)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise CorruptBackboneError(f"config.json does not read: {error!r}") from error
+    # transformers gives this setting to one of its kernels of attention, whatever the architecture.
+    if raw.get("is_causal") not in (None, config.is_causal):
+        seen = "earlier tokens alone" if config.is_causal else "all tokens"
+        raise UnsupportedBackboneError(
+            f"expected a {config.model_type} in which tokens see {seen}, got "
+            f"is_causal={raw['is_causal']!r}"
+        )
     return config
 
 

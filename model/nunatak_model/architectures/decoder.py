@@ -89,11 +89,6 @@ class DecoderConfig(BackboneConfig):
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
     is_qwen = raw["model_type"] == "qwen3"
     fields = read_fields(raw, DEFAULTS[raw["model_type"]])
-    if raw.get("is_causal") is False:
-        raise UnsupportedBackboneError(
-            f"expected a {raw['model_type']} in which tokens see earlier tokens alone, got "
-            "is_causal=False"
-        )
     if is_qwen:
         _check_windows(raw, fields["num_layers"])
         # Qwen3 has no setting for these biases.

@@ -81,8 +81,10 @@ OLD_SETTINGS: Mapping[str, object] = {
     "rotary_emb_interleaved": False,
     "rotary_scaling_factor": None,
     "num_experts": 0,
+    **dict.fromkeys(("logn_attention_scale", "logn_attention_clip1"), False),
+    "layer_norm_type": "layer_norm",
 }
-"""Other settings there, each with the value by which transformers computes."""
+"""Other settings there and in the first GTE, with the values by which transformers computes."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",

@@ -1,13 +1,20 @@
 """Laws of the wire format of requests."""
 
-import json
+# pandas ships no types.
+# pyright: reportMissingTypeStubs=false
 
+import json
+from typing import cast
+
+import pandas as pd
 import pytest
 
 from nunatak_client import InvalidInputError
+from nunatak_client.calls import judge
 from nunatak_client.payloads import (
     Inputs,
     Parameters,
+    Parts,
     json_body,
     path_segment,
     predict_body,
@@ -16,6 +23,8 @@ from nunatak_client.payloads import (
 )
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.inputs import Query, Question
+
+DOCUMENTS = cast("list[str]", {"a": "b"})
 
 
 @pytest.mark.parametrize(
@@ -56,11 +65,36 @@ def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: i
         pytest.param([b"bytes"], id="bytes"),
         pytest.param(Query(query="q", documents=()), id="no-documents"),
         pytest.param(Query(query="q", documents="documents"), id="one-string-of-documents"),
+        pytest.param({"text": "a"}, id="object-of-http"),
+        pytest.param({"a", "b"}, id="texts-in-no-order"),
+        pytest.param(pd.DataFrame({"text": ["a"]}), id="table"),
+        pytest.param(Query(query="q", documents=DOCUMENTS), id="object-of-documents"),
     ],
 )
 def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> None:
     with pytest.raises(InvalidInputError):
         wire_inputs(inputs)
+
+
+@pytest.mark.parametrize(
+    "texts", [{"text": "a"}, {"a", "b"}, pd.DataFrame({"text": ["a"]})], ids=type
+)
+def test_no_policy_judges_names_of_fields_in_place_of_their_texts(texts: list[str]) -> None:
+    with pytest.raises(InvalidInputError, match="list"):
+        judge("guard", texts)
+    with pytest.raises(InvalidInputError, match="list"):
+        Parts(texts)
+
+
+def test_a_text_is_no_list_of_letters() -> None:
+    with pytest.raises(InvalidInputError, match="list"):
+        Parts("text")
+
+
+def test_columns_of_tables_are_lists_of_texts() -> None:
+    column = pd.Series(["a", "b"], index=[7, 8])
+
+    assert wire_inputs(column).value == ["a", "b"]  # pyright: ignore[reportArgumentType]
 
 
 def test_parameters_of_all_kinds_are_sent_together() -> None:

@@ -86,6 +86,7 @@ def test_any_number_of_texts_is_answered_in_order(tasks: nunatak.LocalTasks) -> 
 
     answer = tasks.predict("tone", texts)
 
+    assert tasks.predict("tone", (it for it in texts)) == answer  # pyright: ignore[reportArgumentType]
     assert len(answer.outputs) == len(answer.predicted) == len(answer.tokens) == 150
     for place in (0, 63, 64, 149):
         alone = tasks.predict("tone", texts[place]).best
@@ -142,7 +143,7 @@ def test_what_cannot_be_answered_is_an_error_with_its_reason(
         tasks.predict(task, inputs, **options)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800"])
+@pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800", {"text": "a"}, {"a"}])
 def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: object) -> None:
     with pytest.raises((InvalidInputError, TypeError)):
         tasks.predict("tone", inputs)  # pyright: ignore[reportArgumentType]

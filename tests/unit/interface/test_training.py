@@ -98,6 +98,16 @@ def test_settings_are_those_of_the_recipe_and_unknown_ones_are_refused(
         trained(places, TEXTS, LABELS, kind="poem")
 
 
+@pytest.mark.parametrize(
+    "data", [({*TEXTS}, LABELS), (TEXTS, dict(zip(TEXTS, LABELS, strict=True)))]
+)
+def test_texts_and_labels_that_no_order_pairs_are_refused(
+    places: tuple[Path, Path], data: tuple[object, object]
+) -> None:
+    with pytest.raises(nunatak.NunatakError, match="expected a list of items"):
+        trained(places, *data)
+
+
 def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
     texts, labels = [*TEXTS, TEXTS[0]], [*LABELS, LABELS[1]]
 

@@ -9,6 +9,7 @@ from nunatak_contract.cards import task_card
 from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry
+from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import read_settings
 from nunatak_training.teachers import TeacherChoice
 from nunatak_training.train import TrainOutcome, TrainSettings, train
@@ -30,7 +31,8 @@ def run(
     registry: Registry, task: str, data: object, teacher: TeacherChoice | None, **named: object
 ) -> TrainOutcome:
     settings = read_settings({"max_length": 16, "epochs": 4, **named})  # pyright: ignore[reportArgumentType]
-    asked = TrainSettings(task=task, data=data, settings=settings, teacher=teacher)  # pyright: ignore[reportArgumentType]
+    kind = TaskKind.REGRESSION if task == "values" else None
+    asked = TrainSettings(task=task, data=data, settings=settings, teacher=teacher, kind=kind)  # pyright: ignore[reportArgumentType]
     return train(asked, registry=registry, backbone=BACKBONE)
 
 
@@ -133,6 +135,10 @@ def test_a_temperature_needs_a_teacher(registry: Registry) -> None:
     run(registry, "warm", TEXTS, BIG, method="head", teacher_temperature=4)
     with raises("invalid_recipe", match="teacher_temperature needs a teacher"):
         run(registry, "cold", rows_of(toy_examples(40)), None, teacher_temperature=4)
+    shares = {it: {"0": at / 9, "1": 1 - at / 9} for at, it in enumerate("abcdefghij")}
+    told = [{"text": it, "probabilities": said} for it, said in shares.items()]
+    with raises("invalid_recipe", match="not of values"):
+        run(registry, "values", told, TeacherChoice(), teacher_temperature=4)
 
 
 def test_a_value_is_adopted_with_its_rank_correlation(registry: Registry) -> None:

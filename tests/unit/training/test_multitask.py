@@ -112,6 +112,8 @@ def test_kept_epoch_has_the_highest_mean_score(fitted: FittedEncoder) -> None:
         (recipe_of(tapt={"epochs": 1}), "no tapt"),
         (recipe_of(metric="accuracy"), "no metric"),
         (recipe_of(calibrate=True), "no calibrate"),
+        (recipe_of(default_label="none"), "no default_label"),
+        (recipe_of(on_long="cut"), "no on_long"),
     ],
 )
 def test_recipe_that_has_no_meaning_here_is_refused(

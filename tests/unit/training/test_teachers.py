@@ -16,7 +16,7 @@ from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_client import Client
 from nunatak_client.transport import RetryPolicy
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, card_of
 from nunatak_contract.upstreams import MAX_REPLY_BYTES
@@ -84,6 +84,19 @@ def test_a_task_teaches_the_scores_that_a_server_gives(
             assert [float(it) for it in found] == pytest.approx(list(expected.values()))
         else:
             assert dict(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reads", [None, *Reads])
+def test_a_task_teaches_nothing_about_a_form_of_text_that_it_does_not_read(
+    registry: Registry, reads: Reads | None
+) -> None:
+    publish_tiny_task(registry, BACKBONE, task="big", reads=reads)
+    teacher = TeacherChoice(task="big").teacher(registry, BACKBONE)
+    assert teacher is not None
+
+    single, pair = (isinstance(it, NunatakError) for it in teacher.ask(["a", ("a", "b")]))
+
+    assert (single, pair) == (reads is Reads.PAIR, reads is Reads.SINGLE)
 
 
 def test_an_upstream_that_is_this_server_teaches_what_its_task_says(registry: Registry) -> None:

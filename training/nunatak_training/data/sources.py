@@ -19,7 +19,7 @@ import numpy as np
 
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
-from nunatak_rows.files import printable
+from nunatak_rows.files import check_header, printable
 from nunatak_rows.inputs import bad_row
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
@@ -39,6 +39,8 @@ IN_MEMORY = "data in memory"
 
 class Frame(Protocol):
     """A pandas DataFrame, as far as it is read."""
+
+    columns: Iterable[object]
 
     def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
         ...
@@ -289,6 +291,8 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         return
     if hasattr(rows, "notna"):
         frame = cast("Frame", rows)
+        # pandas leaves out all but the last of equal names.
+        check_header([str(it) for it in frame.columns], part)
         # pandas spells a missing value as NaN, which would be a number to predict.
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     if isinstance(rows, str) or not isinstance(rows, Iterable):

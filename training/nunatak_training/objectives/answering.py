@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model import Alignment, Encoding, TextTokenizer
-from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
+from nunatak_training.data import Answers, AnswerSpan, ExampleSet
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
@@ -39,9 +39,6 @@ class Answering(Objective):
     metrics = (Metric.SPAN_F1, Metric.EXACT_MATCH)
     reported = metrics
 
-    def __init__(self, data: TaskData) -> None:
-        self._may_have_no_answer = any(not label.spans for label in data.train.labels(Answers))
-
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
@@ -59,8 +56,11 @@ class Answering(Objective):
         return torch.stack(losses).mean()
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        expected = [[span.text for span in label.spans] for label in examples.labels(Answers)]
+        # As `nunatak evaluate` asks: "no answer" competes where the examples have such questions.
+        may_have_none = not all(expected)
         predicted = [
-            self._answer(windows, rows, example.text_pair or "")
+            _answer(windows, rows, example.text_pair or "", may_have_none=may_have_none)
             for windows, rows, example in zip(
                 encoded.by_example(encoded.encodings),
                 encoded.by_example([row.cpu() for row in logits]),
@@ -68,16 +68,16 @@ class Answering(Objective):
                 strict=True,
             )
         ]
-        expected = [[span.text for span in label.spans] for label in examples.labels(Answers)]
         return answer_statistics(list(zip(predicted, expected, strict=True)))
 
-    def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
-        read = [log_probabilities(window, row) for window, row in zip(windows, rows, strict=True)]
-        best = max(best_span(window, row) for window, row in zip(windows, read, strict=True))
-        score, begin, end = best
-        if self._may_have_no_answer and min(float(row[0].sum()) for row in read) > score:
-            return ""
-        return context[begin:end]
+
+def _answer(windows: Sequence[Encoding], rows: Logits, context: str, *, may_have_none: bool) -> str:
+    read = [log_probabilities(window, row) for window, row in zip(windows, rows, strict=True)]
+    best = max(best_span(window, row) for window, row in zip(windows, read, strict=True))
+    score, begin, end = best
+    if may_have_none and min(float(row[0].sum()) for row in read) > score:
+        return ""
+    return context[begin:end]
 
 
 def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, int]:

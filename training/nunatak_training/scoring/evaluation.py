@@ -25,6 +25,7 @@ from nunatak_training.scoring.statistics import (
     Statistics,
     Values,
     accuracy,
+    best_first,
     confusion,
     count_pairs,
     count_sets,
@@ -191,7 +192,7 @@ def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Ev
     statistics, gains, groups = ranking_statistics(expected, scores)
     misses = np.zeros(len(said))
     for group in groups:
-        first = group[int(scores[group].argmax())]
+        first = group[int(best_first(gains[group], scores[group])[0])]
         misses[first] = float(gains[first] <= 0)
     return Evaluation(**_scores(statistics), misses=tuple(map(float, misses)))
 

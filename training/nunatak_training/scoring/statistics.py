@@ -8,8 +8,9 @@ than an epoch, so scikit-learn is too slow here; its functions are the oracle of
 Label scores (accuracy, the F1 family, Matthews) need three counts per label: expected, predicted,
 and both (hits). The counted units are texts, labels of texts, tokens or entities.
 
-Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity.
-`I-X` continues an entity of the same type, and begins an entity if there is none to continue.
+Entities: the schemes are BIO, as CoNLL-2003 and its `conlleval` read it, and BIOES or BILOU. `B-X`
+begins an entity. `I-X` continues an entity of the same type, and begins one if there is none to
+continue. `E-X` or `L-X` does the same and ends it. `S-X` or `U-X` is a whole entity.
 
 Answers: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
 (arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
@@ -268,14 +269,14 @@ def uses_bio(tags: Sequence[str]) -> bool:
 
 def entities_in(tags: Sequence[str]) -> list[Entity]:
     """Return the entities in the tags of a sentence, in order."""
-    found: list[Entity] = []
+    found, open_kind = list[Entity](), ""
     for position, tag in enumerate(tags):
         mark, _, kind = tag.partition("-")
-        if mark not in {"B", "I"} or not kind:
-            continue
-        goes_on = mark == "I" and bool(found) and found[-1][0] == kind and found[-1][2] == position
-        begin = found.pop()[1] if goes_on else position
-        found.append((kind, begin, position + 1))
+        kind *= mark in set("BIELSU")
+        if kind:
+            begin = found.pop()[1] if mark in "IEL" and kind == open_kind else position
+            found.append((kind, begin, position + 1))
+        open_kind = kind if mark in "BI" else ""
     return found
 
 
@@ -338,17 +339,22 @@ def _ranks(values: Values) -> Values:
 def ndcg(gains: Values, scores: Values) -> float:
     """Normalised discounted cumulative gain (Jarvelin and Kekalainen 2002, eq. 2 and sec. 2.3).
 
-    Gains are linear and not negative, the largest above 0; documents of equal scores keep their
-    order.
+    Gains are linear and not negative, the largest above 0.
     """
     discounts = 1 / np.log2(np.arange(2, len(gains) + 2))
-    return float(gains[_order(scores)] @ discounts) / float(np.sort(gains)[::-1] @ discounts)
+    ranked = gains[best_first(gains, scores)]
+    return float(ranked @ discounts) / float(np.sort(gains)[::-1] @ discounts)
 
 
 def reciprocal_rank(gains: Values, scores: Values) -> float:
     """One divided by the place of the first document with a gain above 0."""
-    return 1 / (1 + int((gains[_order(scores)] > 0).argmax()))
+    return 1 / (1 + int((gains[best_first(gains, scores)] > 0).argmax()))
 
 
-def _order(scores: Values) -> np.ndarray:
-    return np.argsort(-scores, kind="stable")
+def best_first(gains: Values, scores: Values) -> np.ndarray:
+    """Order by score, and equal scores by gain, least first.
+
+    In the order of the data, a task that scores all documents alike would be right: data often has
+    the relevant documents first.
+    """
+    return np.lexsort((gains, -scores))

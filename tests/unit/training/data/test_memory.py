@@ -93,6 +93,13 @@ def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:
         load_task_data(frame)
 
 
+def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
+    frame = pd.DataFrame([["a", "x", "y"], ["b", "y", "x"]], columns=["text", "label", "label"])
+
+    with pytest.raises(NunatakError, match="'label' occurs twice"):
+        load_task_data(frame)
+
+
 def test_columns_of_a_frame_may_have_other_names() -> None:
     frame = pd.DataFrame(ROWS).rename(columns={"text": "body", "label": "queue"})
 

@@ -211,6 +211,22 @@ def test_question_without_an_answer_is_answered_by_none() -> None:
     assert found.value(Metric.EXACT_MATCH) == 1.0
 
 
+@pytest.mark.parametrize(("more", "right"), [((), 1.0), ((example(CONTEXT),), 0.5)])
+def test_none_competes_where_the_scored_examples_have_such_questions_as_in_an_evaluation(
+    more: tuple[Example, ...], right: float
+) -> None:
+    objective = objective_of(answers(example(CONTEXT), example(CONTEXT, ("ab", 0))))
+    scored = ExampleSet(examples=(example("b", ("b", 0)), *more))
+    encoded = objective.encode(scored, TOKENIZER, max_length=32)
+    none = [torch.zeros(it.num_tokens, 2) for it in encoded.encodings]
+    for row in none:
+        row[0] = 9.0
+
+    found = objective.statistics(scored, encoded, none)
+
+    assert found.value(Metric.EXACT_MATCH) == right
+
+
 def test_span_never_ends_before_it_begins_nor_is_too_long() -> None:
     (windows,) = TOKENIZER.encode_windows([("x?", "a " * 20)], max_length=48, stride=0)
     (window,) = windows

@@ -5,7 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportArgumentType=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ from nunatak_training.scoring.evaluation import (
 )
 from nunatak_training.scoring.statistics import (
     Entity,
+    Values,
     confusion,
     count_pairs,
     count_sets,
@@ -275,6 +276,11 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
         pytest.param("I-A O I-A", [("A", 0, 1), ("A", 2, 3)], id="a-gap-ends"),
         pytest.param("B-A-x I-A-x", [("A-x", 0, 2)], id="type-with-a-dash"),
         pytest.param("B I NOUN", [], id="no-types"),
+        pytest.param("B-A E-A E-A", [("A", 0, 2), ("A", 2, 3)], id="e-ends"),
+        pytest.param("S-A S-A I-A", [("A", 0, 1), ("A", 1, 2), ("A", 2, 3)], id="s-is-whole"),
+        pytest.param("B-A I-A L-A U-B", [("A", 0, 3), ("B", 3, 4)], id="bilou"),
+        pytest.param("E-A O S-B", [("A", 0, 1), ("B", 2, 3)], id="begun-by-e"),
+        pytest.param("X-A B-A", [("A", 1, 2)], id="another-mark"),
     ],
 )
 def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Entity]) -> None:
@@ -340,6 +346,18 @@ def test_reciprocal_rank_is_of_the_first_relevant_document() -> None:
     gains = np.array([0.0, 2.0, 0.0, 1.0])
 
     assert reciprocal_rank(gains, np.array([9.0, 1.0, 8.0, 7.0])) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("score", [ndcg, reciprocal_rank])
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_scores_earn_nothing_whatever_the_order_of_the_documents(
+    seed: int, score: Callable[[Values, Values], float]
+) -> None:
+    source = np.random.default_rng(seed)
+    gains, scores = source.permutation(8) / 4, source.integers(3, size=8).astype(float)
+    order = source.permutation(8)
+
+    assert score(gains[order], scores[order]) == score(gains, scores - gains / 100)
 
 
 @pytest.mark.parametrize("seed", range(5))
