@@ -1,6 +1,5 @@
 """Tasks of every kind for tests of other servers' protocols, and helpers that send requests."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -32,7 +31,6 @@ TOO_LONG = "a " * 2 * MAX_LENGTH
 DOCUMENTS = ["ann", "bob and cy", "nobody"]
 QUERY = {"query": "who came?", "texts": DOCUMENTS}
 SCORE = pytest.approx
-Ask = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 def litellm(*texts: str, **changes: object) -> dict[str, object]:

@@ -220,7 +220,7 @@ class RegistryMachine(RuleBasedStateMachine):
         assert kinds <= {FindingKind.ORPHAN}
 
 
-@pytest.mark.parametrize(("kind", "num_examples"), [("sqlite", 15), ("postgresql", 5)])
+@pytest.mark.parametrize(("kind", "num_examples"), [("sqlite", 10), ("postgresql", 3)])
 def test_the_registry_is_the_model(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_examples: int
 ) -> None:

@@ -432,6 +432,7 @@ def run_case(
     return of_two, of_four
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("method", METHODS, ids=lambda it: str(it.kind))
 @pytest.mark.parametrize(
     "family", [pytest.param(it, marks=[pytest.mark.slow] * (it not in TRIED)) for it in FAMILIES]

@@ -177,51 +177,45 @@ class HeldUpEncoder(SpyEncoder):
 
 
 async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
-    async def scenario() -> None:
-        encoder = HeldUpEncoder()
-        tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-        readings = [a_reading(4, stride=None), a_reading(4, stride=2)]
+    encoder = HeldUpEncoder()
+    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+    readings = [a_reading(4, stride=None), a_reading(4, stride=2)]
 
-        async def encode(caller: str, texts: Sequence[str]) -> None:
-            await tokenization.encode(texts, readings=readings, caller=caller)
+    async def encode(caller: str, texts: Sequence[str]) -> None:
+        await tokenization.encode(texts, readings=readings, caller=caller)
 
-        def ask(caller: str, texts: Sequence[str]) -> asyncio.Task[None]:
-            return asyncio.create_task(encode(caller, texts))
+    def ask(caller: str, texts: Sequence[str]) -> asyncio.Task[None]:
+        return asyncio.create_task(encode(caller, texts))
 
-        loud = [ask(name, [name * MAX_CHARS_A_CHUNK] * 4) for name in "ab" for _ in range(3)]
-        await settle()
-        quiet = ask("quiet", ["q" * (MAX_CHARS_ON_LOOP + 1)])
-        await settle()
-        encoder.may_go_on.set()
-        await quiet
-        first = list(encoder.batches)
-        await asyncio.gather(*loud)
-        tokenization.close()
+    loud = [ask(name, [name * MAX_CHARS_A_CHUNK] * 4) for name in "ab" for _ in range(3)]
+    await settle()
+    quiet = ask("quiet", ["q" * (MAX_CHARS_ON_LOOP + 1)])
+    await settle()
+    encoder.may_go_on.set()
+    await quiet
+    first = list(encoder.batches)
+    await asyncio.gather(*loud)
+    tokenization.close()
 
-        assert first.index("q") <= 2
-        assert sorted(encoder.batches) == sorted([*"ab" * 24, "q", "q"])
-
-    await scenario()
+    assert first.index("q") <= 2
+    assert sorted(encoder.batches) == sorted([*"ab" * 24, "q", "q"])
 
 
 async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
-    async def scenario() -> None:
-        encoder = HeldUpEncoder()
-        tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-        reading = a_reading(4, stride=None)
-        texts = ["g" * MAX_CHARS_A_CHUNK] * 50
-        asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
-        await settle()
+    encoder = HeldUpEncoder()
+    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+    reading = a_reading(4, stride=None)
+    texts = ["g" * MAX_CHARS_A_CHUNK] * 50
+    asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
+    await settle()
 
-        asking.cancel()
-        await settle()
-        encoder.may_go_on.set()
-        await tokenization.encode(["k" * MAX_CHARS_A_CHUNK], readings=[reading], caller="kept")
-        tokenization.close()
+    asking.cancel()
+    await settle()
+    encoder.may_go_on.set()
+    await tokenization.encode(["k" * MAX_CHARS_A_CHUNK], readings=[reading], caller="kept")
+    tokenization.close()
 
-        assert encoder.batches == ["g", "k"]
-
-    await scenario()
+    assert encoder.batches == ["g", "k"]
 
 
 @pytest.mark.parametrize("num_texts", [1, 7, 64])

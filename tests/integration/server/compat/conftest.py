@@ -1,14 +1,13 @@
 """A running application with a task of every kind."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 
 import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.compat import TASKS, Ask
-from doubles.questions import publish_all
+from doubles.compat import TASKS
+from doubles.questions import EMBEDDING, publish_all
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import Pooling
@@ -54,14 +53,14 @@ def cards(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Gener
 
 
 @pytest.fixture(scope="module")
-def asking(backbone: Backbone, cards: Registry) -> Callable[..., None]:
-    """Give a scenario a client of an application with cards."""
+async def bound(backbone: Backbone, cards: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of an application with cards."""
+    async with running_client(backbone, cards, make_settings()) as opened:
+        yield opened
 
-    def run_one(scenario: Ask, **settings: object) -> None:
-        async def connected() -> None:
-            async with running_client(backbone, cards, make_settings(**settings)) as client:
-                await scenario(client)
 
-        asyncio.run(connected())
-
-    return run_one
+@pytest.fixture(scope="module")
+async def asking(backbone: Backbone, cards: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of an application with cards that also answers unknown questions."""
+    async with running_client(backbone, cards, make_settings(**EMBEDDING)) as opened:
+        yield opened

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -50,60 +50,54 @@ async def shared_rows(client: httpx.AsyncClient) -> float:
     return float(found.split()[1])
 
 
-def test_bound_questions_have_the_probabilities_of_their_tasks(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        answers = (await post(client, "/v1/systemone", body()))["answers"]
+async def test_bound_questions_have_the_probabilities_of_their_tasks(
+    bound: httpx.AsyncClient,
+) -> None:
+    answers = (await post(bound, "/v1/systemone", body()))["answers"]
 
-        own = {name: await scores(client, name) for name in TASKS}
-        assert answers["u"]["noul"] == pytest.approx(own["u"]["urgent"])
-        team = own["team"]
-        assert answers["team"]["probabilities"] == pytest.approx(
-            {"bill": team["cards"] + team["invoices"], "tech": team["tech"]}
-        )
-        anger = answers["anger"]
-        assert list(anger["probabilities"].values()) == pytest.approx(
-            [own["anger"][it] for it in ("Calm", "Cross", "Furious")]
-        )
-        assert answers["stars"]["score"] == pytest.approx((own["stars"]["stars"] + 8) / 16 * 3)
-        assert answers["threat"]["noul"] == pytest.approx(own["threat"]["threat"])
-        assert anger["x_source"] == {"kind": "task", "task": "anger/1", "card": "anger/1"}
-
-    asking(scenario)
-
-
-def test_both_protocols_say_the_same(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        one = (await post(client, "/v1/systemone", body()))["answers"]
-        asked = [theirs(it, name) for name, it in QUESTIONS.items() if name != "threat"]
-        answer = await post(
-            client, "/v1/decisions", {"model": "nunatak", "input": TEXT, "questions": asked}
-        )
-        urgent, team, anger, stars = answer["answers"]
-
-        assert urgent["probability"] == one["u"]["noul"]
-        assert (team["choice"], team["confidence"]) == (
-            one["team"]["choice"],
-            one["team"]["confidence"],
-        )
-        assert (anger["score"], stars["score"]) == (one["anger"]["score"], one["stars"]["score"])
-        assert [it["label"] for it in anger["probabilities"]] == ANGER["criteria"]
-        assert answer["usage"]["total_tokens"] > 0
-
-    asking(scenario)
+    own = {name: await scores(bound, name) for name in TASKS}
+    assert answers["u"]["noul"] == pytest.approx(own["u"]["urgent"])
+    team = own["team"]
+    assert answers["team"]["probabilities"] == pytest.approx(
+        {"bill": team["cards"] + team["invoices"], "tech": team["tech"]}
+    )
+    anger = answers["anger"]
+    assert list(anger["probabilities"].values()) == pytest.approx(
+        [own["anger"][it] for it in ("Calm", "Cross", "Furious")]
+    )
+    assert answers["stars"]["score"] == pytest.approx((own["stars"]["stars"] + 8) / 16 * 3)
+    assert answers["threat"]["noul"] == pytest.approx(own["threat"]["threat"])
+    assert anger["x_source"] == {"kind": "task", "task": "anger/1", "card": "anger/1"}
 
 
-def test_all_bound_questions_are_one_trunk_pass(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_both_protocols_say_the_same(bound: httpx.AsyncClient) -> None:
+    one = (await post(bound, "/v1/systemone", body()))["answers"]
+    asked = [theirs(it, name) for name, it in QUESTIONS.items() if name != "threat"]
+    answer = await post(
+        bound, "/v1/decisions", {"model": "nunatak", "input": TEXT, "questions": asked}
+    )
+    urgent, team, anger, stars = answer["answers"]
+
+    assert urgent["probability"] == one["u"]["noul"]
+    assert (team["choice"], team["confidence"]) == (
+        one["team"]["choice"],
+        one["team"]["confidence"],
+    )
+    assert (anger["score"], stars["score"]) == (one["anger"]["score"], one["stars"]["score"])
+    assert [it["label"] for it in anger["probabilities"]] == ANGER["criteria"]
+    assert answer["usage"]["total_tokens"] > 0
+
+
+async def test_all_bound_questions_are_one_trunk_pass(backbone: Backbone, cards: Registry) -> None:
+    async with running_client(backbone, cards, make_settings(**EMBEDDING)) as client:
         await post(client, "/v1/systemone", body(state="where?"))
         before = await shared_rows(client)
         await post(client, "/v1/systemone", body())
         assert await shared_rows(client) == before + len(QUESTIONS) - 1
         await post(client, "/v1/systemone", body({"x": UNKNOWN}))
         metrics = (await client.get("/metrics")).text
-        assert 'nunatak_decisions_total{by="embeddings",card=""} 1.0' in metrics
-        assert 'nunatak_decisions_total{by="task",card="u"} 2.0' in metrics
-
-    asking(scenario, **EMBEDDING)
+    assert 'nunatak_decisions_total{by="embeddings",card=""} 1.0' in metrics
+    assert 'nunatak_decisions_total{by="task",card="u"} 2.0' in metrics
 
 
 def shuffled(question: dict[str, Any], chance: random.Random) -> dict[str, Any]:
@@ -114,94 +108,80 @@ def shuffled(question: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return {**question, "criteria": dict(chance.sample(options, len(options)))}
 
 
-def test_one_question_in_two_orders_of_options_has_the_same_answer(
-    asking: Callable[..., None],
+async def test_one_question_in_two_orders_of_options_has_the_same_answer(
+    asking: httpx.AsyncClient,
 ) -> None:
     turned = {**STRANGE, "criteria": dict([*STRANGE["criteria"].items()][::-1])}
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        asked = [theirs({**it, "instructions": "?"}) for it in (STRANGE, turned)]
-        sent = {"model": "nunatak", "input": TEXT, "questions": asked}
-        one, other = (await post(client, "/v1/decisions", sent))["answers"]
-        assert [it["value"] for it in other["probabilities"]] == list(turned["criteria"])
-        by_option = [
-            {it["value"]: it["probability"] for it in each["probabilities"]}
-            for each in (one, other)
-        ]
-        assert by_option[0] == by_option[1]
-        assert one["choice"] == other["choice"]
-
-    asking(scenario, **EMBEDDING)
+    asked = [theirs({**it, "instructions": "?"}) for it in (STRANGE, turned)]
+    sent = {"model": "nunatak", "input": TEXT, "questions": asked}
+    one, other = (await post(asking, "/v1/decisions", sent))["answers"]
+    assert [it["value"] for it in other["probabilities"]] == list(turned["criteria"])
+    by_option = [
+        {it["value"]: it["probability"] for it in each["probabilities"]} for each in (one, other)
+    ]
+    assert by_option[0] == by_option[1]
+    assert one["choice"] == other["choice"]
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_other_questions_names_and_orders_change_no_bit(
-    asking: Callable[..., None], *, unknown: bool
+async def test_other_questions_names_and_orders_change_no_bit(
+    asking: httpx.AsyncClient, *, unknown: bool
 ) -> None:
     asked = {**QUESTIONS, **({"x": UNKNOWN, "strange": STRANGE} if unknown else {})}
 
-    async def scenario(client: httpx.AsyncClient) -> None:
-        chance = random.Random(7)
-        whole = (await post(client, "/v1/systemone", body(asked)))["answers"]
-        if unknown:
-            assert len(set(whole["strange"]["probabilities"].values())) == len(STRANGE["criteria"])
-        for _ in range(20):
-            names = chance.sample(list(asked), chance.randint(1, len(asked)))
-            renamed = {f"{chance.random()}": name for name in names}
-            questions = {new: shuffled(asked[name], chance) for new, name in renamed.items()}
-            answers = (await post(client, "/v1/systemone", body(questions)))["answers"]
-            assert answers == {new: whole[name] for new, name in renamed.items()}
-
-    asking(scenario, **EMBEDDING)
+    chance = random.Random(7)
+    whole = (await post(asking, "/v1/systemone", body(asked)))["answers"]
+    if unknown:
+        assert len(set(whole["strange"]["probabilities"].values())) == len(STRANGE["criteria"])
+    for _ in range(20):
+        names = chance.sample(list(asked), chance.randint(1, len(asked)))
+        renamed = {f"{chance.random()}": name for name in names}
+        questions = {new: shuffled(asked[name], chance) for new, name in renamed.items()}
+        answers = (await post(asking, "/v1/systemone", body(questions)))["answers"]
+        assert answers == {new: whole[name] for new, name in renamed.items()}
 
 
-def test_a_question_that_differs_in_one_character_is_unknown(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, "/v1/systemone", body({"u": URGENT, "x": UNKNOWN}), 404)
-        assert refused["detail"]["code"] == "question_unknown"
-        assert "question 2 of the request ('x')" in refused["detail"]["message"]
+async def test_a_question_that_differs_in_one_character_is_unknown(
+    bound: httpx.AsyncClient,
+) -> None:
+    refused = await post(bound, "/v1/systemone", body({"u": URGENT, "x": UNKNOWN}), 404)
+    assert refused["detail"]["code"] == "question_unknown"
+    assert "question 2 of the request ('x')" in refused["detail"]["message"]
 
-        asked = [theirs(URGENT, "u"), theirs(UNKNOWN)]
-        answer = await post(
-            client, "/v1/decisions", {"model": "nunatak", "input": TEXT, "questions": asked}
-        )
-        known, other = answer["answers"]
-        assert known["type"] == "predicate"
-        assert (other["type"], other["name"]) == ("refusal", None)
-        assert other["x_reason"]["code"] == "question_unknown"
-
-    asking(scenario)
-
-
-def test_a_conversation_is_one_text(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        def asked(value: object) -> dict[str, object]:
-            return {"model": "nunatak", "input": value, "questions": [theirs(URGENT)]}
-
-        async def answer(value: object) -> object:
-            return (await post(client, "/v1/decisions", asked(value)))["answers"]
-
-        parts = [{"type": "input_text", "text": "ann"}, {"type": "input_json", "data": {"a": 1}}]
-        both = [{"role": "user", "content": "ann"}, {"role": "assistant", "content": "bob"}]
-        assert await answer([{"role": "user", "content": TEXT}]) == await answer(TEXT)
-        assert await answer(both) == await answer("user: ann\nassistant: bob")
-        assert await answer([{"role": "user", "content": parts}]) == await answer('ann\n{"a": 1}')
-
-    asking(scenario)
+    asked = [theirs(URGENT, "u"), theirs(UNKNOWN)]
+    answer = await post(
+        bound, "/v1/decisions", {"model": "nunatak", "input": TEXT, "questions": asked}
+    )
+    known, other = answer["answers"]
+    assert known["type"] == "predicate"
+    assert (other["type"], other["name"]) == ("refusal", None)
+    assert other["x_reason"]["code"] == "question_unknown"
 
 
-def test_models_lists_what_can_be_asked(asking: Callable[..., None], backbone: Backbone) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        listed = (await client.get("/v1/models")).json()
-        model, alias = listed["models"]
-        assert (model["name"], alias["name"]) == ("nunatak", "jev-latest")
-        assert {it["card"] for it in model["x_questions"]} == {f"{name}/1" for name in TASKS}
-        assert alias["x_questions"] == []
-        assert [it["id"] for it in listed["data"]] == [backbone.name]
-        refused = await post(client, "/v1/systemone", body(model="gpt"), 404)
-        assert refused["detail"]["error_type"] == "not_found"
+async def test_a_conversation_is_one_text(bound: httpx.AsyncClient) -> None:
+    def asked(value: object) -> dict[str, object]:
+        return {"model": "nunatak", "input": value, "questions": [theirs(URGENT)]}
 
-    asking(scenario)
+    async def answer(value: object) -> object:
+        return (await post(bound, "/v1/decisions", asked(value)))["answers"]
+
+    parts = [{"type": "input_text", "text": "ann"}, {"type": "input_json", "data": {"a": 1}}]
+    both = [{"role": "user", "content": "ann"}, {"role": "assistant", "content": "bob"}]
+    assert await answer([{"role": "user", "content": TEXT}]) == await answer(TEXT)
+    assert await answer(both) == await answer("user: ann\nassistant: bob")
+    assert await answer([{"role": "user", "content": parts}]) == await answer('ann\n{"a": 1}')
+
+
+async def test_models_lists_what_can_be_asked(bound: httpx.AsyncClient, backbone: Backbone) -> None:
+    listed = (await bound.get("/v1/models")).json()
+    model, alias = listed["models"]
+    assert (model["name"], alias["name"]) == ("nunatak", "jev-latest")
+    assert {it["card"] for it in model["x_questions"]} == {f"{name}/1" for name in TASKS}
+    assert alias["x_questions"] == []
+    assert [it["id"] for it in listed["data"]] == [backbone.name]
+    refused = await post(bound, "/v1/systemone", body(model="gpt"), 404)
+    assert refused["detail"]["error_type"] == "not_found"
 
 
 async def test_a_question_of_a_hidden_task_is_unknown(
@@ -278,7 +258,7 @@ def test_their_clients_read_every_answer(address: str) -> None:
             )
 
 
-def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
+async def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
     tmp_path_factory: pytest.TempPathFactory, backbone: Backbone
 ) -> None:
     with Registry.open(tmp_path_factory.mktemp("moved")) as registry:
@@ -289,22 +269,16 @@ def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
         registry.questions.put(QuestionCard.model_validate(card))
         registry.promote("tone", "prod", 2)
 
-        async def scenario() -> None:
-            async with running_client(backbone, registry, make_settings()) as client:
-                refused = await post(client, "/v1/systemone", body({"q": URGENT}), 503)
-                assert refused["detail"]["code"] == "question_unanswerable"
-                asked = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)]}
-                (only,) = (await post(client, "/v1/decisions", asked))["answers"]
-                assert (only["type"], only["x_reason"]["code"]) == (
-                    "refusal",
-                    "question_unanswerable",
-                )
-                registry.rollback("tone", "prod")
-                await asyncio.sleep(0.5)
-                answers = (await post(client, "/v1/systemone", body({"q": URGENT})))["answers"]
-                assert answers["q"]["x_source"]["task"] == "tone/1"
-
-        asyncio.run(scenario())
+        async with running_client(backbone, registry, make_settings()) as client:
+            refused = await post(client, "/v1/systemone", body({"q": URGENT}), 503)
+            assert refused["detail"]["code"] == "question_unanswerable"
+            asked = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)]}
+            (only,) = (await post(client, "/v1/decisions", asked))["answers"]
+            assert (only["type"], only["x_reason"]["code"]) == ("refusal", "question_unanswerable")
+            registry.rollback("tone", "prod")
+            await asyncio.sleep(0.5)
+            answers = (await post(client, "/v1/systemone", body({"q": URGENT})))["answers"]
+            assert answers["q"]["x_source"]["task"] == "tone/1"
 
 
 ASKED = [{"type": "noul", "instructions": f"Question {it}?"} for it in range(3)]

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from doubles.compat import DOCUMENTS, OTHER, QUERY, TEXT, TOO_LONG, post
-from doubles.questions import ANGER, EMBEDDING, TEAM, UNKNOWN, URGENT, body, theirs
+from doubles.questions import ANGER, TEAM, UNKNOWN, URGENT, body, theirs
 from nunatak_model import Backbone
 
 BACKBONE = "(backbone)"
@@ -242,43 +242,38 @@ async def test_a_wrong_request_is_refused_in_the_shape_of_its_protocol(
 
 
 @pytest.mark.parametrize("case", WRONG_QUESTIONS)
-def test_wrong_input_has_the_error_of_system_one(asking: Callable[..., None], case: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, "/v1/systemone", WRONG_QUESTIONS[case], 422)
-        for it in refused["detail"]:
-            assert it["loc"][0] == "body"
-            assert it["msg"]
-            assert it["type"]
-
-    asking(scenario, **EMBEDDING)
+async def test_wrong_input_has_the_error_of_system_one(
+    asking: httpx.AsyncClient, case: str
+) -> None:
+    refused = await post(asking, "/v1/systemone", WRONG_QUESTIONS[case], 422)
+    for it in refused["detail"]:
+        assert it["loc"][0] == "body"
+        assert it["msg"]
+        assert it["type"]
 
 
 @pytest.mark.parametrize("state", ["", " ", "a\0", "a" * 40_000])
-def test_a_text_that_cannot_be_read_is_refused_without_a_known_question(
-    asking: Callable[..., None], state: str
+async def test_a_text_that_cannot_be_read_is_refused_without_a_known_question(
+    bound: httpx.AsyncClient, state: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        await post(client, "/v1/systemone", body({"x": UNKNOWN}, state=state), 422)
-        sent = {"model": "nunatak", "input": state, "questions": [theirs(UNKNOWN)]}
-        await post(client, "/v1/decisions", sent, 422)
-
-    asking(scenario)
+    await post(bound, "/v1/systemone", body({"x": UNKNOWN}, state=state), 422)
+    sent = {"model": "nunatak", "input": state, "questions": [theirs(UNKNOWN)]}
+    await post(bound, "/v1/decisions", sent, 422)
 
 
-def test_an_unreadable_question_fails_alone_and_by_its_name(asking: Callable[..., None]) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        asked = [
-            theirs(URGENT, "u"),
-            {**theirs(UNKNOWN, "empty"), "instructions": ""},
-            theirs(UNKNOWN),
-        ]
-        sent = {"model": "nunatak", "input": TEXT, "questions": asked}
-        known, empty, other = (await post(client, "/v1/decisions", sent))["answers"]
-        assert [it["type"] for it in (known, empty, other)] == ["predicate", "refusal", "predicate"]
-        assert empty["x_reason"]["code"] == "question_unreadable"
-        assert "question 2 of the request ('empty')" in empty["x_reason"]["message"]
-
-    asking(scenario, **EMBEDDING)
+async def test_an_unreadable_question_fails_alone_and_by_its_name(
+    asking: httpx.AsyncClient,
+) -> None:
+    asked = [
+        theirs(URGENT, "u"),
+        {**theirs(UNKNOWN, "empty"), "instructions": ""},
+        theirs(UNKNOWN),
+    ]
+    sent = {"model": "nunatak", "input": TEXT, "questions": asked}
+    known, empty, other = (await post(asking, "/v1/decisions", sent))["answers"]
+    assert [it["type"] for it in (known, empty, other)] == ["predicate", "refusal", "predicate"]
+    assert empty["x_reason"]["code"] == "question_unreadable"
+    assert "question 2 of the request ('empty')" in empty["x_reason"]["message"]
 
 
 QUESTION_IMAGE = {"type": "input_image", "image_url": "https://nowhere/"}
@@ -321,15 +316,12 @@ QUESTION_IMAGE = {"type": "input_image", "image_url": "https://nowhere/"}
         {"unheard": 1},
     ],
 )
-def test_wrong_input_has_the_error_of_openai(
-    asking: Callable[..., None], change: dict[str, object]
+async def test_wrong_input_has_the_error_of_openai(
+    bound: httpx.AsyncClient, change: dict[str, object]
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        sent = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)], **change}
-        refused = await post(client, "/v1/decisions", sent, 422)
-        assert refused["error"]["type"] == "invalid_request_error"
-
-    asking(scenario)
+    sent = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)], **change}
+    refused = await post(bound, "/v1/decisions", sent, 422)
+    assert refused["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -342,16 +334,13 @@ def test_wrong_input_has_the_error_of_openai(
     ],
     ids=["NaN", "a field twice", "no JSON", "too deep"],
 )
-def test_what_is_no_json_has_the_error_of_its_protocol(
-    asking: Callable[..., None], sent: bytes
+async def test_what_is_no_json_has_the_error_of_its_protocol(
+    bound: httpx.AsyncClient, sent: bytes
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
-        headers = {"content-type": "application/json"}
-        theirs, openai = [
-            await client.post(path, content=sent, headers=headers)
-            for path in ("/v1/systemone", "/v1/decisions")
-        ]
-        assert (theirs.status_code, theirs.json()["detail"][0]["loc"]) == (422, ["body"])
-        assert (openai.status_code, openai.json()["error"]["code"]) == (400, "invalid_json")
-
-    asking(scenario)
+    headers = {"content-type": "application/json"}
+    theirs, openai = [
+        await bound.post(path, content=sent, headers=headers)
+        for path in ("/v1/systemone", "/v1/decisions")
+    ]
+    assert (theirs.status_code, theirs.json()["detail"][0]["loc"]) == (422, ["body"])
+    assert (openai.status_code, openai.json()["error"]["code"]) == (400, "invalid_json")

@@ -70,15 +70,6 @@ def test_bytes_next_to_the_bytes_of_others_are_bounded() -> None:
     assert admission.num_bytes == 0
 
 
-def test_one_body_alone_is_never_told_to_retry() -> None:
-    admission = make_admission(max_bytes=100)
-
-    with admission.hold_bytes() as held:
-        held.take(5000)
-
-        assert admission.num_bytes == 5000
-
-
 def test_bytes_of_one_caller_are_bounded_before_those_of_all() -> None:
     admission = make_admission(max_bytes=100)
 
@@ -96,14 +87,15 @@ def test_bytes_of_one_caller_are_bounded_before_those_of_all() -> None:
         held.take(100)
 
 
-def test_a_body_that_comes_in_parts_is_never_refused_for_itself() -> None:
+@pytest.mark.parametrize(("num_parts", "num_bytes"), [(1, 5000), (50, 10)])
+def test_a_body_is_never_refused_for_itself(num_parts: int, num_bytes: int) -> None:
     admission = make_admission(max_bytes=100)
 
     with admission.hold_bytes() as held:
-        for _ in range(50):
-            held.take(10)
+        for _ in range(num_parts):
+            held.take(num_bytes)
 
-        assert admission.num_bytes == 500
+        assert admission.num_bytes == num_parts * num_bytes
 
 
 def fill(admission: Admission, stack: ExitStack, caller: str) -> int:

@@ -97,23 +97,20 @@ def plan_shadows(
 
 @given(waiting_rows())
 @settings(derandomize=True)
-def test_a_batch_takes_waiting_rows_once_and_tells_whose_others_are_left(
+def test_batches_within_their_limits_take_each_row_once_until_everybody_is_served(
     rows: list[WaitingRow],
 ) -> None:
-    found = plan(rows)
+    pending, num_batches = list(rows), 0
 
-    left = left_by(found, rows)
-    assert sorted(map(id, (*found.batch, *left))) == sorted(map(id, rows))
-    assert found.backlog == set(map(flow_of, left))
-
-
-@given(waiting_rows())
-@settings(derandomize=True)
-def test_a_batch_never_exceeds_its_limits(rows: list[WaitingRow]) -> None:
-    found = plan(rows)
-
-    assert len(found.batch) <= LIMITS.max_rows
-    assert found.num_tokens == cost(found.batch) <= LIMITS.max_tokens
+    while pending:
+        found = plan(pending)
+        left = left_by(found, pending)
+        assert sorted(map(id, (*found.batch, *left))) == sorted(map(id, pending))
+        assert found.backlog == set(map(flow_of, left))
+        assert len(found.batch) <= LIMITS.max_rows
+        assert found.num_tokens == cost(found.batch) <= LIMITS.max_tokens
+        pending, num_batches = left, num_batches + 1
+        assert num_batches <= len(rows)
 
 
 @given(waiting_rows(), st.floats(0, 40))
@@ -159,30 +156,6 @@ def group_of(waiting: WaitingRow) -> int:
 
 def newcomer(number: int) -> WaitingRow:
     return row("new", number, caller=f"new-{number}", priority=Priority.HIGH, tokens=5)
-
-
-@given(waiting_rows())
-@settings(derandomize=True)
-def test_planning_again_and_again_serves_everybody(rows: list[WaitingRow]) -> None:
-    pending, num_served, num_batches = list(rows), 0, 0
-
-    while pending:
-        found = plan(pending)
-        pending = left_by(found, pending)
-        num_served += len(found.batch)
-        num_batches += 1
-
-    assert num_served == len(rows)
-    assert num_batches <= len(rows)
-
-
-def test_a_hot_task_leaves_a_turn_to_a_light_one() -> None:
-    hot = [row("hot", group) for group in range(100)]
-    light = row("light", 100)
-
-    found = plan([*hot, light])
-
-    assert light in found.batch
 
 
 def test_rows_of_one_text_land_in_one_batch() -> None:

@@ -2,13 +2,15 @@
 
 import itertools
 import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, text_of, waiting_row
+from doubles.waiting import WaitingRow, waiting_row
+from doubles.watching import watched
 from nunatak_server.scheduler.admission import Backlog, holders, tokens_ahead
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch, plan_next
@@ -109,66 +111,42 @@ def test_queues_remember_few_deadlines_of_rows_that_have_left() -> None:
 
 
 def test_a_look_for_late_rows_looks_at_no_other_row() -> None:
-    looks = 0
-
-    class Watched(WaitingRow):
-        def __getattribute__(self, name: str) -> object:
-            nonlocal looks
-            looks += 1
-            return super().__getattribute__(name)
-
-    rows = [
-        Watched(task="a", group=number, encoding=text_of("x"), deadline=float(number % 50))
+    looks = Counter[str]()
+    queues = Queues(
+        watched(replace(waiting_row("a", number), deadline=float(number % 50)), looks)
         for number in range(5000)
-    ]
-    queues = Queues(rows)
-    looks = 0
+    )
+    looks.clear()
 
     assert queues.remove_expired(now=-1.0) == []
-    assert looks == 0
+    assert looks.total() == 0
     assert len(queues.remove_expired(now=0.0)) == 100
-    assert 0 < looks <= 100 * 10
+    assert 0 < looks.total() <= 100 * 10
 
 
 def test_planning_looks_at_no_row_beyond_those_it_takes_and_the_next_of_each_flow() -> None:
-    looks = 0
-
-    class Watched(WaitingRow):
-        def __getattribute__(self, name: str) -> object:
-            nonlocal looks
-            looks += 1
-            return super().__getattribute__(name)
-
     def looks_of_a_plan(num_waiting: int) -> int:
-        nonlocal looks
+        looks = Counter[str]()
         queues = Queues(
-            Watched(task=f"task-{number % 9}", group=number, encoding=text_of(number))
+            watched(waiting_row(f"task-{number % 9}", number), looks)
             for number in range(num_waiting)
         )
-        looks = 0
+        looks.clear()
         plan_batch(queues, limits=BatchLimits(max_tokens=4096, max_rows=16))
-        return looks
+        return looks.total()
 
     assert looks_of_a_plan(9000) == looks_of_a_plan(900) > 0
 
 
 @given(amounts, flows, weights, leads)
 @settings(derandomize=True)
-def test_a_row_waits_for_its_flow_at_least_and_for_all_at_most(
+def test_a_row_waits_for_its_flow_at_least_and_all_at_most_and_without_own_rows_for_nobody(
     queued: dict[Flow, float], flow: Flow, shares: dict[str, float], lead: float
 ) -> None:
     ahead = tokens_ahead(queued, flow, shares, lead=lead)
-
-    assert queued.get(flow, 0.0) <= ahead <= sum(queued.values())
-
-
-@given(amounts, flows, weights, leads)
-@settings(derandomize=True)
-def test_a_caller_with_nothing_queued_waits_for_nobody(
-    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], lead: float
-) -> None:
     of_others = {key: tokens for key, tokens in queued.items() if key[0] != flow[0]}
 
+    assert queued.get(flow, 0.0) <= ahead <= sum(queued.values())
     assert tokens_ahead(of_others, flow, shares, lead=lead) == 0
 
 

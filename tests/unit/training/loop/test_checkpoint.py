@@ -55,8 +55,8 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     checkpoint = EveryTime(tmp_path / "run.safetensors")
     resumed = list[int]()
 
-    # The steps lie in the first epoch, in the middle of later epochs, and around an epoch's end.
-    for dies_at in (1, 2, 6, 8, 9, 15):
+    # The steps lie in the first epoch, and around the end of a later one.
+    for dies_at in (2, 8, 9):
         report = Mortal(dies_at=dies_at)
         with pytest.raises(Killed):
             weights(recipe, report, checkpoint)
@@ -65,7 +65,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     found = weights(recipe, last, checkpoint)
 
     # The report of a step killed the run before the step was written, so the step runs again.
-    assert [*resumed, last.num_resumed] == [0, 0, 1, 5, 7, 8, 14]
+    assert [*resumed, last.num_resumed] == [0, 1, 7, 8]
     assert found == weights(recipe, RecordingReport())
 
 
