@@ -8,12 +8,13 @@ from typing import Self
 from nunatak_client import TaskResult
 from nunatak_client.payloads import Parts
 from nunatak_client.replies import ResultT, with_head_outputs
+from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import Problem
-from nunatak_model import Backbone
+from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
@@ -35,8 +36,9 @@ class LocalPredictor:
 
     def __init__(self, registry: Registry, backbone: Backbone) -> None:
         self._registry = registry
-        self._backbone = backbone
         self._settings = ServerSettings()
+        packs = self._settings.kernels is Kernels.AUTO and not backbone.is_packed
+        self._backbone = pack_backbone(backbone) if packs else backbone
         self._runner = asyncio.Runner()
         self._runtime: Runtime | None = None
 

@@ -11,23 +11,23 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (415, 4),
-    "nunatak_exchange": (3906, 14),
-    "nunatak_cli": (6962, 39),
-    "nunatak": (470, 3),
-    "nunatak_client": (1863, 7),
+    "nunatak_exchange": (3908, 14),
+    "nunatak_cli": (6958, 39),
+    "nunatak": (472, 3),
+    "nunatak_client": (1879, 7),
     "nunatak_cluster": (566, 6),
     "nunatak_contract": (4177, 20),
     "nunatak_rows": (776, 7),
     "nunatak_loadtest": (1104, 7),
-    "nunatak_model": (9272, 49),
+    "nunatak_model": (9315, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
-    "nunatak_server": (20126, 97),
-    "nunatak_training": (8894, 43),
+    "nunatak_server": (20128, 97),
+    "nunatak_training": (8914, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_812, 320
+MAX_LINES, MAX_FILES = 62_893, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

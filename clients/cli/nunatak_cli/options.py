@@ -181,8 +181,8 @@ class TextColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns(TextColumns):
-    """The options of a command that reads labelled rows."""
+class LabelledRows(TextColumns):
+    """The options of a command that reads labelled rows, and may leave some out."""
 
     label_column: Annotated[
         str | None,
@@ -190,16 +190,6 @@ class Columns(TextColumns):
             metavar="NAME", help="Column of the label, if it is not `label` (or `labels`)."
         ),
     ] = None
-
-    @property
-    def spelt(self) -> RowFormat:
-        return replace(super().spelt, label=self.label_column)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledRows(Columns):
-    """The options of a command that may leave out labelled rows."""
-
     on_bad_row: Annotated[
         OnBadRow,
         typer.Option(
@@ -207,6 +197,10 @@ class LabelledRows(Columns):
             "rows, and write them with the reasons to DATA.rejected.jsonl in this folder."
         ),
     ] = OnBadRow.REFUSE
+
+    @property
+    def spelt(self) -> RowFormat:
+        return replace(super().spelt, label=self.label_column)
 
     def spelt_in(self, data: str) -> RowFormat:
         """Return the format of the rows of `data`, with the file for the bad ones."""

@@ -128,6 +128,22 @@ def test_a_converted_version_has_the_scores_that_it_serves(
     assert (sizes[1] < 0.5 * sizes[0]) == isinstance(method, TopK)
 
 
+def test_a_conversion_refuses_bad_rows_or_leaves_them_out(
+    copied: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copied)
+    rows = toy_rows(TaskKind.SINGLE_LABEL, 60, seed=2)
+    strange: list[dict[str, JsonValue]] = [{"text": "x", "label": "strange"}, {"text": "y"}]
+    write_jsonl(copied / "data" / "dev.jsonl", [*rows, *strange])
+
+    refused = convert(copied, f"{backbone}+int8", "--tolerance", "20")
+    ran = convert(copied, f"{backbone}+int8", "--tolerance", "20", "--on-bad-row", "skip")
+
+    assert "2 of 62 rows cannot be used" in refused.stderr
+    assert ran.exit_code == 0, ran.stderr
+    assert "left out 2 rows; the reasons are in dev.rejected.jsonl" in ran.stderr
+
+
 def test_a_version_that_loses_its_score_is_refused_with_both_scores(
     copied: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from doubles.tasks import (
     random_parameters,
     spec_of,
 )
-from nunatak_contract.enums import ProblemType
+from nunatak_contract.enums import Kernels, ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -28,9 +28,10 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_model import Backbone, TextInput
+from nunatak_model import Backbone, TextInput, pack_backbone
 from nunatak_registry import Registry
-from nunatak_server import runtime
+from nunatak_server import local, runtime
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.local import LocalPredictor
 from nunatak_server.predict.types import TaskPrediction
 
@@ -311,6 +312,26 @@ def test_the_local_predictor_follows_an_alias_however_long_it_was_not_asked(
 
                 assert isinstance(answer, TaskPrediction)
                 assert answer.version == version
+
+
+@pytest.mark.parametrize("kernels", Kernels)
+def test_a_local_predictor_computes_with_the_kernels_of_a_server(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch, kernels: Kernels
+) -> None:
+    seen = list[Backbone]()
+
+    def backbones(served: Backbone) -> Backbones:
+        seen.append(served)
+        return Backbones(served)
+
+    monkeypatch.setenv("NUNATAK_KERNELS", kernels)
+    monkeypatch.setattr(local, "Backbones", backbones)
+
+    with LocalPredictor(registry, backbone):
+        pass
+
+    expected = pack_backbone(backbone).fast_kernels if kernels is Kernels.AUTO else ()
+    assert [it.fast_kernels for it in seen] == [expected]
 
 
 def test_a_local_predictor_that_cannot_start_ends_its_threads(

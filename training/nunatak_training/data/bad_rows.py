@@ -93,7 +93,8 @@ class BadRows:
         more = f"; and {len(ordered) - SHOWN:,} other reasons" if len(ordered) > SHOWN else ""
         return (
             f"{len(self._found):,} of {counted(self._num_rows, 'row')} cannot be used. "
-            f"{shown}{more}. Correct these rows, or leave them out with --on-bad-row skip"
+            f"{shown}{more}. Correct or remove these rows; most commands leave them out "
+            "with --on-bad-row skip"
         )
 
 

@@ -107,10 +107,11 @@ def open_predictor(
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_server.local import LocalPredictor
-    with existing_registry(registry) as opened:
-        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
-        with LocalPredictor(opened, loaded) as predictor:
-            yield RegistryPredictor(registry=opened, predictor=predictor)
+    with (
+        existing_registry(registry) as opened,
+        LocalPredictor(opened, load_backbone(backbone or DEFAULT_BACKBONE)) as predictor,
+    ):
+        yield RegistryPredictor(registry=opened, predictor=predictor)
 
 
 def predicted_of(answer: "TaskResult") -> "PredictedValue | None":

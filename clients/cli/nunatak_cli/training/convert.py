@@ -10,7 +10,7 @@ import typer
 
 from nunatak_cli import options
 from nunatak_cli.asking.predictors import RegistryPredictor
-from nunatak_cli.output import print_outcome
+from nunatak_cli.output import print_outcome, tell_rejected
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
@@ -42,7 +42,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     tolerance: Annotated[
         float, typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall.")
     ] = 0.5,
-    columns: options.Columns,
+    rows: options.LabelledRows,
     registry: options.RegistryOption = None,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
@@ -55,7 +55,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
     plain = backbone.removesuffix(INT8_SUFFIX)
     if plain == backbone:
         raise invalid_option(f"--backbone expects NAME{INT8_SUFFIX}, got {backbone!r}")
-    spelt = columns.spelt
+    spelt = rows.spelt_in(str(data))
     with (
         existing_registry(registry) as opened,
         TemporaryDirectory() as folder,
@@ -94,6 +94,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
         )
         evident = _with_evidence(draft.manifest, after, origin)
         published = opened.publish(evident, draft.blobs)
+    tell_rejected(spelt)
     is_new = published.created_at == evident.created_at
     document = {
         "reference": published.reference,
