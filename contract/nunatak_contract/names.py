@@ -49,8 +49,10 @@ class TaskReference:
         """Read `name`, `name@alias` or `name/3`.
 
         Raises:
-            InvalidNameError: the text does not follow the grammar.
+            InvalidNameError: the text does not follow the grammar, or is no text.
         """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidNameError("task", repr(text), "one name, as a string")
         name, at, alias = text.partition("@")
         if at:
             return cls(task=check_task_name(name), alias=check_alias_name(alias))

@@ -196,9 +196,10 @@ def task_target(reference: str) -> Target:
     path itself.
 
     Raises:
-        InvalidInputError: the name is empty, or has only dots.
+        InvalidInputError: the name is empty, has only dots, or is no text.
     """
-    name, slash, version = reference.partition("/")
+    is_text = isinstance(reference, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    name, slash, version = reference.partition("/") if is_text else (reference, "", "")
     return Target(
         path=f"/v1/tasks/{path_segment('task reference', name)}",
         query={"version": version} if slash else {},
@@ -207,7 +208,7 @@ def task_target(reference: str) -> Target:
 
 def path_segment(kind: str, value: str) -> str:
     """Quote one segment of a path, so that it stays one segment."""
-    if not value.strip("."):
+    if not isinstance(value, str) or not value.strip("."):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInputError(
             f"{kind} must be a name such as 'tone', 'tone@prod' or 'tone/3', got {value!r}"
         )

@@ -148,10 +148,10 @@ def test_reference_becomes_path_and_query(reference: str, path: str, query: dict
     assert target.query == query
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/3", "../x"])
-def test_reference_that_would_change_the_path_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError):
-        task_target(name)
+@pytest.mark.parametrize("name", ["", ".", "..", "/3", "../x", ["tone", "intent"], None])
+def test_reference_that_would_change_the_path_or_is_no_text_is_refused(name: object) -> None:
+    with pytest.raises(InvalidInputError, match="task reference must be a name"):
+        task_target(cast("str", name))
 
 
 def test_alias_is_one_quoted_segment() -> None:

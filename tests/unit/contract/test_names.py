@@ -1,3 +1,5 @@
+from typing import cast
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -59,6 +61,12 @@ def test_reference_reads_back_what_it_prints(text: str, reference: TaskReference
 def test_reference_outside_the_grammar_is_refused(text: str) -> None:
     with pytest.raises(InvalidNameError):
         TaskReference.parse(text)
+
+
+@pytest.mark.parametrize("text", [["intent", "tone"], None, 5])
+def test_reference_that_is_no_text_is_refused(text: object) -> None:
+    with pytest.raises(InvalidNameError, match="must be one name"):
+        TaskReference.parse(cast("str", text))
 
 
 @pytest.mark.parametrize(
