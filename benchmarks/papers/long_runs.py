@@ -20,6 +20,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter
 
 from benchmarks.harness.recording import hardware
+from benchmarks.harness.workload import dtypes
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
@@ -136,7 +137,11 @@ def go_on(
     registry: Path | None = None,
     checkpoints: Path | None = None,
 ) -> Iterator[PaperRun]:
-    """Do the runs without a line, and yield each as soon as its line is written."""
+    """Do the runs without a line, and yield each as soon as its line is written.
+
+    Runs in a number format that the CPU does not multiply are left to another machine.
+    """
+    formats = {str(it).removeprefix("torch.") for it in dtypes().values()}
     for entry in plan:
         file = lines / f"{entry.lines}.jsonl"
         changes = {**entry.set, "data_root": str(data)}
@@ -152,7 +157,8 @@ def go_on(
                 data_of=context.data,
             )
             for run in runs:
-                if run.description.digest in {it.run.digest for it in read_lines(file)}:
+                is_done = run.description.digest in {it.run.digest for it in read_lines(file)}
+                if is_done or run.description.recipe.precision not in formats:
                     continue
                 done = finished_run(run, context, data)
                 append_line(file, done)

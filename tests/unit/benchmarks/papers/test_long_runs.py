@@ -4,6 +4,8 @@ import gzip
 from pathlib import Path
 
 import pytest
+import torch
+from pydantic import JsonValue
 
 from benchmarks.papers import long_runs
 from benchmarks.papers.lines import read_lines
@@ -40,9 +42,10 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def done(folder: Path, *seeds: int) -> list[str]:
+def done(folder: Path, *seeds: int, **overrides: JsonValue) -> list[str]:
     """The methods and seeds of the runs that a plan did now."""
-    entry = Entry(sweep="toy", lines="toy", set={"seeds": list(seeds)}, publish=True)
+    changes: dict[str, JsonValue] = {"seeds": list(seeds), "overrides": overrides}
+    entry = Entry(sweep="toy", lines="toy", set=changes, publish=True)
     runs = go_on(
         [entry], data=folder, models=folder, lines=folder / "lines", registry=folder / "registry"
     )
@@ -53,6 +56,15 @@ def test_a_run_with_a_line_is_never_run_again(folder: Path) -> None:
     assert done(folder, 0) == ["full 0", "head 0"]
     assert done(folder, 0, 1) == ["full 1", "head 1"]
     assert done(folder, 0, 1) == []
+
+
+def test_a_run_in_a_number_format_that_the_cpu_lacks_is_left_to_another_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_runs, "dtypes", lambda: {"fp32": torch.float32})
+
+    assert done(folder, 0, precision="bfloat16") == []
+    assert done(folder, 0, precision="float32") == ["full 0", "head 0"]
 
 
 def test_a_line_has_what_the_tables_need_and_no_place_of_this_machine(folder: Path) -> None:
