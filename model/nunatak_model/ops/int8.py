@@ -149,7 +149,7 @@ def has_integer_product() -> bool:
 
     Without VNNI it saturates at 16 bits, or it is a plain loop that takes up to 60 times as long.
     """
-    x = torch.full((64, 256), LARGEST, dtype=torch.int8)
+    x = torch.full((128, 256), LARGEST, dtype=torch.int8)
     fast, plain = (
         min(repeat(partial(sums, x, x), number=1)) for sums in (_integer_sums, _float_sums)
     )
