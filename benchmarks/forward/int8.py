@@ -130,8 +130,10 @@ def run_level(backbone: Backbone, level: int, num_tokens: int) -> None:
     layer, gelu = backbone.layers[0], native.ACTIVATIONS.index(backbone.config.activation)
 
     def run(x: Tensor, linear: Linear, activation: int = 0) -> Tensor:
-        weight, scale, bias = linear.weight, linear.scale, linear.bias
-        return torch.ops.nunatak_ops.integer_linear(x, weight, scale, bias, activation, level)
+        biases = [] if linear.bias is None else [linear.bias]
+        return torch.ops.nunatak_ops.integer_linear(
+            x, [linear.weight], [linear.scale], biases, [len(x)], activation, level
+        )
 
     hidden = torch.randn(num_tokens, backbone.config.hidden_width)
     run(hidden, layer.qkv)

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -133,6 +132,12 @@ void check_heads(const char* name, const Tensor& it, int64_t heads, const Tensor
 void check_range(int64_t begin, int64_t end, int64_t size) {
   STD_TORCH_CHECK(0 <= begin && begin <= end && end <= size, "expected a range within ", size,
                   ", got ", begin, " to ", end);
+}
+
+// One end for each part, the last one after all tokens.
+void check_ends(const Integers& ends, size_t parts, int64_t tokens) {
+  STD_TORCH_CHECK(ends.size() == parts && (parts ? ends.back() : 0) == tokens, "expected ", parts,
+                  " ends, the last at ", tokens);
 }
 
 // For each head of each row: context = softmax(scale * query @ key.T) @ value, where query i sees the
@@ -267,7 +272,7 @@ Tensor layer_norms(Tensor x, Tensors gains, Tensors offsets, Integers ends, doub
                    int64_t level) {
   const int64_t width = x.size(-1);
   check_shape("x", x, {x.size(0), width}, x);
-  STD_TORCH_CHECK((ends.empty() ? 0 : ends.back()) == x.size(0), "the last norm must end at ", x.size(0));
+  check_ends(ends, gains.size(), x.size(0));
   Tensor y = torch::stable::new_empty(x, {x.size(0), width});
   std::vector<LayerNorm> items;
   int64_t begin = 0;
@@ -291,59 +296,68 @@ Tensor layer_norms(Tensor x, Tensors gains, Tensors offsets, Integers ends, doub
   return y;
 }
 
-// y = activation(x @ weight.T + bias), with each token of x in 8-bit integers of its own scale.
-// x [tokens, in], weight uint8 [blocks, in / 4, BLOCK, 4], scale [out] float32, bias [out].
-Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+// For each map m and each token from its predecessor's end to ends[m]:
+//   y[token] = activation(x[token] @ weights[m].T + biases[m])
+// with each token of x in 8-bit integers of its own scale.
+// x [tokens, in], weights uint8 [blocks, in / 4, BLOCK, 4], scales [out] float32, biases [out] or none.
+Tensor integer_linear(Tensor x, Tensors weights, Tensors scales, Tensors biases, Integers ends,
                       int64_t activation, int64_t level) {
   check("x", x, 2, x);
-  const int64_t tokens = x.size(0), in = x.size(1), out = scale.numel();
-  const int64_t blocks = (out + BLOCK - 1) / BLOCK;
-  STD_TORCH_CHECK(weight.is_cpu() && weight.scalar_type() == ScalarType::Byte && weight.dim() == 4 &&
-                      weight.is_contiguous() && weight.size(0) == blocks &&
-                      4 * weight.size(1) == in && weight.size(2) == BLOCK && weight.size(3) == 4,
-                  "the weight must have blocks of integers for ", out, " outputs of ", in, " inputs");
-  STD_TORCH_CHECK(scale.is_cpu() && scale.scalar_type() == ScalarType::Float && scale.is_contiguous(),
-                  "the scale must be float32 on the CPU");
+  check_ends(ends, weights.size(), x.size(0));
   STD_TORCH_CHECK(IDENTITY <= activation && activation <= LEAKY_RELU, "no activation ", activation);
-  if (bias) check_shape("bias", *bias, {out}, x);
+  const int64_t tokens = x.size(0), in = x.size(1), out = scales.empty() ? 0 : scales[0].numel();
+  const int64_t blocks = (out + BLOCK - 1) / BLOCK;
   Tensor y = torch::stable::new_empty(x, {tokens, out});
-  const int64_t rows = (tokens + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
   const Kernels& kernels = kernels_of(level);
   const int64_t width = in * kernels.integer_bytes;
-  const auto integers = std::make_unique_for_overwrite<char[]>(rows * width);
-  const auto scales = std::make_unique_for_overwrite<float[]>(tokens);
+  // A product may read some tokens after its last one.
+  const auto integers = std::make_unique_for_overwrite<char[]>((tokens + MAX_ROWS) * width);
+  const auto token_scales = std::make_unique_for_overwrite<float[]>(tokens);
   const auto offsets = std::make_unique_for_overwrite<int32_t[]>(tokens);
   std::vector<Quantisation> rounded;
   for (int64_t token = 0; token < tokens; token += MAX_ROWS)
     rounded.push_back({
         .x = at(x, token * x.stride(0)),
         .integers = integers.get() + token * width,
-        .token_scales = scales.get() + token,
+        .token_scales = token_scales.get() + token,
         .offsets = offsets.get() + token,
         .x_stride = x.stride(0),
         .tokens = std::min(MAX_ROWS, tokens - token),
         .width = in,
         .is_half = is_half(x),
     });
-  run_all(rounded, kernels.quantise);
   std::vector<IntegerProduct> products;
-  for (int64_t token = 0; token < tokens; token += PANEL_TOKENS)
-    for (int64_t column = 0; column < out; column += PANEL)
-      products.push_back({
-          .integers = integers.get() + token * width,
-          .token_scales = scales.get() + token,
-          .offsets = offsets.get() + token,
-          .weight = (const uint8_t*)weight.const_data_ptr() + column * in,
-          .output_scales = (const float*)scale.const_data_ptr() + column,
-          .bias = bias ? at(*bias, column) : nullptr,
-          .y = (void*)at(y, token * out + column),
-          .y_stride = out,
-          .tokens = std::min(PANEL_TOKENS, tokens - token),
-          .in = in,
-          .out = std::min(PANEL, out - column),
-          .activation = (int)activation,
-          .is_half = is_half(x),
-      });
+  int64_t begin = 0;
+  for (size_t m = 0; m < weights.size(); begin = ends[m], ++m) {
+    const Tensor &weight = weights[m], &scale = scales.at(m);
+    STD_TORCH_CHECK(weight.is_cpu() && weight.scalar_type() == ScalarType::Byte && weight.dim() == 4 &&
+                        weight.is_contiguous() && weight.size(0) == blocks &&
+                        4 * weight.size(1) == in && weight.size(2) == BLOCK && weight.size(3) == 4,
+                    "the weight must have blocks of integers for ", out, " outputs of ", in, " inputs");
+    STD_TORCH_CHECK(scale.is_cpu() && scale.scalar_type() == ScalarType::Float &&
+                        scale.is_contiguous() && scale.numel() == out,
+                    "the scale must be float32 on the CPU, for ", out, " outputs");
+    if (!biases.empty()) check_shape("bias", biases.at(m), {out}, x);
+    check_range(begin, ends.at(m), tokens);
+    for (int64_t token = begin; token < ends[m]; token += PANEL_TOKENS)
+      for (int64_t column = 0; column < out; column += PANEL)
+        products.push_back({
+            .integers = integers.get() + token * width,
+            .token_scales = token_scales.get() + token,
+            .offsets = offsets.get() + token,
+            .weight = (const uint8_t*)weight.const_data_ptr() + column * in,
+            .output_scales = (const float*)scale.const_data_ptr() + column,
+            .bias = biases.empty() ? nullptr : at(biases[m], column),
+            .y = (void*)at(y, token * out + column),
+            .y_stride = out,
+            .tokens = std::min(PANEL_TOKENS, ends[m] - token),
+            .in = in,
+            .out = std::min(PANEL, out - column),
+            .activation = (int)activation,
+            .is_half = is_half(x),
+        });
+  }
+  run_all(rounded, kernels.quantise);
   run_all(products, kernels.multiply_integers);
   return y;
 }
@@ -365,8 +379,8 @@ STABLE_TORCH_LIBRARY(nunatak_ops, library) {
       "layer_norms(Tensor x, Tensor[] gains, Tensor[] offsets, int[] ends, float epsilon, "
       "int level=-1) -> Tensor");
   library.def(
-      "integer_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int activation, "
-      "int level=-1) -> Tensor");
+      "integer_linear(Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, int[] ends, "
+      "int activation, int level=-1) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nunatak_ops, CompositeExplicitAutograd, library) {

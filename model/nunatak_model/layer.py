@@ -169,7 +169,7 @@ class MixedLayer:
         A device runs all tokens at once, and so do few tokens, because calls cost them more.
         """
         end = self.frozen_end
-        is_small = x.device.type != "cpu" or len(x) < MANY_TOKENS
+        is_small = x.device.type != "cpu" or x.shape[0] < MANY_TOKENS
         if is_small or len(self.own) + bool(end) < 2:
             return run(x, self)
         parts = [run(x[:end], replace(self, own=()))] if end else []
@@ -263,15 +263,17 @@ def mixed_linear(
 def _linear(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, name: str, activation: Activation | None
 ) -> Float[Tensor, "tokens out"]:
-    parts = list[Tensor]()
+    maps: list[tuple[int, Linear, SlotGroups | None]] = [
+        (span.tokens.stop, getattr(weights, name), span.groups) for span, weights in layer.own
+    ]
     if layer.frozen_end:
-        linear: Linear = getattr(layer.frozen, name)
-        parts.append(apply_linear(x[: layer.frozen_end], linear, activation=activation))
-    for span, weights in layer.own:
-        linear = getattr(weights, name)
-        parts.append(
-            apply_linear(x[span.tokens], linear, activation=activation, groups=span.groups)
-        )
+        maps.insert(0, (layer.frozen_end, getattr(layer.frozen, name), None))
+    if all(it.is_packed_integers for _, it, _ in maps):
+        return native.integer_linear(x, [(end, it) for end, it, _ in maps], activation)
+    parts, begin = list[Tensor](), 0
+    for end, linear, groups in maps:
+        parts.append(apply_linear(x[begin:end], linear, activation=activation, groups=groups))
+        begin = end
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -307,6 +309,8 @@ def mixed_norm(
     ends = [(span.tokens.stop, norm) for span, norm in pieces if norm]
     if layer.kernels.norms is not None and apply is layer_norm and native.can_normalise(x, ends):
         return layer.kernels.norms(x, ends, epsilon)
+    if len(pieces) == 1 and frozen_end:
+        return apply(x, frozen, epsilon=epsilon)
     rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     normed = [
         apply(part, norm, epsilon=epsilon, groups=span.groups)
@@ -407,6 +411,8 @@ def add_adapters(
             x = norm(summed[token]) if the adapter reads NORMED_SUM else block[token]
             summed[token] += up(activation(down(x)))
     """
+    if not layer.bottleneck:
+        return
     adapted = [
         (span, adapter)
         for span, override in layer.bottleneck

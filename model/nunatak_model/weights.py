@@ -8,6 +8,7 @@ Parameters of many tasks, stacked for grouped kernels, have an axis `slots` in f
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Shaped, UInt8
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -34,9 +35,13 @@ class Linear:
     """The value of one integer step of a quantized weight."""
 
     @property
+    def is_packed_integers(self) -> bool:
+        return self.weight.dtype is torch.uint8
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Of output and input."""
-        if self.scale is not None and self.weight.ndim == 4:
+        if self.scale is not None and self.is_packed_integers:
             return len(self.scale), self.weight.shape[1] * self.weight.shape[3]
         return self.weight.shape[-2], self.weight.shape[-1]
 

@@ -19,7 +19,7 @@ CEILINGS = {
     "nunatak_contract": (4179, 20),
     "nunatak_rows": (776, 7),
     "nunatak_loadtest": (1104, 7),
-    "nunatak_model": (9315, 49),
+    "nunatak_model": (9338, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
     "nunatak_server": (20128, 97),
@@ -27,7 +27,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_896, 320
+MAX_LINES, MAX_FILES = 62_919, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

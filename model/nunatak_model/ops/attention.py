@@ -335,8 +335,8 @@ class VarlenAttention:
                 "train on a backbone that is not packed"
             )
         shared = num_key_heads or num_heads
-        heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
-        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
+        heads = qkv.view(self.num_tokens, num_heads + 2 * shared, -1)
+        query, key, value = heads.split_with_sizes([num_heads, shared, shared], 1)
         context = self.kernel(query, key, value, self.bounds, self.longest, self.window)
         return context.flatten(1)
 

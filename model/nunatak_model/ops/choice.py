@@ -422,7 +422,13 @@ def _multiplies_alike(
         for own_bias in (None, bias):
             plain = Linear(weight=weight, bias=own_bias, scale=scale)
             served = replace(plain, weight=pack(weight))
-            if not _runs_alike(served, x, int8_product(x.float(), plain)):
+            exact = int8_product(x.float(), plain)
+            opposite = replace(
+                served, weight=pack(-weight), bias=None if own_bias is None else -own_bias
+            )
+            both = native.integer_linear(x, [(FEW, served), (len(x), opposite)], None)
+            expected = torch.cat([exact[:FEW], -exact[FEW:]])
+            if not _is_near(both, expected, _tolerance(dtype)) or not _runs_alike(served, x, exact):
                 return False
     return True
 

@@ -47,8 +47,8 @@ def apply_linear(
         for token in tokens:
             y[token] = activation(x[token] @ weight.T + bias)
     """
-    if linear.weight.dtype is torch.uint8:
-        return native.integer_linear(x, linear, activation)
+    if linear.is_packed_integers:
+        return native.integer_linear(x, [(x.shape[0], linear)], activation)
     if groups is None:
         y = _product(x, linear)
     else:

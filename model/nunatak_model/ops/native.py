@@ -94,15 +94,21 @@ def _attend(
 
 
 def integer_linear(
-    x: Float[Tensor, "tokens in"], linear: Linear, activation: Activation | None
+    x: Float[Tensor, "tokens in"], maps: Sequence[tuple[int, Linear]], activation: Activation | None
 ) -> Float[Tensor, "tokens out"]:
-    """Run a map of packed integers (see `ops.int8`) and an activation."""
+    """Run maps of packed integers (see `ops.int8`): each up to its end, from the end before."""
     if x.requires_grad:
         raise ValueError(
             "the native product has no gradients; train on a backbone that is not packed"
         )
-    number = ACTIVATIONS.index(activation)
-    return torch.ops.nunatak_ops.integer_linear(x, linear.weight, linear.scale, linear.bias, number)
+    return torch.ops.nunatak_ops.integer_linear(
+        x,
+        [it.weight for _, it in maps],
+        [it.scale for _, it in maps],
+        [it.bias for _, it in maps if it.bias is not None],
+        [end for end, _ in maps],
+        ACTIVATIONS.index(activation),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

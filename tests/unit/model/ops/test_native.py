@@ -3,8 +3,9 @@
 import logging
 import random
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -293,10 +294,20 @@ def integer_map(out: int, into: int, *, bias: bool = True) -> Linear:
     return linear_from(quantized(tensors), "layers.0.qkv")
 
 
-def integer_linear(x: Tensor, linear: Linear, activation: int = 0, level: int = -1) -> Tensor:
-    bias = None if linear.bias is None else linear.bias.to(x.dtype)
-    weight = packed_integers(linear.weight)
-    return torch.ops.nunatak_ops.integer_linear(x, weight, linear.scale, bias, activation, level)
+def integer_linear(
+    x: Tensor,
+    *maps: Linear,
+    ends: Sequence[int] = (),
+    activation: int = 0,
+    level: int = -1,
+) -> Tensor:
+    """Run maps whose integers are not yet packed; by default one map, over all tokens."""
+    biases = [it.bias.to(x.dtype) for it in maps if it.bias is not None]
+    weights = [packed_integers(it.weight) for it in maps]
+    scales = [it.scale for it in maps]
+    return torch.ops.nunatak_ops.integer_linear(
+        x, weights, scales, biases, ends or [len(x)], activation, level
+    )
 
 
 @EXAMPLES
@@ -315,7 +326,7 @@ def test_products_of_integers_are_torchs_for_every_number_of_tokens_and_width(
     x = draw(tokens, into + 4, dtype=torch.float32) * draw(tokens, 1, dtype=torch.float32).exp()
     x = x.to(dtype)[:, :into]
 
-    seen = integer_linear(x, linear, activation, level)
+    seen = integer_linear(x, linear, activation=activation, level=level)
 
     if linear.bias is not None:
         linear = replace(linear, bias=linear.bias.to(dtype).float())
@@ -340,11 +351,33 @@ def test_the_largest_sums_of_integers_are_exact(level: int, into: int, sign: int
 def test_bits_of_a_row_of_integers_depend_on_no_other_row(level: int) -> None:
     linear, x = integer_map(70, 192), draw(50, 192, dtype=torch.float32)
 
-    together = integer_linear(x, linear, ACTIVATIONS.index(Activation.GELU), level)
+    run = partial(integer_linear, activation=ACTIVATIONS.index(Activation.GELU), level=level)
+
+    together = run(x, linear)
 
     for at in (0, 5, 17, 49):
-        alone = integer_linear(x[at : at + 1], linear, ACTIVATIONS.index(Activation.GELU), level)
-        assert torch.equal(alone[0], together[at])
+        assert torch.equal(run(x[at : at + 1], linear)[0], together[at])
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_map_of_one_call_gives_the_bits_of_a_call_of_its_own(
+    level: int, dtype: torch.dtype, *, has_bias: bool
+) -> None:
+    lengths = [1, 140, 0, 31, 6]
+    maps = [
+        replace(integer_map(70, 192, bias=has_bias), scale=draw(70, dtype=torch.float32, seed=seed))
+        for seed in range(len(lengths))
+    ]
+    maps = [replace(it, weight=it.weight.roll(at)) for at, it in enumerate(maps)]
+    x = draw(sum(lengths), 192, dtype=dtype)
+
+    together = integer_linear(x, *maps, ends=list(accumulate(lengths)), level=level)
+
+    for part, own_x, own in zip(
+        torch.split(together, lengths), torch.split(x, lengths), maps, strict=True
+    ):
+        assert torch.equal(part, integer_linear(own_x, own, level=level))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -355,10 +388,10 @@ def test_a_row_that_is_no_number_stays_none_and_spoils_no_other(
 ) -> None:
     number = ACTIVATIONS.index(activation)
     linear, x = integer_map(20, 64), draw(3, 64, dtype=dtype)
-    expected = integer_linear(x, linear, number, level)
+    expected = integer_linear(x, linear, activation=number, level=level)
     x[1, 5] = bad
 
-    seen = integer_linear(x, linear, number, level)
+    seen = integer_linear(x, linear, activation=number, level=level)
     plain = int8_product(x.float(), linear)
 
     assert seen[1].isnan().all()
@@ -373,9 +406,14 @@ def test_wrong_products_of_integers_are_refused() -> None:
         with pytest.raises(RuntimeError, match="must"):
             integer_linear(wrong, linear)
     with pytest.raises(RuntimeError, match="no activation 9"):
-        integer_linear(x, linear, 9)
+        integer_linear(x, linear, activation=9)
     with pytest.raises(RuntimeError, match="no level 17"):
         integer_linear(x, linear, level=17)
+    for ends in ([3], [2, 4], [3, 2], [1, 2, 3]):
+        with pytest.raises(RuntimeError, match="expected 2 ends, the last at 3"):
+            integer_linear(x, linear, linear, ends=ends)
+    with pytest.raises(RuntimeError, match="for 20 outputs"):
+        integer_linear(x, linear, integer_map(19, 64), ends=[1, 3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -410,6 +448,7 @@ class Call:
     out: int
     has_bias: bool
     activation: Activation | None
+    maps: int
 
 
 WRONG_PRODUCTS: dict[str, Callable[[Call], bool]] = {
@@ -417,6 +456,7 @@ WRONG_PRODUCTS: dict[str, Callable[[Call], bool]] = {
     "bias": lambda it: it.has_bias,
     "no bias": lambda it: not it.has_bias,
     "one token": lambda it: it.tokens == 1,
+    "two maps": lambda it: it.maps == 2,
     "five tokens": lambda it: it.tokens == 5,
     "narrow outputs": lambda it: it.out == min(widths[0] for widths in MAPS),
     **{f"activation {name}": lambda it, name=name: it.activation is name for name in ACTIVATIONS},
@@ -432,10 +472,21 @@ MAPS = [
 def test_a_product_of_integers_that_is_wrong_in_any_form_is_replaced_with_one_warning(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def spoil(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, number: int) -> Tensor:
-        y = right(x, weight, scale, bias, number)
+    def spoil(
+        x: Tensor,
+        weights: list[Tensor],
+        scales: list[Tensor],
+        biases: list[Tensor],
+        ends: list[int],
+        number: int,
+    ) -> Tensor:
+        y = right(x, weights, scales, biases, ends, number)
         call = Call(
-            tokens=len(x), out=len(scale), has_bias=bias is not None, activation=ACTIVATIONS[number]
+            tokens=len(x),
+            out=len(scales[0]),
+            has_bias=bool(biases),
+            activation=ACTIVATIONS[number],
+            maps=len(weights),
         )
         return y * 1.001 if WRONG_PRODUCTS[name](call) else y
 
