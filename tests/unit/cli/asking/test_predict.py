@@ -16,6 +16,9 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.terminals import nunatak
+from nunatak_cli.asking.predictors import open_inputs
+from nunatak_contract.errors import NunatakError
+from nunatak_rows import RowFormat
 
 TONE: JsonValue = {
     "reference": "tone",
@@ -243,6 +246,13 @@ FILES = {
     "texts.csv": 'label,text\nx,one\nx,"three more"\n',
     "texts.tsv": "text\tlabel\none\tx\nthree more\tx\n",
 }
+
+
+def test_a_standard_input_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+
+    with pytest.raises(NunatakError, match=r"^standard input: it is closed"):
+        open_inputs("-", None, RowFormat())
 
 
 def test_parquet_without_the_extra_names_the_extra_before_any_work(
