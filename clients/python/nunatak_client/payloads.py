@@ -152,7 +152,8 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
         InvalidInputError: an iteration gives letters, names of fields or columns, or any order.
     """
     kind = type(items)
-    if issubclass(kind, str | Mapping | set | frozenset) or hasattr(items, "columns"):
+    is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
+    if issubclass(kind, str | Mapping | set | frozenset) or not is_list:
         raise InvalidInputError(
             f"expected a list of items, got {kind.__name__}; pass its items as a list"
         )

@@ -66,6 +66,8 @@ def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: i
         pytest.param([b"bytes"], id="bytes"),
         pytest.param(Query(query="q", documents=()), id="no-documents"),
         pytest.param(Query(query="q", documents="documents"), id="one-string-of-documents"),
+        pytest.param(3, id="one-number"),
+        pytest.param(None, id="nothing"),
         pytest.param({"text": "a"}, id="object-of-http"),
         pytest.param({"a", "b"}, id="texts-in-no-order"),
         pytest.param(pd.DataFrame({"text": ["a"]}), id="table"),

@@ -178,7 +178,7 @@ def _placed(waiting: Sequence[PlacedInput]) -> Generator[None]:
     try:
         yield
     except NunatakError as error:
-        problem, is_of_input = re.subn(r"\A(input|text) 0 ", "the text ", str(error))
+        problem, is_of_input = re.subn(r"\A(input|text) \d+ ", "the text ", str(error))
         if waiting and is_of_input:
             raise bad_row(waiting[0].where, problem) from error
         raise
