@@ -102,6 +102,8 @@ class _Lines:
         self.has_mark = line.startswith(BOM_UTF8)
         if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in line:
             raise unreadable(where, "the file is UTF-16 or no text; save it as UTF-8")
+        if b"\n" not in line and b"\r" in line.strip():
+            raise unreadable(where, "lines end with CR alone; save the file with LF or CRLF")
 
 
 def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:

@@ -118,7 +118,7 @@ def add_backbone(
 
 def list_backbones() -> list[AddedBackbone]:
     folder = added_backbones()
-    names = sorted(it.parent.name for it in folder.glob(f"*/{RECORD}")) if folder.is_dir() else []
+    names = sorted(it.parent.name for it in folder.glob(f"[!.]*/{RECORD}"))
     return [read_backbone(name) for name in names]
 
 

@@ -4,11 +4,14 @@ A folder may be a stranger's. `Checkpoint` reads each file once and within limit
 writes a folder whole or not at all.
 """
 
+import fcntl
+import glob
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -35,6 +38,7 @@ from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
 CONFIG: Final = "config.json"
+UNFINISHED: Final = ".unfinished-"
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 PICKLE_ADVICE: Final = (
     "if you trust it, load it once with transformers and save it with save_pretrained, which "
@@ -315,16 +319,35 @@ def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, and move it to `target` if the block succeeds."""
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}{UNFINISHED}"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError), _locked(left):  # a killed process holds no lock
+            shutil.rmtree(left, ignore_errors=True)
     # Next to the target, so that the move at the end stays within one file system.
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
-        yield made
-        for path in (made, *made.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        made.replace(target)
+        with ExitStack() as held:
+            with suppress(OSError):  # a file system may have no locks
+                held.enter_context(_locked(made))
+            yield made
+            for path in (made, *made.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            check_new(target)  # another process may have made it meanwhile
+            made.replace(target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Lock a folder until the end of the block or of the process; OSError if another one does."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def write_json(folder: Path, name: str, document: object) -> None:

@@ -81,17 +81,21 @@ class LocalPredictor:
         options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks."""
-        parts = Parts(inputs)
+        parts, num_done = Parts(inputs), 0
         while part := parts.take():
             try:
                 predictions = self.predict(part, tasks, options=options)
             except NunatakError as error:
                 is_of_inputs = REASONS[error.code].status is HTTPStatus.UNPROCESSABLE_ENTITY
-                if not (is_of_inputs and parts.divide(part, code=error.code)):
-                    raise
-            else:
-                parts.accept()
-                yield part, predictions
+                if is_of_inputs and parts.divide(part, code=error.code):
+                    continue
+                if is_of_inputs and "position" in error.fields:
+                    fields = {**error.fields, "position": num_done}  # not in the part
+                    raise NunatakError(error.code, **fields) from error
+                raise
+            parts.accept()
+            num_done += len(part)
+            yield part, predictions
 
     def close(self) -> None:
         """End the threads; the registry stays open."""

@@ -48,9 +48,10 @@ class Program(typer.Typer):
             with _flushed():
                 return super().__call__(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            if isinstance(error, OSError) and (error.filename or error.errno in UNWRITABLE):
                 _drop_output()
-                failure = NunatakError("output_failed", problem=error.strerror)
+                place = f"{error.filename}: " if error.filename else ""
+                failure = NunatakError("output_failed", problem=f"{place}{error.strerror}")
                 print_failure(failure.code, str(failure))
                 raise SystemExit(1) from error
             trace = "".join(traceback.format_exception(error))

@@ -85,9 +85,15 @@ class Parts:
         self._size = self._max_size = MAX_PART_INPUTS
 
     def take(self) -> list[Input]:
-        """Return the next list; it is empty at the end."""
+        """Return the next list; it is empty at the end. Errors come after the inputs before."""
         part, self._refused = self._refused[: self._size], self._refused[self._size :]
-        part.extend(islice(self._inputs, self._size - len(part)))
+        try:
+            for item in islice(self._inputs, self._size - len(part)):
+                part.append(item)
+        except Exception as error:
+            if not part:
+                raise
+            self._inputs = map(_raise, [error])
         return part
 
     def accept(self) -> None:
@@ -103,6 +109,10 @@ class Parts:
         if code == "too_many_inputs":
             self._max_size = self._size
         return True
+
+
+def _raise(error: Exception) -> Input:
+    raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,8 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
         InvalidInputError: an iteration gives letters, names of fields or columns, or any order.
     """
     kind = type(items)
-    if issubclass(kind, str | Mapping | set | frozenset) or hasattr(items, "columns"):
+    is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
+    if issubclass(kind, str | Mapping | set | frozenset) or not is_list:
         raise InvalidInputError(
             f"expected a list of items, got {kind.__name__}; pass its items as a list"
         )

@@ -83,6 +83,7 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
         },
         "--no-cache",
         "--no-resume",
+        "--quiet",
     )
 
     found = ran.json()["tasks"]
@@ -90,7 +91,8 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
     status = {str(it["task"]): it["status"] for it in found if isinstance(it, dict)}
     assert ran.exit_code == 1
     assert status == {"broken": "failed", "tone": "published", "absent": "failed"}
-    assert "broken.jsonl:2" in ran.stderr
+    assert "error [missing_column]: broken: broken.jsonl:2" in ran.stderr
+    assert "error [data_not_found]: absent: absent.jsonl" in ran.stderr
     assert not (folder / "cache").exists()
 
 

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,21 @@ def test_an_error_of_ours_ends_the_command_with_its_code(
     assert capsys.readouterr().err.startswith("error [task_not_found]: no")
 
 
-@pytest.mark.parametrize("error", [ForeignError("x"), ValueError("x")])
+def test_an_error_of_a_file_is_one_line_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotADirectoryError) as caught:
+        (Path(__file__) / "x").mkdir()
+
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(caught.value)(["fail"])
+
+    assert left.value.code == 1
+    place = f"{__file__}/x: Not a directory"
+    assert capsys.readouterr().err == (
+        f"error [output_failed]: the output cannot be written: {place}\n"
+    )
+
+
+@pytest.mark.parametrize("error", [ForeignError("x"), ValueError("x"), OSError("x")])
 def test_any_other_error_keeps_its_traceback(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:

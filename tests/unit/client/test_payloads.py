@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
+from collections.abc import Iterator
 from typing import cast
 
 import pandas as pd
@@ -22,7 +23,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.enums import AggregationStrategy
-from nunatak_contract.inputs import Query, Question
+from nunatak_contract.inputs import Input, Query, Question
 
 DOCUMENTS = cast("list[str]", {"a": "b"})
 
@@ -65,6 +66,8 @@ def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: i
         pytest.param([b"bytes"], id="bytes"),
         pytest.param(Query(query="q", documents=()), id="no-documents"),
         pytest.param(Query(query="q", documents="documents"), id="one-string-of-documents"),
+        pytest.param(3, id="one-number"),
+        pytest.param(None, id="nothing"),
         pytest.param({"text": "a"}, id="object-of-http"),
         pytest.param({"a", "b"}, id="texts-in-no-order"),
         pytest.param(pd.DataFrame({"text": ["a"]}), id="table"),
@@ -89,6 +92,21 @@ def test_no_policy_judges_names_of_fields_in_place_of_their_texts(texts: list[st
 def test_a_text_is_no_list_of_letters() -> None:
     with pytest.raises(InvalidInputError, match="list"):
         Parts("text")
+
+
+def test_an_error_of_the_inputs_comes_after_the_inputs_before_it() -> None:
+    def inputs() -> Iterator[Input]:
+        yield from ("a", "b")
+        raise ValueError("row 3")
+
+    parts = Parts(inputs())
+    part = parts.take()
+
+    assert part == ["a", "b"]
+    assert parts.divide(part, code="too_many_tokens")
+    assert [parts.take(), parts.take()] == [["a"], ["b"]]
+    with pytest.raises(ValueError, match="row 3"):
+        parts.take()
 
 
 def test_columns_of_tables_are_lists_of_texts() -> None:

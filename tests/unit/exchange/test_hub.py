@@ -17,6 +17,7 @@ from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.evidence import DataRecord, MetricRecord
 from nunatak_contract.manifest import TaskManifest
+from nunatak_exchange.checkpoint import new_folder
 from nunatak_exchange.hub import (
     FILES,
     HubUnavailableError,
@@ -353,3 +354,19 @@ def test_the_time_of_creation_stays_as_in_its_training(tmp_path: Path, backbone:
     draft = draft_pulled(read_hub_folder(folder), backbone, task=None, origin="x")
 
     assert draft.manifest.created_at == then
+
+
+def test_a_folder_that_a_killed_writer_left_goes_when_it_is_written_again(tmp_path: Path) -> None:
+    target, others = tmp_path / "out", [tmp_path / ".out.d", tmp_path / ".out2.unfinished-a"]
+    left = tmp_path / ".out.unfinished-a"
+    for folder in (*others, left):
+        folder.mkdir()
+
+    with raises("folder_in_use"), new_folder(target) as first, new_folder(target) as second:
+        assert first.is_dir()
+        (second / "x").touch()
+        target.mkdir()
+        (target / "of another process").touch()
+
+    assert sorted(tmp_path.iterdir()) == sorted([*others, target])
+    assert [it.name for it in target.iterdir()] == ["of another process"]

@@ -108,6 +108,8 @@ REFUSED: dict[str, tuple[bytes | pa.Table, str]] = {
     "utf16.jsonl": ((BAD % 1).encode("utf-16"), "utf16.jsonl:1: the file is UTF-16"),
     "cp1252.csv": ("text,label\nGrüße,a\n".encode("cp1252"), "cp1252.csv:2: .*not UTF-8"),
     "cp1252-header.csv": ("text,größe\nx,a\n".encode("cp1252"), "header.csv:1: .*not UTF-8"),
+    "mac.csv": (b"text,label\rx,a\r", "mac.csv:1: lines end with CR alone; save .* LF or CRLF"),
+    "mac.jsonl": ((BAD % 1).encode().replace(b"\n", b"\r") * 2, "jsonl:1: lines end with CR alone"),
     "twice.csv": (
         b"text,label,label\nx,a,b\n",
         "twice.csv:1: the column name 'label' occurs twice",

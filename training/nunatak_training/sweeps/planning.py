@@ -62,10 +62,13 @@ class MethodAxis(Settings, extra="allow"):
     @model_validator(mode="after")
     def _has_settings_of_the_method(self) -> "MethodAxis":
         try:
-            for named in self.choices():
-                read_settings(named)
+            named = list(self.choices())
+            for it in named:
+                read_settings(it)
         except InvalidRecipeError as error:
             raise ValueError(str(error)) from error
+        if not named:
+            raise ValueError("a setting has no value, so there is no run; expected one or more")
         return self
 
     def choices(self) -> Iterator[dict[str, JsonValue]]:

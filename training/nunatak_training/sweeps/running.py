@@ -1,23 +1,26 @@
 """Running a sweep: the runs without a result, one after another or several at a time.
 
 If a worker process dies, its run counts as failed, and another worker replaces the process. If the
-sweep itself is killed, its pipes close, and each worker ends after its current run.
+sweep itself is killed, its workers end at once.
 
 Runs keep no weights. To publish the best run, it is trained again with the same recipe, seed and
 examples, which gives the same weights on the same machine with the same number of threads.
 """
 
 import hashlib
+import os
 import platform
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from threading import Thread
 from typing import cast
 
 import torch
@@ -208,6 +211,9 @@ class Worker:
 
 
 def _work(pipe: Connection, device: str, threads: int) -> None:
+    # Ctrl-C reaches all processes. The sweep stops its workers, and a killed sweep no longer can.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     context = RunContext(device=device)
     while True:
@@ -220,6 +226,12 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
             pipe.send(record)
         except _GONE:
             return
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+    os._exit(1)
 
 
 def dead_run(run: Run, message: str) -> RunRecord:

@@ -2,8 +2,10 @@
 
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,11 +25,12 @@ from nunatak_cli.asking.predictors import (
 )
 from nunatak_cli.output import console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
-from nunatak_contract.errors import invalid_option
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 from nunatak_rows import FileFormat
+from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
     from nunatak_client import Parameters, TaskResult
@@ -149,7 +152,7 @@ def _ask_file(
 
     has_failed = False
     # Answers on a terminal are progress enough.
-    with shown_progress(quiet=sys.stdout.isatty()) as progress:
+    with shown_progress(quiet=sys.stdout.isatty()) as progress, _placed(waiting):
         progress.begin(Work("asked", unit="input"))
         for answers in predictor.ask(sources(), tasks, parameters):
             placed = waiting.pop(0)
@@ -167,6 +170,18 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
     else:
         console().print(_answers_table(found))
     return any(answer.error is not None for answer in found)
+
+
+@contextmanager
+def _placed(waiting: Sequence[PlacedInput]) -> Generator[None]:
+    """Name the place of a refused input; the answers to all inputs before are printed."""
+    try:
+        yield
+    except NunatakError as error:
+        problem, is_of_input = re.subn(r"\A(input|text) \d+ ", "the text ", str(error))
+        if waiting and is_of_input:
+            raise bad_row(waiting[0].where, problem) from error
+        raise
 
 
 def _source(

@@ -155,6 +155,8 @@ STANDARD_INPUT = "-"
 def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Iterator[PlacedInput]:
     """Return the inputs of a file, or of standard input (`-`), one after the other."""
     is_piped = file == STANDARD_INPUT
+    if is_piped and sys.stdin is None:  # closed by the caller of the command
+        raise unreadable("standard input", "it is closed; pipe texts into the command")
     path = Path(file).expanduser()
     opened = file_of_rows(
         path,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.failures import content_of
+from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.output import error_console, facts_table, plain_table
 from nunatak_cli.registry.registries import moved_line, promote, published_line
@@ -268,10 +268,11 @@ def train_in_turn(
             )
             metric, value = next(iter(found.metrics.items()))
             line = f"{published_text(found)}, dev {metric} {value:.4f}"
+            progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
         except NunatakError as error:
-            found, line = error, f"failed [{error.code}]: {error}"
+            found = error
+            print_failure(error.code, f"{run.task}: {error}")
         results.append((run, found))
-        progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
     return tuple(results)
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from nunatak_cli import options
+from nunatak_cli.failures import print_failure
 from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
@@ -44,8 +45,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
     ] = 1,
     on: options.OnOption = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
-    threads: options.ThreadsOption = None,
+    compute: options.ComputeOptions,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
     ] = False,
@@ -55,10 +55,11 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     """Run every run of a sweep that has no result yet."""
     given = options.assignments("--set", settings)
     with needs_extra("training"):
-        from nunatak_model import compute_with
         from nunatak_training.sweeps import planning, running
+        from nunatak_training.sweeps.reporting import run_text
         from nunatak_training.sweeps.results import Failed, ResultsFolder
-    compute_with(threads)
+    compute.prepare()
+    device, threads = compute.device.value, compute.threads
     grid = planning.read_grid(file, texts=given)
     context = running.RunContext(device=device)
     runs = planning.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
@@ -74,11 +75,13 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             runner = running.InProcesses(jobs=jobs, device=device)
         progress = held.enter_context(shown_progress(quiet=quiet, as_json=as_json))
         records = running.run_sweep(runs, kept, runner, progress)
-    failures = sum(isinstance(record.outcome, Failed) for record in records)
+    failures = [(it.run, it.outcome) for it in records if isinstance(it.outcome, Failed)]
+    for found, failure in failures:
+        print_failure(failure.code, f"{run_text(found)}: {failure.message}")
     print_outcome(
-        {"runs": len(records), "failed": failures, "results": str(results)},
+        {"runs": len(records), "failed": len(failures), "results": str(results)},
         *([] if on is None else [_cost_table(records)]),
-        f"{counted(len(records), 'run')}, {failures} failed: {results}",
+        f"{counted(len(records), 'run')}, {len(failures)} failed: {results}",
         as_json=as_json,
     )
     if failures:

@@ -16,6 +16,9 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.terminals import nunatak
+from nunatak_cli.asking.predictors import open_inputs
+from nunatak_contract.errors import NunatakError
+from nunatak_rows import RowFormat
 
 TONE: JsonValue = {
     "reference": "tone",
@@ -72,6 +75,10 @@ class CannedServer:
         match body["inputs"]:
             case list() as texts if len(texts) > self.max_inputs:
                 return 422, REFUSAL
+            case list() as texts if "\0" in texts:
+                place = texts.index("\0")
+                detail = f"input {place} contains a NUL character; remove it"
+                return 422, {"code": "invalid_text", "status": 422, "detail": detail}
             case list() as texts:
                 return 200, tone_of(texts)
             case _:
@@ -245,6 +252,13 @@ FILES = {
 }
 
 
+def test_a_standard_input_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+
+    with pytest.raises(NunatakError, match=r"^standard input: it is closed"):
+        open_inputs("-", None, RowFormat())
+
+
 def test_parquet_without_the_extra_names_the_extra_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +304,26 @@ def test_a_long_file_is_divided_into_requests_that_the_server_accepts(server: Ca
     assert found == [f"{len(text)} characters" for text in texts]
     asked = [body["inputs"] for body in server.bodies if isinstance(body, dict)]
     assert sum(len(it) > 7 for it in asked if isinstance(it, list)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"text":', "not a JSON object"),
+        ('{"text": "\\u0000"}', "the text contains a NUL character"),
+    ],
+)
+def test_all_rows_before_a_row_that_has_no_answer_are_answered(
+    server: CannedServer, tmp_path: Path, row: str, problem: str
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": "a"}\n' * 20 + row + '\n{"text": "b"}')
+
+    ran = nunatak("predict", "--file", str(file), "--task", "tone", *at(server))
+
+    assert ran.exit_code == 1
+    assert len(ran.stdout.splitlines()) == 20
+    assert f"error [invalid_row]: x.jsonl:21: {problem}" in ran.stderr
 
 
 @pytest.mark.parametrize(

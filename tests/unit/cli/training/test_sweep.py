@@ -72,6 +72,9 @@ def test_failed_run_is_reported_and_tried_again_only_when_asked(
     assert "failed [invalid_recipe]" in first.stderr
     assert "failed [invalid_recipe]" not in second.stderr
     assert "failed [invalid_recipe]" in third.stderr
+    assert [it.stderr.count("error [invalid_recipe]: toy") for it in (first, second, third)] == [
+        *(1, 1, 1)
+    ]
 
 
 @pytest.mark.parametrize(

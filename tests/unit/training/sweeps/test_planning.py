@@ -360,6 +360,7 @@ def test_options_take_the_place_of_the_file(tmp_path: Path) -> None:
         ("a.yaml", YAML.replace("kind: topk,", "kind: topk, layers: 2,"), "give one of them"),
         ("a.yaml", YAML.replace("kind: full", "kind: lora, rnk: 4"), "nearest is 'rank'"),
         ("a.yaml", YAML.replace("kind: full", "kind: full, rank: 4"), "belongs to method lora"),
+        ("a.yaml", YAML.replace("kind: full", "kind: lora, rank: []"), "methods.1: .*has no value"),
         ("a.yaml", YAML + "name: twice", "'name' stands twice"),
         ("a.yaml", YAML + "dev_from_train: true", "dev_from_train needs numbers"),
         ("a.yaml", YAML.replace("[100, all]", "[0]"), "train_caps.0"),
