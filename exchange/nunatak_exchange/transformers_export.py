@@ -137,7 +137,7 @@ def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
     head = task.branch.spec.head
     if not layout.has_class(head, backbone.config):
         dense, bias = ("a" if it else "no" for it in (head.dense, head.bias))
-        found = f"{head.pooling} pooling and {dense} dense layer and {bias} bias"
+        found = f"{head.pooling} pooling, {dense} dense layer and {bias} bias"
         raise export_refusal(task, f"no class of transformers has a head with {found}", advice)
 
 

@@ -290,5 +290,5 @@ def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, Head
     raise checkpoint.refuse(
         f"it is a {named[0]}",
         f"expected a class of transformers called {', '.join(prefixes)} with "
-        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
+        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; others compute otherwise, or have no head",
     )

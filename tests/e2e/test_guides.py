@@ -1,4 +1,4 @@
-"""The programs of the guides, run as written: docs/http.md, client.md, python.md, the notebook."""
+"""The programs of the guides, run as written: the pages of HTTP, clients, Python and exchange."""
 
 import importlib.util
 import json
@@ -35,6 +35,7 @@ KINDS = {
     "names": HeadKind.TOKEN_CLASSIFICATION,
     "facts": HeadKind.QUESTION_ANSWERING,
     "search": HeadKind.RANKING,
+    "relevance": HeadKind.RANKING,
 }
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
@@ -101,7 +102,7 @@ def test_a_server_runs_without_the_libraries_of_training(folder: Path, url: str)
 
 
 def run(words: list[str]) -> str:
-    environment = {**os.environ, "NUNATAK_API_KEY": "unread-by-a-server-without-keys"}
+    environment = {**os.environ, "NUNATAK_API_KEY": "unread-by-a-server", "HF_HUB_OFFLINE": "0"}
     done = subprocess.run(  # noqa: S603 - the pages' own calls
         words, env=environment, capture_output=True, text=True, check=False
     )
@@ -110,15 +111,18 @@ def run(words: list[str]) -> str:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_calls_of_the_http_page_are_answered(url: str) -> None:
-    calls = blocks("http.md", "sh")
-    assert len(calls) == 5
+@pytest.mark.parametrize(("page", "number"), [("http.md", 5), ("neighbours.md", 3)])
+def test_the_calls_by_curl_of_a_page_are_answered(url: str, page: str, number: int) -> None:
+    calls = [it for it in blocks(page, "sh") if "curl" in it]
+    assert len(calls) == number
 
     for call in calls:
         # With --fail, curl ends with an error if the server answers with an error.
         printed = run(["bash", "-euc", call.replace(ADDRESS, url).replace("curl ", "curl --fail ")])
 
-        assert re.search(r'"(outputs|results|reference|tasks|backbone)"', printed), call
+        assert re.search(
+            r'"(outputs|results|reference|tasks|backbone|data|predictions)"', printed
+        ), call
 
 
 def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
@@ -128,6 +132,13 @@ def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
 
     assert "task_not_found" in printed
     assert "of the memory saved" in printed
+
+
+@pytest.mark.parametrize("program", blocks("neighbours.md", "python"))
+def test_the_programs_of_other_servers_clients_run(url: str, program: str) -> None:
+    address, own = ADDRESS.removeprefix("http://"), url.removeprefix("http://")
+
+    run([sys.executable, "-c", program.replace(address, own)])
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")

@@ -139,7 +139,7 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """
     if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
-    items = [_wire_input(item) for item in in_order(inputs)]
+    items = [_wire_input(item, f"input {at}") for at, item in enumerate(in_order(inputs))]
     if not items:
         raise InvalidInputError("inputs must hold at least one text, got an empty list")
     return WireInputs(value=items, num_inputs=len(items))
@@ -155,7 +155,7 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
     is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
     if issubclass(kind, str | Mapping | set | frozenset) or not is_list:
         raise InvalidInputError(
-            f"expected a list of items, got {kind.__name__}; pass its items as a list"
+            f"expected a list of items, got {kind.__name__}; pass a list, or one column"
         )
     return items
 
@@ -226,7 +226,7 @@ def path_segment(kind: str, value: str) -> str:
     return quote(value, safe="@", errors="replace")
 
 
-def _wire_input(item: object) -> JsonValue:
+def _wire_input(item: object, name: str = "an input") -> JsonValue:
     match item:
         case str():
             return item
@@ -238,7 +238,7 @@ def _wire_input(item: object) -> JsonValue:
             return {"query": query, "documents": _wire_documents(documents)}
         case _:
             raise InvalidInputError(
-                "an input must be a text, a pair (text, text_pair), a Question or a Query, "
+                f"{name} must be a text, a pair (text, text_pair), a Question or a Query, "
                 f"got {_shape(item)}; pass several inputs as a list"
             )
 

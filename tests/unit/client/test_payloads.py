@@ -83,10 +83,15 @@ def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> 
     "texts", [{"text": "a"}, {"a", "b"}, pd.DataFrame({"text": ["a"]})], ids=type
 )
 def test_no_policy_judges_names_of_fields_in_place_of_their_texts(texts: list[str]) -> None:
-    with pytest.raises(InvalidInputError, match="list"):
+    with pytest.raises(InvalidInputError, match="pass a list, or one column"):
         judge("guard", texts)
-    with pytest.raises(InvalidInputError, match="list"):
+    with pytest.raises(InvalidInputError, match="pass a list, or one column"):
         Parts(texts)
+
+
+def test_the_place_of_a_wrong_input_is_told() -> None:
+    with pytest.raises(InvalidInputError, match="input 1 must be a text"):
+        wire_inputs(["a", None])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_text_is_no_list_of_letters() -> None:

@@ -184,13 +184,13 @@ def test_the_tokenizer_gives_the_same_token_ids(factory: TwinFactory, tmp_path: 
         pytest.param(
             HeadOnly(),
             HeadSpec(num_labels=2, pooling=Pooling.MEAN, dense=False),
-            "mean pooling and no dense layer",
+            "mean pooling, no dense layer",
             id="mean-pooling",
         ),
         pytest.param(
             HeadOnly(),
             HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=False),
-            "first pooling and no dense layer",
+            "first pooling, no dense layer",
             id="no-dense-layer",
         ),
     ],

@@ -271,7 +271,7 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     "own-class": (
         lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
         "unsupported_import",
-        "a class of one's own may compute otherwise",
+        "others compute otherwise, or have no head",
     ),
     "several-numbers": (
         lambda it: edit(it / "config.json", problem_type="regression"),
