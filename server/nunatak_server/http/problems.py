@@ -69,6 +69,8 @@ def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
 
 
 def problem_response(scope: Scope, error: NunatakError) -> Response:
+    if error.code == "store_unavailable":
+        logger.warning("request %s: %s", request_id_of(scope), error)
     problem = problem_of(error, request_id=request_id_of(scope))
     return _response(problem, headers=headers_of(error))
 
@@ -84,6 +86,9 @@ def _detail(error: NunatakError) -> str:
     if isinstance(error, InvalidNameError):
         # The value is no name and may be anything, so the message does not repeat it.
         return f"{error.kind} must be {error.expected}"
+    if error.code == "store_unavailable":
+        # The driver's reason names host, user and address of the database.
+        return "the registry cannot be read or written now; the server's log has the reason"
     return str(error)
 
 
