@@ -41,10 +41,7 @@ CLOSING: Final = frozenset(
     }
 )
 """The rest of these requests is never read, so their connection cannot be used again."""
-CODE_OF_STATUS: Mapping[int, str] = {
-    HTTPStatus.NOT_FOUND: "route_not_found",
-    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
-}
+CODE_OF_STATUS: Mapping[int, str] = {404: "route_not_found", 405: "method_not_allowed"}
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +68,7 @@ def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
 def problem_response(scope: Scope, error: NunatakError) -> Response:
     if error.code == "store_unavailable":
         logger.warning("request %s: %s", request_id_of(scope), error)
-    problem = problem_of(error, request_id=request_id_of(scope))
-    return _response(problem, headers=headers_of(error))
+    return _response(problem_of(error, request_id=request_id_of(scope)), headers=headers_of(error))
 
 
 def code_of(error: Exception) -> str:
