@@ -111,8 +111,7 @@ def _read(path: Path) -> dict[str, object]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid_settings(
             f"the configuration file {path} cannot be read ({reason}); it must be TOML "
-            "with one "
-            "setting a line, such as: port = 8080"
+            "with one setting a line, such as: port = 8080"
         ) from None
 
 

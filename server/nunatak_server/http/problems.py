@@ -41,10 +41,7 @@ CLOSING: Final = frozenset(
     }
 )
 """The rest of these requests is never read, so their connection cannot be used again."""
-CODE_OF_STATUS: Mapping[int, str] = {
-    HTTPStatus.NOT_FOUND: "route_not_found",
-    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
-}
+CODE_OF_STATUS: Mapping[int, str] = {404: "route_not_found", 405: "method_not_allowed"}
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +66,9 @@ def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
 
 
 def problem_response(scope: Scope, error: NunatakError) -> Response:
-    problem = problem_of(error, request_id=request_id_of(scope))
-    return _response(problem, headers=headers_of(error))
+    if error.code == "store_unavailable":
+        logger.warning("request %s: %s", request_id_of(scope), error)
+    return _response(problem_of(error, request_id=request_id_of(scope)), headers=headers_of(error))
 
 
 def code_of(error: Exception) -> str:
@@ -84,6 +82,9 @@ def _detail(error: NunatakError) -> str:
     if isinstance(error, InvalidNameError):
         # The value is no name and may be anything, so the message does not repeat it.
         return f"{error.kind} must be {error.expected}"
+    if error.code == "store_unavailable":
+        # The driver's reason names host, user and address of the database.
+        return "the registry cannot be read or written now; the server's log has the reason"
     return str(error)
 
 

@@ -223,6 +223,6 @@ def bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        problem = f"cannot listen at {host} port {port} ({error}); choose another --port"
+        problem = f"cannot listen at {host} port {port} ({error}); change --host or --port"
         raise invalid_settings(problem) from error
     return listener

@@ -11,10 +11,10 @@ from starlette.types import Message, Scope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import PredictRequest
-from nunatak_registry import TaskNotFoundError
+from nunatak_registry import StoreUnavailableError, TaskNotFoundError
 from nunatak_server.errors import OverloadedError
 from nunatak_server.http.access import give_id
-from nunatak_server.http.problems import ANSWERS, error_items, problem_of
+from nunatak_server.http.problems import ANSWERS, error_items, problem_of, problem_response
 
 
 async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
@@ -34,6 +34,17 @@ def test_a_problem_has_the_documented_fields() -> None:
         "request_id": "abc",
     }
     assert problem_of(OverloadedError("rows", 1, retry_after_s=1), request_id=None)["status"] == 429
+
+
+def test_only_the_log_has_the_reason_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    reason = 'connection to server at "db.internal" failed for user "swordfish"'
+
+    answer = problem_response({"type": "http", "headers": []}, StoreUnavailableError(reason))
+
+    assert answer.status_code == 503
+    assert b"swordfish" not in answer.body
+    assert b"the server's log has the reason" in answer.body
+    assert reason in caplog.text
 
 
 def test_error_items_are_bounded_and_repeat_no_text() -> None:

@@ -96,6 +96,14 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_address_of_another_machine_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    settings = make_settings(registry=str(tmp_path / "none"), host="192.0.2.1", insecure_open=True)
+    with raises("invalid_settings", match=r"192\.0\.2\.1 .*change --host"):
+        serve(settings, create_registry=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
 class FileLimits:
     """The limits of open files of a process; a change is only noted."""
 
