@@ -12,7 +12,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (415, 4),
     "nunatak_exchange": (3908, 14),
-    "nunatak_cli": (6958, 39),
+    "nunatak_cli": (6956, 39),
     "nunatak": (472, 3),
     "nunatak_client": (1880, 7),
     "nunatak_cluster": (566, 6),
@@ -22,12 +22,12 @@ CEILINGS = {
     "nunatak_model": (9315, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
-    "nunatak_server": (20123, 96),
+    "nunatak_server": (20119, 96),
     "nunatak_training": (8914, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_887, 318
+MAX_LINES, MAX_FILES = 62_881, 318
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 51
 MAX_SHARED_CLASS_NAMES = 3
