@@ -104,29 +104,6 @@ def test_versions_of_another_backbone_are_not_probed(desk: Desk, tmp_path: Path)
     assert len(found["checks"]) == 1
 
 
-def test_server_and_this_process_give_the_same_answers(desk: Desk, server: str) -> None:
-    question = ("predict", "a b a b", "--task", "early", "--task", "late/1", "--task", "early/2")
-
-    asked = desk.json(*question, "--server", server)
-    computed = desk.json(*question, "--backbone", str(desk.backbone))
-
-    assert isinstance(asked["results"], list)
-    assert isinstance(computed["results"], list)
-    for there, here in zip(asked["results"], computed["results"], strict=True):
-        assert isinstance(there, dict)
-        assert isinstance(here, dict)
-        assert (there["reference"], there["version"]) == (here["reference"], here["version"])
-        assert scores(there) == pytest.approx(scores(here), abs=1e-5)
-
-
-def scores(result: Mapping[str, JsonValue]) -> dict[str, float]:
-    outputs = result["outputs"]
-    assert isinstance(outputs, list)
-    return {
-        str(item["label"]): float(str(item["score"])) for item in outputs if isinstance(item, dict)
-    }
-
-
 def test_little_of_a_servers_memory_has_no_explanation(desk: Desk, server: str) -> None:
     desk.nunatak("predict", "a b a b", "--task", "early", "--server", server)
 
@@ -154,11 +131,3 @@ def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
     assert report.ledger.shared_bytes < report.ledger.dedicated_bytes
     assert len(report.memory) >= 2
     assert report.memory[-1].rss_bytes
-
-
-def test_load_test_of_a_missing_task_measures_nothing(desk: Desk, server: str) -> None:
-    done = desk.nunatak("loadtest", "run", "--server", server, "--task", "nope", "--json")
-
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("error [task_not_found]: ")

@@ -27,8 +27,6 @@ class AnswerSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedQuestion:
-    """A question of a request."""
-
     question: TypedQuestion
     title: str
     """What messages call the question."""

@@ -41,8 +41,6 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDecision:
-    """The decision about one text."""
-
     action: VerdictAction
     states: tuple[RuleState, ...]
     """The states of all rules, in the order of the policy."""

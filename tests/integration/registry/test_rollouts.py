@@ -10,7 +10,6 @@ from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
-    AliasEventKind,
     Candidate,
     CandidateEventKind,
     CandidateRole,
@@ -230,18 +229,6 @@ def test_every_change_of_a_candidate_says_by_whom(promoted: Registry) -> None:
     assert found == ["key ops", getpass.getuser(), "key ops", "key night"]
 
 
-def test_promotion_is_recorded(registry: Registry) -> None:
-    publish_many(registry, 2)
-
-    first = registry.promote("intent", "prod", 1)
-    second = registry.promote("intent", "prod", 2)
-
-    assert (first.kind, first.from_version, first.to_version) == (AliasEventKind.PROMOTE, None, 1)
-    assert (second.from_version, second.to_version) == (1, 2)
-    assert second.at > first.at
-    assert registry.history("intent", "prod") == [first, second]
-
-
 def test_every_move_says_by_whom(registry: Registry) -> None:
     publish_many(registry, 2)
 
@@ -265,31 +252,3 @@ def test_promotion_to_a_missing_version_is_refused(registry: Registry, version: 
         registry.promote("intent", "prod", version)
     with raises("alias_not_found"):
         registry.history("intent", "prod")
-
-
-def test_rollbacks_walk_back_and_promotions_push_again(registry: Registry) -> None:
-    publish_many(registry, 4)
-    for version in (1, 2, 3):
-        registry.promote("intent", "prod", version)
-
-    event = registry.rollback("intent", "prod", expected_version=3)
-    assert (event.kind, event.from_version, event.to_version) == (AliasEventKind.ROLLBACK, 3, 2)
-    assert registry.rollback("intent", "prod").to_version == 1
-    with raises("no_previous_version"):
-        registry.rollback("intent", "prod")
-
-    registry.promote("intent", "prod", 4)
-    assert registry.rollback("intent", "prod").to_version == 1
-    assert registry.resolve("intent").version == 1
-
-
-def test_aliases_have_histories_of_their_own(registry: Registry) -> None:
-    publish_many(registry, 2)
-    registry.promote("intent", "prod", 1)
-    registry.promote("intent", "canary", 2)
-
-    with raises("no_previous_version"):
-        registry.rollback("intent", "canary")
-    with raises("alias_not_found"):
-        registry.rollback("intent", "shadow")
-    assert len(registry.history("intent", "prod")) == 1

@@ -161,14 +161,6 @@ def test_a_task_that_is_loaded_for_a_request_leaves_nothing_to_the_collector(add
     assert not kinds_of(left, at_least=TIMES)
 
 
-def test_a_task_that_is_let_go_leaves_nothing_to_the_collector(address: str) -> None:
-    with connected(address) as connection, garbage() as left:
-        for action in ("preload", "evict") * TIMES:
-            assert ask(connection, f"/v1/tasks/tone/{action}", {}, {}) == 200
-
-    assert not kinds_of(left, at_least=TIMES)
-
-
 def test_what_is_refused_by_its_head_leaves_nothing_to_the_collector(
     slow_backbone: Backbone, tmp_path: Path
 ) -> None:

@@ -268,15 +268,6 @@ async def test_an_unknown_priority_is_refused(
         check_refused(answer, 422, "invalid_request")
 
 
-@pytest.mark.parametrize("value", ["high", "normal", "low"])
-async def test_every_priority_is_answered(
-    backbone: Backbone, registry: Registry, value: str
-) -> None:
-    async with running_client(backbone, registry) as client:
-        answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
-        assert answer.status_code == 200
-
-
 def test_rows_of_callers_that_hang_up_are_never_computed(
     backbone: Backbone, registry: Registry
 ) -> None:

@@ -10,7 +10,16 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_rows, write_jsonl
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
 from nunatak_training.data import load_task_data
@@ -84,7 +93,15 @@ def test_kind_is_learnt_and_scored_by_what_is_usual_for_it(
 
 @pytest.mark.each
 @pytest.mark.parametrize(
-    "method", [TopK(num_layers=1), HeadOnly(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)]
+    "method",
+    [
+        TopK(num_layers=1),
+        HeadOnly(),
+        Full(),
+        Bottleneck(size=4, first_layer=1),
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        Ia3(),
+    ],
 )
 @pytest.mark.parametrize("kind", list(TaskKind))
 def test_what_is_served_gives_the_dev_logits_of_training(

@@ -138,32 +138,6 @@ def face(request: pytest.FixtureRequest) -> Face:
     return Face(open=request.param)
 
 
-def test_predict_posts_the_contract_and_reads_the_answer(face: Face) -> None:
-    network = Network([answer(PREDICTION, x_queue_ms="1")])
-
-    prediction = face.run(
-        network, lambda client: client.predict("tone/3", "Come at once.", top_k=1)
-    )
-
-    (request,) = network.requests
-    assert request.method == "POST"
-    assert str(request.url) == f"{URL}/v1/tasks/tone/predict?version=3"
-    assert request.headers["content-type"] == "application/json"
-    assert "x-deadline-ms" not in request.headers
-    assert json.loads(request.content) == {"inputs": "Come at once.", "parameters": {"top_k": 1}}
-    assert prediction.best.label == "urgent"
-    assert prediction.timings.queue_ms == 1
-
-
-def test_predict_many_posts_once_for_all_tasks(face: Face) -> None:
-    network = Network([answer({"results": [{"reference": "tone", **PREDICTION}]})])
-
-    fan_out = face.run(network, lambda client: client.predict_many("Come.", ["tone"]))
-
-    assert json.loads(network.requests[0].content) == {"inputs": "Come.", "tasks": ["tone"]}
-    assert fan_out["tone"].best.label == "urgent"
-
-
 def test_predict_all_divides_what_the_server_refuses_and_keeps_the_order(face: Face) -> None:
     texts = [f"text {number}" for number in range(5)]
 
@@ -195,79 +169,6 @@ def test_predict_all_raises_what_refuses_a_single_input(face: Face) -> None:
 def test_predict_many_refuses_a_string_of_tasks(face: Face) -> None:
     with pytest.raises(InvalidInputError):
         face.run(Network([]), lambda client: client.predict_many("Come.", "tone"))
-
-
-SUMMARY: dict[str, JsonValue] = {
-    "name": "tone",
-    "version": 3,
-    "versions": [1, 3],
-    "aliases": {"prod": 3},
-    "candidates": [{"alias": "prod", "role": "canary", "version": 1, "share": 0.5}],
-    "head": "sequence_classification",
-    "labels": ["calm", "urgent"],
-    "method": "topk",
-    "split_depth": 4,
-    "resident_versions": [3],
-}
-CHANGE: dict[str, JsonValue] = {
-    "task": "tone",
-    "alias": "prod",
-    "version": 3,
-    "previous_version": 1,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """The request of a method, and an answer that the method must read."""
-
-    use: Callable[[Client | AsyncClient], Answer[object]]
-    asks: str
-    body: JsonValue = None
-    answer: JsonValue
-
-
-ROUTES = {
-    "task": Route(
-        use=lambda client: client.task("tone@prod"),
-        asks="GET /v1/tasks/tone@prod",
-        answer={**SUMMARY, "manifest": {"a": 1}},
-    ),
-    "promote-with-expectation": Route(
-        use=lambda client: client.promote("tone", "prod", 3, expected_version=0),
-        asks="PUT /v1/tasks/tone/aliases/prod",
-        body={"version": 3, "expected_version": 0},
-        answer=CHANGE,
-    ),
-    "rollback": Route(
-        use=lambda client: client.rollback("tone", "prod"),
-        asks="POST /v1/tasks/tone/aliases/prod/rollback",
-        body={},
-        answer=CHANGE,
-    ),
-    "pin": Route(
-        use=lambda client: client.pin("tone@prod"),
-        asks="POST /v1/tasks/tone@prod/pin",
-        answer={"task": "tone", "version": 3, "resident": True, "pinned": True, "bytes": 5},
-    ),
-    "unpin": Route(
-        use=lambda client: client.unpin("tone/3"),
-        asks="POST /v1/tasks/tone/unpin?version=3",
-        answer={"task": "tone", "versions": [3]},
-    ),
-}
-
-
-@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES.keys())
-def test_each_method_asks_its_route(face: Face, route: Route) -> None:
-    network = Network([answer(route.answer)])
-
-    result = face.run(network, route.use)
-
-    (request,) = network.requests
-    assert f"{request.method} {request.url.raw_path.decode()}" == route.asks
-    assert (json.loads(request.content) if request.content else None) == route.body
-    assert result
 
 
 @pytest.mark.parametrize(

@@ -23,21 +23,13 @@ def open_registry(folder: Path, name: str = "index", *, create: bool = False) ->
     return Registry.open(f"sqlite:///{folder}/{name}.db?blobs={folder}/mnt/blobs", create=create)
 
 
-def test_environment_names_the_default_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOCATION_VARIABLE, "/srv/tasks")
-
-    assert default_location() == "/srv/tasks"
-
-
-def test_default_location_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LOCATION_VARIABLE, raising=False)
-
-    assert default_location().endswith("nunatak/registry")
-
-
-def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOCATION_VARIABLE, "")
-
+def test_environment_names_the_default_location_and_else_it_is_a_folder_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for value, place in (("/srv/tasks", "/srv/tasks"), ("", "nunatak/registry")):
+        monkeypatch.setenv(LOCATION_VARIABLE, value)
+        assert default_location().endswith(place)
+    monkeypatch.delenv(LOCATION_VARIABLE)
     assert default_location().endswith("nunatak/registry")
 
 

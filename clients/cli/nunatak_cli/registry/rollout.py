@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateOptions:
-    """The options about a candidate."""
-
     version: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
     ] = None

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from doubles.terminals import nunatak
-from nunatak_contract.questions import QuestionCard
 from nunatak_registry import Registry
 
 CARD = {
@@ -47,21 +46,6 @@ def test_a_card_is_checked_put_listed_and_shown(
             raise AssertionError(other)
     assert same.stdout.startswith("urgent/1 was there already")
     assert "Is it urgent?" in nunatak("question", "list", *place).stdout
-
-
-def test_an_older_version_of_a_card_is_published_again(
-    registry: Registry, place: tuple[str, str]
-) -> None:
-    registry.questions.put(QuestionCard.model_validate(CARD))
-    other = {**CARD, "question": {"type": "noul", "instructions": "Is it late?"}}
-    registry.questions.put(QuestionCard.model_validate(other))
-
-    back = nunatak("question", "rollback", "urgent", *place)
-    shown = nunatak("question", "history", "urgent", *place).stdout.splitlines()
-
-    assert back.stdout == "published urgent/3\n"
-    asked = [line.rsplit("Is it ")[-1].strip() for line in shown if "Is it" in line]
-    assert asked == ["urgent?", "late?", "urgent?"]
 
 
 @pytest.mark.parametrize(

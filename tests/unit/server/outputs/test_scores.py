@@ -68,25 +68,6 @@ def test_each_problem_type_has_its_own_function() -> None:
     assert functions == [FunctionToApply.SOFTMAX, FunctionToApply.SIGMOID, FunctionToApply.NONE]
 
 
-def test_labels_of_a_multi_label_task_do_not_compete() -> None:
-    scores = label_scores(
-        [9.0, 8.0, -9.0],
-        labels=["a", "b", "c"],
-        problem_type=ProblemType.MULTI_LABEL,
-        options=Parameters(),
-    )
-
-    assert [item["score"] > 0.99 for item in scores] == [True, True, False]
-
-
-def test_a_regression_gives_its_raw_value() -> None:
-    scores = label_scores(
-        [4.25], labels=["stars"], problem_type=ProblemType.REGRESSION, options=Parameters()
-    )
-
-    assert scores == [{"label": "stars", "score": 4.25}]
-
-
 def head_of(problem: ProblemType, *labels: str, **thresholds: float) -> HeadRecord:
     return HeadRecord(
         problem_type=problem,
@@ -124,17 +105,6 @@ def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
     assert list(predicted) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
 
 
-def test_without_thresholds_a_label_is_predicted_from_one_half_and_none_may_be() -> None:
-    head = head_of(ProblemType.MULTI_LABEL, "a", "b")
-
-    assert predicted_of([0.0, 3.0], head) == ("b", "a")
-    assert predicted_of([-0.1, -3.0], head) == ()
-
-
-def test_a_regression_predicts_its_value() -> None:
-    assert predicted_of([4.25], head_of(ProblemType.REGRESSION, "stars")) == 4.25
-
-
 def test_the_document_of_the_largest_logit_comes_first() -> None:
     ranked = rank_documents([0.0, 3.0, -1.0], DOCUMENTS, options=Parameters())
 
@@ -159,13 +129,12 @@ def test_softmax_is_over_the_documents_of_the_query() -> None:
     assert sum(item["score"] for item in ranked) == pytest.approx(1)
 
 
-def test_equal_documents_keep_the_order_of_the_query() -> None:
-    ranked = rank_documents([1.0, 1.0, 1.0], DOCUMENTS, options=Parameters())
+@pytest.mark.parametrize(
+    ("logits", "order"), [([1.0, 1.0, 1.0], [0, 1, 2]), ([50.0, 60.0, 70.0], [2, 1, 0])]
+)
+def test_documents_are_in_the_order_of_their_logits_and_then_of_the_query(
+    logits: list[float], order: list[int]
+) -> None:
+    ranked = rank_documents(logits, DOCUMENTS, options=Parameters())
 
-    assert [item["index"] for item in ranked] == [0, 1, 2]
-
-
-def test_scores_that_round_to_one_keep_the_order_of_their_logits() -> None:
-    ranked = rank_documents([50.0, 60.0, 70.0], DOCUMENTS, options=Parameters())
-
-    assert [item["index"] for item in ranked] == [2, 1, 0]
+    assert [item["index"] for item in ranked] == order

@@ -77,10 +77,6 @@ def test_what_was_popular_falls_behind_what_is() -> None:
     assert history.count(key("new")) > 10 * history.count(key("old"))
 
 
-def test_an_unknown_version_counts_nothing() -> None:
-    assert UseHistory().count(key("tone")) == 0
-
-
 def test_the_least_used_are_forgotten_when_there_are_too_many() -> None:
     history = UseHistory(max_versions=10)
     for _ in range(5):

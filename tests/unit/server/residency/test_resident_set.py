@@ -59,33 +59,25 @@ def tasks_of(resident_set: ResidentSet) -> str:
     return "".join(task.manifest.task for task in resident_set.resident())
 
 
-def test_the_version_used_least_goes_first() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=50, uses=3)
-    put(resident_set, "b", num_bytes=50, uses=2)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param((50, 1.0, 2), (50, 1.0, 3), id="used-least"),
+        pytest.param((50, 0.01, 2), (50, 1.0, 2), id="loads-faster"),
+        pytest.param((80, 1.0, 2), (10, 1.0, 2), id="larger"),
+    ],
+)
+def test_the_version_that_is_missed_least_goes_first(
+    first: tuple[int, float, int], second: tuple[int, float, int]
+) -> None:
+    for order in ("ab", "ba"):
+        resident_set = ResidentSet(budget_bytes=BUDGET)
+        versions = dict(zip("ab", (first, second), strict=True))
+        for name in order:
+            num_bytes, load_s, uses = versions[name]
+            put(resident_set, name, num_bytes=num_bytes, load_s=load_s, uses=uses)
 
-    assert put(resident_set, "c", num_bytes=50, uses=4) == (key("b"),)
-    assert tasks_of(resident_set) == "ac"
-
-
-def test_of_two_used_alike_the_one_that_loads_faster_goes() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=50, load_s=0.01, uses=2)
-    put(resident_set, "b", num_bytes=50, load_s=1.0, uses=2)
-
-    put(resident_set, "c", num_bytes=50, uses=5)
-
-    assert tasks_of(resident_set) == "bc"
-
-
-def test_of_two_used_alike_the_larger_goes() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=10, uses=2)
-    put(resident_set, "b", num_bytes=80, uses=2)
-
-    put(resident_set, "c", num_bytes=50, uses=5)
-
-    assert tasks_of(resident_set) == "ac"
+        assert put(resident_set, "c", num_bytes=50, uses=5) == (key("a"),)
 
 
 def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None:

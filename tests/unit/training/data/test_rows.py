@@ -264,15 +264,6 @@ def test_labels_of_another_kind_are_not_given_out() -> None:
         examples.labels(str)
 
 
-def test_dev_documents_must_hold_something_to_find(tmp_path: Path) -> None:
-    row: dict[str, JsonValue] = {"query": "q", "documents": ["a", "b"], "relevance": [0, 1]}
-    train = write_jsonl(tmp_path / "train.jsonl", [row])
-    dev = write_jsonl(tmp_path / "other.jsonl", [{**row, "relevance": [0, 0]}])
-
-    with raises("too_few_examples", match="grade above 0"):
-        load_task_data(train, dev=dev)
-
-
 @pytest.mark.parametrize(
     ("row", "known"),
     [
@@ -291,10 +282,6 @@ def test_dev_label_that_no_train_row_has_is_named(
         load_task_data(train, dev=dev)
 
     assert caught.value.fields["where"] == "other.jsonl:2"
-
-
-def test_equal_examples_have_equal_digests() -> None:
-    assert digest(FIRST, SECOND) == digest(FIRST, SECOND)
 
 
 @pytest.mark.parametrize(
@@ -325,11 +312,6 @@ def test_labels_are_sorted_by_value_only_if_all_are_integers(
     labels: list[str], expected: tuple[str, ...]
 ) -> None:
     assert sorted_labels(labels) == expected
-
-
-def test_pair_is_a_pair_for_the_tokenizer() -> None:
-    assert FIRST.model_input == "one"
-    assert SECOND.model_input == ("two", "three")
 
 
 @pytest.mark.parametrize(

@@ -156,16 +156,10 @@ def test_layers_are_dropped_at_the_rate() -> None:
     assert dropped / 4000 == pytest.approx(RATE, abs=5 * deviation)
 
 
-def test_annealed_rate_falls_linearly_to_zero_as_in_the_paper_for_ten_epochs() -> None:
-    rate = annealed_rate(0.9, num_epochs=10)
-
-    assert [rate(epoch) for epoch in range(1, 11)] == pytest.approx(
-        [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
-    )
-
-
 @pytest.mark.parametrize("num_epochs", [2, 3, 7])
-def test_annealed_rate_has_the_same_ends_for_any_number_of_epochs(num_epochs: int) -> None:
+def test_annealed_rate_falls_linearly_to_zero_in_any_number_of_epochs(
+    num_epochs: int,
+) -> None:
     rate = annealed_rate(0.9, num_epochs=num_epochs)
     rates = [rate(epoch) for epoch in range(1, num_epochs + 1)]
 
@@ -226,6 +220,7 @@ def test_freed_entries_stay_free_and_all_are_free_in_the_last_epoch() -> None:
             assert before[name].sum().item() == 110 * epoch / NUM_EPOCHS
             assert (after[name] | ~before[name]).all()
         assert moved[-1][name].all()
+    assert all(epoch[name].all() for epoch in moved for name in ALWAYS_FREE)
 
 
 def test_toggled_entries_move_in_one_epoch_and_rest_in_all_others() -> None:
@@ -237,6 +232,7 @@ def test_toggled_entries_move_in_one_epoch_and_rest_in_all_others() -> None:
         times = torch.stack([epoch[name] for epoch in moved]).sum(0)
         assert torch.equal(times, torch.ones_like(times))
         assert {epoch[name].sum().item() for epoch in moved} == {110 / NUM_EPOCHS}
+    assert all(epoch[name].all() for epoch in moved for name in ALWAYS_FREE)
 
 
 def test_gradients_of_frozen_entries_are_zero_and_of_free_ones_unscaled() -> None:
@@ -273,20 +269,4 @@ def test_layers_come_free_one_after_another(
             is_free = int(name.split(".")[1]) in expected
             assert epoch[name].all().item() is is_free
             assert epoch[name].any().item() is is_free
-
-
-@pytest.mark.parametrize("is_free", [operator.le, operator.eq])
-def test_epoch_graddrop_leaves_embeddings_and_head_alone(is_free: IsFree) -> None:
-    tensors = owned()
-
-    moved = moved_by_epoch(tensors, epoch_graddrop(tensors, is_free))
-
-    assert all(epoch[name].all() for epoch in moved for name in ALWAYS_FREE)
-
-
-def test_gradfreeze_leaves_embeddings_and_head_alone() -> None:
-    tensors = owned()
-
-    moved = moved_by_epoch(tensors, GradFreeze(tensors, reversed, num_epochs=NUM_EPOCHS))
-
-    assert all(epoch[name].all() for epoch in moved for name in ALWAYS_FREE)
+        assert all(epoch[name].all() for name in ALWAYS_FREE)
