@@ -17,19 +17,19 @@ CEILINGS = {
     "nunatak_client": (1891, 7),
     "nunatak_cluster": (566, 6),
     "nunatak_contract": (4179, 20),
-    "nunatak_rows": (774, 6),
+    "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1104, 7),
     "nunatak_model": (9338, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
-    "nunatak_server": (20123, 96),
+    "nunatak_server": (20128, 97),
     "nunatak_training": (8929, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_981, 318
+MAX_LINES, MAX_FILES = 62_990, 320
 MIN_CODE_SHARE = 0.52
-MAX_FILES_OF_ONE_PREDICT = 51
+MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3
 LIBRARIES_OF_MODELS = {"torch", "transformers"}
 HEAVY = {*LIBRARIES_OF_MODELS, "numpy", "sklearn", "datasets", "fastapi", "uvicorn", "sqlalchemy"}

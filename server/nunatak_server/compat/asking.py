@@ -13,8 +13,8 @@ from nunatak_contract.questions import JsonText, TypedQuestion, text_of
 from nunatak_contract.record import problems_of
 from nunatak_server.decisions.answers import AskedQuestion, Decisions
 from nunatak_server.errors import invalid_request
+from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import read_headers, timing_headers
-from nunatak_server.http.routes import runtime_of
 from nunatak_server.predict.types import Handling
 
 MAX_QUESTIONS: Final = 400

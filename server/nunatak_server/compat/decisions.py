@@ -24,8 +24,8 @@ from nunatak_server.compat.asking import (
 from nunatak_server.compat.failures import router_of
 from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.errors import invalid_request
+from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply
-from nunatak_server.http.routes import Routed
 
 
 class TextPart(Message):

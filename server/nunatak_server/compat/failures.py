@@ -15,6 +15,7 @@ from starlette.types import Scope
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message
 from nunatak_server.http.access import request_id_of
+from nunatak_server.http.endpoints import Router
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.problems import (
     headers_of,
@@ -22,7 +23,6 @@ from nunatak_server.http.problems import (
     problem_of_invalid,
     problem_of_unforeseen,
 )
-from nunatak_server.http.routes import Router
 
 Problem = Mapping[str, Any]
 Shape = Callable[[Problem], dict[str, Any]]

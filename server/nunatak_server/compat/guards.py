@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import state_of
-from nunatak_server.http.routes import runtime_of
+from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement

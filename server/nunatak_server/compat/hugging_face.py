@@ -22,8 +22,8 @@ from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.tensors import NOTHING
 from nunatak_server.compat.translation import Texts, embed_texts
 from nunatak_server.errors import invalid_request
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.http.replies import inputs_of, reply
-from nunatak_server.http.routes import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.predict.types import TaskPrediction, as_sent
 

@@ -12,8 +12,8 @@ from fastapi import Request, Response
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.requests import Item, Message, Some
 from nunatak_server.compat.failures import router_of
+from nunatak_server.http.endpoints import Routed, ask_task
 from nunatak_server.http.replies import inputs_of, reply
-from nunatak_server.http.routes import Routed, ask_task
 from nunatak_server.outputs.scores import LabelScore
 from nunatak_server.predict.types import TaskPrediction
 

@@ -13,8 +13,8 @@ from nunatak_contract.enums import VerdictAction
 from nunatak_contract.requests import MAX_ITEMS, Message
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.guards import CallContent, judge_call
+from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.http.routes import Routed
 from nunatak_server.verdicts.judge import reason_of
 
 Listed = Annotated[list[JsonValue], Field(max_length=MAX_ITEMS, fail_fast=True)]

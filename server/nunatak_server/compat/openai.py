@@ -17,8 +17,8 @@ from nunatak_server.compat.translation import Texts, base64_of, embed_texts, tex
 from nunatak_server.decisions.decider import visible
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
+from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.http.routes import Routed, Unrouted, runtime_of
 from nunatak_server.verdicts.rules import TextDecision
 
 

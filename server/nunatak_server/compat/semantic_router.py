@@ -26,9 +26,9 @@ from nunatak_server.compat.failures import as_router, router_of
 from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import request_id_of
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
-from nunatak_server.http.routes import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.outputs.entities import EntityGroup
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction

@@ -22,8 +22,8 @@ from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
 from nunatak_server.errors import invalid_request
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.routes import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.outputs.scores import DocumentScore
 from nunatak_server.runtime import Runtime
 

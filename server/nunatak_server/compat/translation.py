@@ -11,9 +11,9 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import Some, Text
 from nunatak_model import Backbone
+from nunatak_server.http.endpoints import catalog_of, reference_text, runtime_of
 from nunatak_server.http.pages import WHOLE_REFERENCE
 from nunatak_server.http.replies import read_headers, timing_headers
-from nunatak_server.http.routes import catalog_of, reference_text, runtime_of
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.predict.types import EmbeddingRequest, Embeddings, Handling
 

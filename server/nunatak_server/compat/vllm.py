@@ -24,8 +24,8 @@ from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
+from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.http.routes import Routed, ask_task, runtime_of
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Handling, TaskPrediction

@@ -33,9 +33,7 @@ from nunatak_registry import (
 )
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.access import actor_of
-from nunatak_server.http.middleware import StrictRoute
-from nunatak_server.http.replies import backbone_memory, memory_report, reply
-from nunatak_server.http.routes import (
+from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
     Router,
@@ -44,6 +42,8 @@ from nunatak_server.http.routes import (
     reference_text,
     runtime_of,
 )
+from nunatak_server.http.middleware import StrictRoute
+from nunatak_server.http.replies import backbone_memory, memory_report, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings

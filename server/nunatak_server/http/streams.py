@@ -22,11 +22,11 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, header_of, request_id_of, state_of
+from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
 from nunatak_server.http.middleware import StrictRequest, StrictRoute, media_type_of
 from nunatak_server.http.problems import problem_of, problem_of_unforeseen
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
-from nunatak_server.http.routes import PROBLEMS, Routed, Router, runtime_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
