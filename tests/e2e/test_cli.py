@@ -131,3 +131,11 @@ def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
     assert report.ledger.shared_bytes < report.ledger.dedicated_bytes
     assert len(report.memory) >= 2
     assert report.memory[-1].rss_bytes
+
+
+def test_load_test_of_a_missing_task_measures_nothing(desk: Desk, server: str) -> None:
+    done = desk.nunatak("loadtest", "run", "--server", server, "--task", "nope", "--json")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error [task_not_found]: ")

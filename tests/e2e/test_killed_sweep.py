@@ -47,9 +47,10 @@ def test_killed_sweep_keeps_its_results_and_does_the_others(
 
     ran = nunatak(*command)
 
-    assert len(before) >= 1, before
+    fewest = 3 if jobs == 1 else 1  # runs that are done at the same time may end in any order
+    assert len(before) >= fewest, before
     assert "Traceback" not in after
-    assert 1 <= len(killed) < 40
+    assert fewest <= len(killed) < 40
     assert ran.exit_code == 0
     assert f"40 runs, {len(killed)} of them done before" in ran.stderr
     found = {record.run.digest: record for record in ResultsFolder(results).records()}

@@ -51,6 +51,20 @@ def test_damaged_blob_is_refused_reported_and_healed_by_publishing_again(
     assert registry.verify() == []
 
 
+def test_damaged_version_leaves_other_tasks_alone(registry: Registry, folder: Path) -> None:
+    registry.publish(*make_draft("whole", 3))
+    whole = blob_paths(folder)
+    registry.publish(*make_draft("a", 1))
+    (damaged,) = set(blob_paths(folder)) - set(whole)
+    damaged.unlink()
+    good = registry.publish(*make_draft("b", 2))
+
+    assert registry.read_blob(registry.resolve("b")) == make_draft("b", 2)[1]["parameters"]
+    assert registry.verify("b") == []
+    assert [found.subject for found in registry.verify()] == ["a/1"]
+    assert good.version == 1
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -105,6 +105,17 @@ def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
     assert list(predicted) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
 
 
+def test_without_thresholds_a_label_is_predicted_from_one_half_and_none_may_be() -> None:
+    head = head_of(ProblemType.MULTI_LABEL, "a", "b")
+
+    assert predicted_of([0.0, 3.0], head) == ("b", "a")
+    assert predicted_of([-0.1, -3.0], head) == ()
+
+
+def test_a_regression_predicts_its_value() -> None:
+    assert predicted_of([4.25], head_of(ProblemType.REGRESSION, "stars")) == 4.25
+
+
 def test_the_document_of_the_largest_logit_comes_first() -> None:
     ranked = rank_documents([0.0, 3.0, -1.0], DOCUMENTS, options=Parameters())
 
