@@ -1,4 +1,7 @@
-"""The package `nunatak-ops`, built once for all test runs, and importable while a test needs it."""
+"""The package `nunatak-ops`, built once for all test runs, and importable while a test needs it.
+
+Its operators are compared on drawn numbers.
+"""
 
 import hashlib
 import os
@@ -11,9 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 PACKAGE = "nunatak_ops"
 SOURCES = Path(__file__).parents[2] / "kernels"
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+EXAMPLES = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+DTYPES = st.sampled_from(list(TOLERANCES))
 
 
 @contextmanager
@@ -65,3 +77,12 @@ def _install(source: Path, target: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own sources
     if done.returncode:
         raise RuntimeError(f"nunatak-ops cannot be built:\n{done.stdout}{done.stderr}")
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(seen: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(seen.float(), expected.float(), atol=tolerance, rtol=tolerance)
