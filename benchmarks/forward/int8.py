@@ -8,6 +8,7 @@ with their activation.
 
 import os
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,13 @@ from benchmarks.harness.workload import (
     served_integers,
 )
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, Backbone, load_backbone
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    INT8_SUFFIX,
+    Backbone,
+    load_backbone,
+    quantize_backbone,
+)
 from nunatak_model.ops import native
 from nunatak_model.ops.linear import apply_linear
 from nunatak_model.weights import Linear
@@ -56,7 +63,7 @@ def main() -> None:
     parser = figures_parser(__doc__, rounds=11)
     parser.add_argument(
         "--part",
-        choices=("layer", "levels", "minilm", "bert_base"),
+        choices=("layer", "levels", "minilm", "bert_base", "bytes"),
         help="`layer` and `levels`, on one thread; absent: the others",
     )
     options, sheet = open_sheet(parser)
@@ -70,6 +77,8 @@ def main() -> None:
             by_part[options.part](sheet, str(bert))
         if options.part in {None, "bert_base"}:
             measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
+        if options.part in {None, "bytes"}:
+            measure_bytes(sheet, {"minilm": DEFAULT_BACKBONE, "bert_base": str(bert)})
 
 
 def measure_layer(sheet: Sheet, source: str) -> None:
@@ -170,11 +179,15 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
                 ratios(times, name, INT8),
                 unit=f"times faster than {name}, {clock_name()}",
             )
-    sheet.record(
-        f"forward.int8.{shape}.bytes",
-        [backbones[INT8].num_bytes / backbones["fp32"].num_bytes],
-        unit="of the backbone's bytes in fp32",
-    )
+
+
+def measure_bytes(sheet: Sheet, sources: Mapping[str, str]) -> None:
+    """Record the share of the bytes that integers take."""
+    for shape, source in sources.items():
+        exact = load_backbone(source)
+        share = quantize_backbone(exact).num_bytes / exact.num_bytes
+        unit = "of the backbone's bytes in fp32"
+        sheet.record(f"forward.int8.{shape}.bytes", [share], unit=unit)
 
 
 if __name__ == "__main__":

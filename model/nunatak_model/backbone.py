@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
@@ -14,11 +15,18 @@ from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
 from nunatak_model.ops.int8 import count_parameters, quantized, restored, scale_of
 from nunatak_model.ops.linear import can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
+from nunatak_model.weights import (
+    EmbeddingWeights,
+    LayerWeights,
+    Linear,
+    Norm,
+    embeddings_from,
+    layer_from,
+)
 
 INT8_SUFFIX = "+int8"
 """Suffix of the name and of the source of a quantized backbone."""
-QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
+QUANTIZATION = "int8: symmetric, words by row, weights by output, inputs by token, version 2"
 """Part of the digest. Another quantization needs another text."""
 
 
@@ -83,11 +91,17 @@ class Backbone:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embeddings.word.dtype
+        return self.embeddings.dtype
 
     @property
     def device(self) -> torch.device:
         return self.embeddings.word.device
+
+    @property
+    def words(self) -> Float[Tensor, "vocab width"]:
+        """The table of words in floating point."""
+        own = self.embeddings
+        return own.word if own.word_scale is None else restored(own.word, own.word_scale)
 
     @property
     def num_parameters(self) -> int:
@@ -124,7 +138,7 @@ class Backbone:
 
 
 def quantize_backbone(backbone: Backbone) -> Backbone:
-    """Quantize the layers to 8-bit integers (see `nunatak_model.ops.int8`).
+    """Quantize words and layers to 8-bit integers (see `nunatak_model.ops.int8`).
 
     A quantized backbone computes other numbers, so it has its own digest and name. Only tasks that
     were trained on the quantized backbone can be served on it.
@@ -143,6 +157,7 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
         name=f"{backbone.name}{INT8_SUFFIX}",
         digest=quantized_digest(backbone.digest),
         parameters=parameters,
+        embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
     )
 

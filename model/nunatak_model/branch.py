@@ -24,7 +24,7 @@ from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_
 from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
-from nunatak_model.ops.int8 import SCALE, count_parameters, is_layer_map, quantized, scale_of
+from nunatak_model.ops.int8 import SCALE, count_parameters, is_quantizable, quantized, scale_of
 from nunatak_model.ops.linear import packed
 from nunatak_model.ops.native import NO_TASK_KERNELS, by_columns
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
@@ -115,7 +115,7 @@ def build_branch(
 ) -> Branch:
     """Arrange named tensors as a branch. The branch shares the memory of the tensors.
 
-    The linear maps of own layers may be in 8-bit integers with scales (see `stored_parameters`).
+    Own words and the linear maps of own layers may be 8-bit integers (see `stored_parameters`).
 
     Raises:
         NunatakError: `invalid_method`; `parameter_mismatch`, the tensors do not match
@@ -127,7 +127,7 @@ def build_branch(
         shapes |= {
             scale_of(name): shapes[name][:1]
             for name in integers
-            if name in shapes and is_layer_map(name, shapes[name])
+            if name in shapes and is_quantizable(name, shapes[name])
         }
     _check_parameters(parameters, shapes)
     return _arrange(spec, config, parameters)

@@ -17,6 +17,7 @@ from torch import Tensor
 from nunatak_model.errors import InvalidTensorsError
 
 Shapes = dict[str, tuple[int, ...]]
+WORDS = "embeddings.word"
 PROJECTION = "embeddings.projection"
 RELATIVE, RELATIVE_NORM = "embeddings.relative", "embeddings.relative_norm"
 """Stored names. Relative positions belong to the embeddings, because all layers share them."""
@@ -66,13 +67,17 @@ class RelativePositions:
 class EmbeddingWeights:
     """Embedding tables and their norm; some architectures have only the word table."""
 
-    word: Float[Tensor, "vocab width"]
+    word: Shaped[Tensor, "vocab width"]
     position: Float[Tensor, "positions width"] | None
     token_type: Float[Tensor, "types width"] | None
     norm: Norm | None
     projection: Linear | None = None
     """From the width of the tables to the hidden width."""
     relative: RelativePositions | None = None
+    word_scale: Float[Tensor, " vocab"] | None = None
+    """The value of one integer step of each quantized word."""
+    dtype: torch.dtype
+    """Of the embedded tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +145,14 @@ def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
 
 def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
     return EmbeddingWeights(
-        word=tensors["embeddings.word"],
+        word=tensors[WORDS],
         position=tensors.get("embeddings.position"),
         token_type=tensors.get("embeddings.token_type"),
         norm=norm_if_any(tensors, "embeddings.norm"),
         projection=linear_from(tensors, PROJECTION) if f"{PROJECTION}.weight" in tensors else None,
         relative=_relative_from(tensors),
+        word_scale=tensors.get(f"{WORDS}_scale"),
+        dtype=tensors["layers.0.output_norm.weight"].dtype,
     )
 
 

@@ -46,8 +46,8 @@ from nunatak_training.report import Report
 MASKS = ("[MASK]", "<mask>")
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the chosen tokens that become the mask token, or a random token; the rest stay."""
-NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
 WORDS = "embeddings.word"
+NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ def _language_model(
         NORM_BIAS: torch.zeros(config.hidden_width, device=device),
         OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
     }
-    words = own.get(WORDS, backbone.embeddings.word)
+    words = own.get(WORDS, backbone.words)
 
     def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
         rows = [Row(encoding=text.encoding, branch=branch) for text in texts]

@@ -212,7 +212,10 @@ def sum_embeddings(
     held = [(table, list(chain.from_iterable(own))) for table, own in rows if table is not None]
     indices = to_device_at_once([numbers for _, numbers in held], tables.word.device)
     looked_up = zip(indices, (table for table, _ in held), strict=True)
-    return reduce(torch.add, starmap(functional.embedding, looked_up))
+    words, *others = starmap(functional.embedding, looked_up)
+    if tables.word_scale is not None:
+        words = (words * tables.word_scale[indices[0]].unsqueeze(1)).to(tables.dtype)
+    return reduce(torch.add, others, words)
 
 
 Attend = Callable[[Tensor, MixedLayer, float], Tensor]

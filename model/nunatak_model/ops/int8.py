@@ -1,4 +1,4 @@
-"""Linear maps in 8-bit integers, with a scale for each output and for each token.
+"""Linear maps in 8-bit integers, with a scale for each output and each token; words with one each.
 
 The absolute maximum of an output's weights, and of a token's inputs, becomes 127. This is symmetric
 quantization with "dynamic" scales of tokens. Dettmers et al. 2022 (arXiv:2208.07339), sec. 2.1,
@@ -22,11 +22,13 @@ from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.weights import Linear
+from nunatak_model.weights import WORDS, Linear
 
 LARGEST = 127
-SCALE = "weight_scale"
-"""Suffix of the tensor that belongs to `weight`."""
+SCALE = "_scale"
+"""Suffix of the tensor that belongs to a tensor of integers."""
+ROWS = 4096
+"""Rows that are quantized at once, because a table of words is large."""
 BLOCK, GROUP = 16, 4
 """Outputs and inputs that lie together in a packed weight."""
 PackIntegers = Callable[[Tensor], Tensor]
@@ -36,22 +38,24 @@ EXACT_INPUTS = 1024
 
 
 def quantized(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, with the weights of the layers' linear maps as integers with scales."""
+    """The same tensors, with `is_quantizable` ones as integers with a scale for each row."""
     found = dict[str, Tensor]()
     for name, tensor in parameters.items():
-        if is_layer_map(name, tensor.shape) and tensor.is_floating_point():
-            weight = tensor.float()
-            scale = _largest(weight).div_(LARGEST).clamp_min_(torch.finfo().tiny)
-            found[name] = (weight / scale).round_().to(torch.int8)
+        if is_quantizable(name, tensor.shape) and tensor.is_floating_point():
+            scale = torch.cat([_largest(rows) for rows in torch.split(tensor, ROWS)])
+            scale = scale.div_(LARGEST).clamp_min_(torch.finfo().tiny)
+            parts = zip(torch.split(tensor, ROWS), torch.split(scale, ROWS), strict=True)
+            found[name] = torch.cat([(rows / own).round_().to(torch.int8) for rows, own in parts])
             found[scale_of(name)] = scale.squeeze(1)
         else:
             found[name] = tensor
     return found
 
 
-def is_layer_map(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor is the weight of a layer's linear map."""
-    return name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+def is_quantizable(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is the table of words, or the weight of a layer's linear map."""
+    is_map = name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+    return is_map or name == WORDS
 
 
 def count_parameters(parameters: Mapping[str, Tensor]) -> int:
@@ -61,7 +65,7 @@ def count_parameters(parameters: Mapping[str, Tensor]) -> int:
 
 def scale_of(weight: str) -> str:
     """The name of the scale of a quantized weight."""
-    return f"{weight.removesuffix('weight')}{SCALE}"
+    return f"{weight}{SCALE}"
 
 
 def floating_parameters(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

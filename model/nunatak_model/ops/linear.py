@@ -22,7 +22,7 @@ from nunatak_contract.enums import Activation
 from nunatak_model.ops import native
 from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_linear
 from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product
-from nunatak_model.weights import Linear, Norm
+from nunatak_model.weights import WORDS, Linear, Norm
 
 EXACT_TOKENS = 16
 """Products of at most so many tokens are not rounded up."""
@@ -157,7 +157,8 @@ def packed(
     """
 
     def in_layout(name: str, tensor: Tensor) -> Tensor:
-        if tensor.dtype is torch.int8 and pack_integers and tensor.shape[1] % GROUP == 0:
+        is_map = name != WORDS and tensor.dtype is torch.int8
+        if is_map and pack_integers and tensor.shape[1] % GROUP == 0:
             return pack_integers(tensor)
         return _pack(tensor) if _is_large_linear(name, tensor) else tensor
 
