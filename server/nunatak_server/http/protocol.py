@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Final, cast
 import httptools
 from starlette.responses import Response
 from starlette.types import Scope
-from uvicorn._types import ASGI3Application
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+)
+from uvicorn._types import Scope as AnyScope
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -314,6 +320,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if refusal is not None:
             self._refuse(cycle, refusal)
             return
+        if _scope_of(cycle)["http_version"] == "1.0":
+            app = _for_old_callers(cycle, app)
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
@@ -381,6 +389,25 @@ def bounded_protocol(
         "answer_unreadable": staticmethod(answer_unreadable),
     }
     return type("Protocol", (BoundedProtocol,), attributes)
+
+
+def _for_old_callers(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Return the application for HTTP/1.0, which has neither chunks nor interim answers.
+
+    An answer without a length ends with its connection.
+    """
+    cycle.waiting_for_100_continue = False
+
+    async def answer(scope: AnyScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def pass_on(message: ASGISendEvent) -> None:
+            # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, pass_on)
+
+    return answer
 
 
 def _scope_of(cycle: RequestResponseCycle) -> Scope:
