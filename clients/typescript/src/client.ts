@@ -1,7 +1,7 @@
 /** The client of one server. */
 import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOf, errorOfResponse } from "./errors.js";
 import { Patience } from "./patience.js";
-import { Attempts, RetryPolicy } from "./retries.js";
+import { Attempts, RetryPolicy, milliseconds } from "./retries.js";
 import type { Inputs, Parameters, Prediction, Priority, StreamEvent, TaskResult, Verdict } from "./shapes.js";
 
 export interface ClientOptions {
@@ -55,13 +55,14 @@ export class Client {
   private readonly send: typeof fetch;
 
   constructor(url = "http://127.0.0.1:8080", options: ClientOptions = {}) {
-    if (!/^https?:\/\/[^/]/.test(url)) {
-      throw new InvalidInputError(`server must be a URL such as http://127.0.0.1:8080, got '${url}'`);
+    // The message must not contain the address, which may have a password.
+    if (!/^https?:\/\/[^/?#@]+(\/[^?#]*)?$/.test(url) || !URL.canParse(url)) {
+      throw new InvalidInputError("server must be a URL such as http://127.0.0.1:8080, without user, query or fragment");
     }
     const retries = options.retries ?? 2;
     this.url = url.replace(/\/+$/, "");
     this.headers = { "content-type": "application/json", ...keyHeaders(options.apiKey) };
-    this.timeoutMs = options.timeoutMs ?? 30_000;
+    this.timeoutMs = milliseconds("timeoutMs", options.timeoutMs ?? 30_000);
     this.policy = typeof retries === "number" ? new RetryPolicy(retries) : retries;
     this.send = options.fetch ?? ((...request) => fetch(...request));
   }
@@ -218,9 +219,12 @@ export class Client {
 
 function call(path: string, body: object, options: PredictOptions): Call {
   const { parameters, priority, routingKey, ...rest } = options;
+  if (routingKey !== undefined && !/^[ -~]*$/.test(routingKey)) {
+    throw new InvalidInputError("a routing key must be printable ASCII; send a digest of other keys");
+  }
   const headers = {
     ...(priority && { "x-priority": priority }),
-    ...(routingKey && { "x-routing-key": routingKey }),
+    ...(routingKey !== undefined && { "x-routing-key": routingKey }),
   };
   return { ...rest, path, body: parameters ? { ...body, parameters } : body, headers };
 }
