@@ -23,7 +23,8 @@ from nunatak_contract.wire import StreamEvent
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 
-PREDICT, ROLLBACK = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod/rollback"
+PREDICT, ALIAS = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod"
+ROLLBACK = f"{ALIAS}/rollback"
 MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
 NUM_ASKED = 6
 STREAM_LIMIT_S = 8
@@ -64,6 +65,8 @@ class _Refuse(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.num_asked += 1
         self._answer(503)
+
+    do_PUT = do_POST  # noqa: N815 - the base's name
 
     def _answer(self, status: int) -> None:
         self.send_response(status)
@@ -213,17 +216,18 @@ def test_a_text_is_judged_while_it_arrives(
     assert events[-1].final
 
 
-def test_a_prediction_goes_on_to_another_process_and_a_rollback_does_not(
-    place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy
+@pytest.mark.parametrize(("method", "path"), [("POST", ROLLBACK), ("PUT", ALIAS)])
+def test_a_prediction_goes_on_to_another_process_and_a_change_does_not(
+    place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy, method: str, path: str
 ) -> None:
     with proxy(tmp_path / "proxy", place, refusing.place) as client:
         predicted = [client.post(MANY, json=ASKED) for _ in range(NUM_ASKED)]
         num_passed_on, refusing.num_asked = refusing.num_asked, 0
-        rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
+        changed = [client.request(method, path, json={}) for _ in range(NUM_ASKED)]
 
     assert {answer.status_code for answer in predicted} == {200}
     assert num_passed_on > 0
-    num_refused = [answer.status_code for answer in rolled_back].count(503)
+    num_refused = [answer.status_code for answer in changed].count(503)
     assert 0 < num_refused == refusing.num_asked < NUM_ASKED
 
 
