@@ -87,7 +87,7 @@ export class Client {
   ): Promise<TaskResult<I>[]> {
     const asked = call("/v1/predict", { inputs, tasks }, options);
     const { results } = await this.ask<{ results?: TaskResult<I>[] }>(asked);
-    checkTasks(tasks, results?.map((it) => it.reference) ?? []);
+    checkTasks(tasks, results?.map((it) => it?.reference) ?? []);
     for (const result of results ?? []) if (!("error" in result)) checkOutputs(inputs, result.outputs);
     return results ?? [];
   }
@@ -116,7 +116,8 @@ export class Client {
 
   /** Ask for the decision of a policy about one text or a list of texts. */
   async judge(policy: string, inputs: string | readonly string[], options: CallOptions = {}): Promise<Verdict> {
-    return this.ask<Verdict>({ ...options, path: `/v1/verdicts/${segment(policy)}`, body: { inputs } });
+    const path = `/v1/verdicts/${segment(policy)}`;
+    return checkVerdict(await this.ask<Verdict>({ ...options, path, body: { inputs } }));
   }
 
   /**
@@ -284,8 +285,14 @@ function eventOf(found: Partial<StreamEvent>): StreamEvent {
   const { event, text = "", final = false, verdict, error } = found;
   if (error) throw errorOf(error);
   if ((event === "text" || event === "mask") && typeof text === "string" && !final) return { event, text, final };
-  if (event === "verdict" && verdict?.action) return { event, text: "", final, verdict };
+  if (event === "verdict") return { event, text: "", final, verdict: checkVerdict(verdict) };
   throw new InvalidResponseError("expected an event of a stream of verdicts; is this a Nunatak server?");
+}
+
+/** A caller that compares the action with `block` must not get anything else. */
+function checkVerdict(found: Verdict | null | undefined): Verdict {
+  if (found && ["allow", "flag", "mask", "block"].includes(found.action)) return found;
+  throw new InvalidResponseError("expected a verdict with an action; is this a Nunatak server?");
 }
 
 function checkOutputs(inputs: Inputs, outputs: unknown): void {

@@ -270,6 +270,18 @@ test.each([
   await expect(client([response]).made.predict("tone", ["hello"])).rejects.toBeInstanceOf(api.InvalidResponseError);
 });
 
+test.each([{}, [], { results: [null] }, { action: "ok" }, { action: null }])("%j is no verdict", async (found) => {
+  const events = (async function* () {
+    yield "hello";
+  })();
+  const event = new Response(`${JSON.stringify({ event: "verdict", final: true, verdict: found })}\n`);
+  const { made } = client([ok(found), event, ok(found)]);
+
+  await expect(made.judge("guard", "hello")).rejects.toBeInstanceOf(api.InvalidResponseError);
+  await expect(made.judgeStream("guard", events).next()).rejects.toBeInstanceOf(api.InvalidResponseError);
+  await expect(made.predictMany("hello", ["tone"])).rejects.toBeInstanceOf(api.InvalidResponseError);
+});
+
 test("answers of other tasks, and a stream cut short, are no answer", async () => {
   const asked = ["tone", "attack"];
 
