@@ -10,13 +10,7 @@ from typing import Any, ClassVar, Final, cast
 import httptools
 from starlette.responses import Response
 from starlette.types import Scope
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    ASGISendEvent,
-)
-from uvicorn._types import Scope as AnyScope
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -321,7 +315,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(cycle, refusal)
             return
         if _scope_of(cycle)["http_version"] == "1.0":
-            app = _for_old_callers(cycle, app)
+            _speak_old(cycle)
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
@@ -391,23 +385,18 @@ def bounded_protocol(
     return type("Protocol", (BoundedProtocol,), attributes)
 
 
-def _for_old_callers(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Return the application for HTTP/1.0, which has neither chunks nor interim answers.
-
-    An answer without a length ends with its connection.
-    """
+def _speak_old(cycle: RequestResponseCycle) -> None:
+    """Answer HTTP/1.0, without interim answers and chunks: the connection ends the answer."""
     cycle.waiting_for_100_continue = False
+    send = cycle.send
 
-    async def answer(scope: AnyScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        async def pass_on(message: ASGISendEvent) -> None:
-            # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
-            cycle.chunked_encoding = False
-            cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
+    async def send_plain(message: ASGISendEvent) -> None:
+        # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
 
-        await app(scope, receive, pass_on)
-
-    return answer
+    cycle.send = send_plain
 
 
 def _scope_of(cycle: RequestResponseCycle) -> Scope:
