@@ -4,6 +4,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,13 +14,21 @@ import httpx
 import pytest
 
 from doubles.access import add_key
-from doubles.lifecycles import Site, make_site
+from doubles.lifecycles import POLL_S, Site, make_site
+from doubles.policies import make_policy, make_rule, when
 from doubles.proxies import HOST, PROXIES, free_port
+from doubles.tasks import LABELS
+from nunatak_client import Client
+from nunatak_contract.wire import StreamEvent
+from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 
-PREDICT, ROLLBACK = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod/rollback"
+PREDICT, ALIAS = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod"
+ROLLBACK = f"{ALIAS}/rollback"
 MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
 NUM_ASKED = 6
+STREAM_LIMIT_S = 8
+"""Below the time for a whole request, after which a balancer that waits for it refuses."""
 MANY, ASKED = "/v1/predict", {"inputs": "hi", "tasks": ["tone", "mood"]}
 
 Proxy = Callable[..., AbstractContextManager[httpx.Client]]
@@ -56,6 +65,8 @@ class _Refuse(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.num_asked += 1
         self._answer(503)
+
+    do_PUT = do_POST  # noqa: N815 - the base's name
 
     def _answer(self, status: int) -> None:
         self.send_response(status)
@@ -182,17 +193,41 @@ def check_protocol(client: httpx.Client) -> None:
         assert connection.version() in {"TLSv1.2", "TLSv1.3"}
 
 
-def test_a_prediction_goes_on_to_another_process_and_a_rollback_does_not(
-    place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy
+def test_a_text_is_judged_while_it_arrives(
+    site: Site, place: str, tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry.open(site.registry, create=False) as registry:
+        registry.policies.put(make_policy(make_rule(when("tone", LABELS[0], threshold=1.0))))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "proxy" / "tls.crt"))
+    events = list[StreamEvent]()
+
+    def chunks() -> Generator[str]:
+        """Yield words until something of them is released."""
+        ends_at = time.monotonic() + STREAM_LIMIT_S
+        while not events:
+            assert time.monotonic() < ends_at, "nothing is released while the text arrives"
+            yield "please come at once "
+            time.sleep(POLL_S)
+
+    with proxy(tmp_path / "proxy", place, place) as client, Client(str(client.base_url)) as asker:
+        for event in asker.judge_stream("guard", chunks()):
+            events.append(event)
+
+    assert events[-1].final
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", ROLLBACK), ("PUT", ALIAS)])
+def test_a_prediction_goes_on_to_another_process_and_a_change_does_not(
+    place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy, method: str, path: str
 ) -> None:
     with proxy(tmp_path / "proxy", place, refusing.place) as client:
         predicted = [client.post(MANY, json=ASKED) for _ in range(NUM_ASKED)]
         num_passed_on, refusing.num_asked = refusing.num_asked, 0
-        rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
+        changed = [client.request(method, path, json={}) for _ in range(NUM_ASKED)]
 
     assert {answer.status_code for answer in predicted} == {200}
     assert num_passed_on > 0
-    num_refused = [answer.status_code for answer in rolled_back].count(503)
+    num_refused = [answer.status_code for answer in changed].count(503)
     assert 0 < num_refused == refusing.num_asked < NUM_ASKED
 
 

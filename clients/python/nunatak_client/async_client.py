@@ -24,6 +24,7 @@ from nunatak_client.transport import (
     RetryPolicy,
     VerdictExchange,
     key_headers,
+    seconds,
     server_url,
     tls_context,
     without_proxy,
@@ -63,13 +64,14 @@ class AsyncClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         address, headers = server_url(url), key_headers(api_key)
+        self._timeout_s = seconds("timeout_s", timeout_s)
         # Shared, because reading the certificates takes long.
         self._trusted = trusted = tls_context()
         self._connections = Connections(
             lambda: httpx.AsyncClient(
                 base_url=address,
                 headers=headers,
-                timeout=timeout_s,
+                timeout=self._timeout_s,
                 transport=transport,
                 verify=trusted,
                 mounts=without_proxy(address),
@@ -77,7 +79,6 @@ class AsyncClient:
             can_repeat=transport is None,
             loop=asyncio.get_running_loop,
         )
-        self._timeout_s = timeout_s
         self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
         self._sleep = sleep
         self._clock = clock

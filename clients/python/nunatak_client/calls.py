@@ -101,8 +101,17 @@ def _asking(
         path="/v1/predict",
         content=predict_body(inputs, tasks=tasks, **shown),
         deadline_s=deadline_s,
-        headers={} if routing_key is None else {ROUTING_KEY_HEADER: routing_key},
+        headers={} if routing_key is None else {ROUTING_KEY_HEADER: _sendable(routing_key)},
         read=read,
+    )
+
+
+def _sendable(routing_key: str) -> str:
+    is_text = isinstance(routing_key, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_text and routing_key.isascii() and routing_key.isprintable():
+        return routing_key
+    raise InvalidInputError(
+        f"a routing key must be printable ASCII, got {routing_key!r}; send a digest of other keys"
     )
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import ssl
+import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,20 @@ def server_url(url: str) -> httpx.URL:
     if parsed.scheme not in {"http", "https"} or not parsed.host:
         raise InvalidInputError(f"server must be a URL such as {DEFAULT_URL}, got {url!r}")
     return parsed
+
+
+def seconds(name: str, value: float) -> float:
+    """Check a length of time.
+
+    Raises:
+        InvalidInputError: not a number, or longer than a timer can wait.
+    """
+    is_number = isinstance(value, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_number and value <= threading.TIMEOUT_MAX:
+        return value
+    raise InvalidInputError(
+        f"{name} must be a number of seconds, at most {threading.TIMEOUT_MAX:.0f}, got {value!r}"
+    )
 
 
 def key_headers(api_key: str | None) -> dict[str, str]:
@@ -196,7 +211,7 @@ class Attempts:
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._ends_at = None if deadline_s is None else clock() + deadline_s
+        self._ends_at = None if deadline_s is None else clock() + seconds("deadline_s", deadline_s)
         self._failed = 0
 
     def headers(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 /** The client of one server. */
 import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOf, errorOfResponse } from "./errors.js";
 import { Patience } from "./patience.js";
-import { Attempts, RetryPolicy } from "./retries.js";
+import { Attempts, RetryPolicy, milliseconds } from "./retries.js";
 import type { Inputs, Parameters, Prediction, Priority, StreamEvent, TaskResult, Verdict } from "./shapes.js";
 
 export interface ClientOptions {
@@ -55,13 +55,14 @@ export class Client {
   private readonly send: typeof fetch;
 
   constructor(url = "http://127.0.0.1:8080", options: ClientOptions = {}) {
-    if (!/^https?:\/\/[^/]/.test(url)) {
-      throw new InvalidInputError(`server must be a URL such as http://127.0.0.1:8080, got '${url}'`);
+    // The message must not contain the address, which may have a password.
+    if (!/^https?:\/\/[^/?#@]+(\/[^?#]*)?$/.test(url) || !URL.canParse(url)) {
+      throw new InvalidInputError("server must be a URL such as http://127.0.0.1:8080, without user, query or fragment");
     }
     const retries = options.retries ?? 2;
     this.url = url.replace(/\/+$/, "");
     this.headers = { "content-type": "application/json", ...keyHeaders(options.apiKey) };
-    this.timeoutMs = options.timeoutMs ?? 30_000;
+    this.timeoutMs = milliseconds("timeoutMs", options.timeoutMs ?? 30_000);
     this.policy = typeof retries === "number" ? new RetryPolicy(retries) : retries;
     this.send = options.fetch ?? ((...request) => fetch(...request));
   }
@@ -86,7 +87,7 @@ export class Client {
   ): Promise<TaskResult<I>[]> {
     const asked = call("/v1/predict", { inputs, tasks }, options);
     const { results } = await this.ask<{ results?: TaskResult<I>[] }>(asked);
-    checkTasks(tasks, results?.map((it) => it.reference) ?? []);
+    checkTasks(tasks, results?.map((it) => it?.reference) ?? []);
     for (const result of results ?? []) if (!("error" in result)) checkOutputs(inputs, result.outputs);
     return results ?? [];
   }
@@ -115,7 +116,8 @@ export class Client {
 
   /** Ask for the decision of a policy about one text or a list of texts. */
   async judge(policy: string, inputs: string | readonly string[], options: CallOptions = {}): Promise<Verdict> {
-    return this.ask<Verdict>({ ...options, path: `/v1/verdicts/${segment(policy)}`, body: { inputs } });
+    const path = `/v1/verdicts/${segment(policy)}`;
+    return checkVerdict(await this.ask<Verdict>({ ...options, path, body: { inputs } }));
   }
 
   /**
@@ -218,9 +220,12 @@ export class Client {
 
 function call(path: string, body: object, options: PredictOptions): Call {
   const { parameters, priority, routingKey, ...rest } = options;
+  if (routingKey !== undefined && !/^[ -~]*$/.test(routingKey)) {
+    throw new InvalidInputError("a routing key must be printable ASCII; send a digest of other keys");
+  }
   const headers = {
     ...(priority && { "x-priority": priority }),
-    ...(routingKey && { "x-routing-key": routingKey }),
+    ...(routingKey !== undefined && { "x-routing-key": routingKey }),
   };
   return { ...rest, path, body: parameters ? { ...body, parameters } : body, headers };
 }
@@ -280,8 +285,14 @@ function eventOf(found: Partial<StreamEvent>): StreamEvent {
   const { event, text = "", final = false, verdict, error } = found;
   if (error) throw errorOf(error);
   if ((event === "text" || event === "mask") && typeof text === "string" && !final) return { event, text, final };
-  if (event === "verdict" && verdict?.action) return { event, text: "", final, verdict };
+  if (event === "verdict") return { event, text: "", final, verdict: checkVerdict(verdict) };
   throw new InvalidResponseError("expected an event of a stream of verdicts; is this a Nunatak server?");
+}
+
+/** A caller that compares the action with `block` must not get anything else. */
+function checkVerdict(found: Verdict | null | undefined): Verdict {
+  if (found && ["allow", "flag", "mask", "block"].includes(found.action)) return found;
+  throw new InvalidResponseError("expected a verdict with an action; is this a Nunatak server?");
 }
 
 function checkOutputs(inputs: Inputs, outputs: unknown): void {

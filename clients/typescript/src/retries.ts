@@ -1,5 +1,5 @@
 /** The attempts of a call. Only requests without any effect are repeated. */
-import { ConnectionFailedError, DeadlineExceededError, retryAfterS } from "./errors.js";
+import { ConnectionFailedError, DeadlineExceededError, InvalidInputError, retryAfterS } from "./errors.js";
 import { Patience } from "./patience.js";
 
 /** Capped exponential backoff with full jitter. */
@@ -31,6 +31,15 @@ const NEVER_SENT = new Set([
 /** After the deadline the server answers 504. The client waits this long for that answer. */
 const DEADLINE_SLACK_MS = 1000;
 
+/** A timer of JavaScript that is longer ends at once. */
+const MAX_MS = 2 ** 31 - 1 - DEADLINE_SLACK_MS;
+
+/** Check a length of time. */
+export function milliseconds(name: string, value: number): number {
+  if (typeof value === "number" && value <= MAX_MS) return value;
+  throw new InvalidInputError(`${name} must be a number of milliseconds, at most ${MAX_MS}, got ${value}`);
+}
+
 /** The attempts of one call, which share its deadline. */
 export class Attempts {
   private readonly endsAt: number | undefined;
@@ -41,7 +50,7 @@ export class Attempts {
     private readonly call: { deadlineMs?: number; signal?: AbortSignal },
     private readonly timeoutMs: number,
   ) {
-    this.endsAt = call.deadlineMs === undefined ? undefined : performance.now() + call.deadlineMs;
+    this.endsAt = call.deadlineMs === undefined ? undefined : performance.now() + milliseconds("deadlineMs", call.deadlineMs);
   }
 
   /** The header with the remaining time of the deadline, and the time to wait for the answer. */

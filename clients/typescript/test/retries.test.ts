@@ -270,6 +270,18 @@ test.each([
   await expect(client([response]).made.predict("tone", ["hello"])).rejects.toBeInstanceOf(api.InvalidResponseError);
 });
 
+test.each([{}, [], { results: [null] }, { action: "ok" }, { action: null }])("%j is no verdict", async (found) => {
+  const events = (async function* () {
+    yield "hello";
+  })();
+  const event = new Response(`${JSON.stringify({ event: "verdict", final: true, verdict: found })}\n`);
+  const { made } = client([ok(found), event, ok(found)]);
+
+  await expect(made.judge("guard", "hello")).rejects.toBeInstanceOf(api.InvalidResponseError);
+  await expect(made.judgeStream("guard", events).next()).rejects.toBeInstanceOf(api.InvalidResponseError);
+  await expect(made.predictMany("hello", ["tone"])).rejects.toBeInstanceOf(api.InvalidResponseError);
+});
+
 test("answers of other tasks, and a stream cut short, are no answer", async () => {
   const asked = ["tone", "attack"];
 
@@ -284,6 +296,19 @@ test("answers of other tasks, and a stream cut short, are no answer", async () =
 test("what cannot be sent is refused before, without the key", async () => {
   expect(() => new api.Client("ftp://server")).toThrow(api.InvalidInputError);
   expect(() => new api.Client("http://server", { apiKey: "secret\n" })).toThrow(/^(?!.*secret)/s);
+  for (const url of ["http://me:secret@server", "http://server?x=secret", "http://secret server"]) {
+    expect(() => new api.Client(url)).toThrow(/^server must be a URL(?!.*secret)/s);
+  }
+  for (const timeoutMs of [Infinity, NaN, 2 ** 31, "5" as never]) {
+    expect(() => client([], { timeoutMs })).toThrow(api.InvalidInputError);
+    const { made, sent } = client([ok()]);
+    await expect(made.predict("tone", "hello", { deadlineMs: timeoutMs })).rejects.toBeInstanceOf(api.InvalidInputError);
+    expect(sent).toEqual([]);
+  }
+  for (const routingKey of ["Jürgen", "☃", "a\nb"]) {
+    const asked = client([ok()]).made.predict("tone", "hello", { routingKey });
+    await expect(asked).rejects.toBeInstanceOf(api.InvalidInputError);
+  }
   for (const task of ["..", "", "tone/", "a/b/c"]) {
     const { made, sent } = client([ok()]);
     await expect(made.predict(task, "hello")).rejects.toBeInstanceOf(api.InvalidInputError);

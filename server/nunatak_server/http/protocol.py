@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, cast
 import httptools
 from starlette.responses import Response
 from starlette.types import Scope
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -314,6 +314,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if refusal is not None:
             self._refuse(cycle, refusal)
             return
+        if _scope_of(cycle)["http_version"] == "1.0":
+            _speak_old(cycle)
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
@@ -381,6 +383,20 @@ def bounded_protocol(
         "answer_unreadable": staticmethod(answer_unreadable),
     }
     return type("Protocol", (BoundedProtocol,), attributes)
+
+
+def _speak_old(cycle: RequestResponseCycle) -> None:
+    """Answer HTTP/1.0, without interim answers and chunks: the connection ends the answer."""
+    cycle.waiting_for_100_continue = False
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain
 
 
 def _scope_of(cycle: RequestResponseCycle) -> Scope:

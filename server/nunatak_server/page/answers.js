@@ -1,7 +1,7 @@
 // What tasks answer, by the kind of their head.
 
 import { byId, element, milliseconds, show } from "/page/dom.js";
-import { Refusal } from "/page/server.js";
+import { Refusal, reasonOf } from "/page/server.js";
 
 const SHOWN_LABELS = 6;
 
@@ -16,7 +16,7 @@ export async function answerForm({ form, place, title, verb, onMissingKey }, sen
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) onMissingKey();
     show(`${form}-timing`, "");
-    byId(place).replaceChildren(failureCard(title, error.message));
+    byId(place).replaceChildren(failureCard(title, reasonOf(error)));
   } finally {
     byId(`${form}-send`).disabled = false;
   }

@@ -6,6 +6,8 @@ import { storeKey, storedKey } from "/page/server.js";
 /** Put the dialog into the page; `onChange` is called after the key was set or forgotten. */
 export function startKey(onChange) {
   const key = element("input", { id: "key", type: "password", autocomplete: "off", spellcheck: false });
+  // No header holds other characters.
+  Object.assign(key, { pattern: "\\s*[!-~]*\\s*", title: "printable ASCII without spaces" });
   const form = element(
     "form",
     { method: "dialog" },
@@ -18,7 +20,7 @@ export function startKey(onChange) {
       "div",
       { className: "actions" },
       element("button", { type: "submit", value: "use" }, "Use key"),
-      element("button", { type: "submit", className: "quiet", value: "forget" }, "Forget key"),
+      element("button", { type: "submit", className: "quiet", value: "forget", formNoValidate: true }, "Forget key"),
     ),
   );
   document.body.append(element("dialog", { id: "key-dialog", "aria-labelledby": "key-title" }, form));

@@ -96,6 +96,8 @@ function explain(error) {
   if (!(error instanceof Refusal)) {
     setState("down", "no answer");
     notice("The server does not answer; this page keeps trying.");
+    // What comes back may be another release on another backbone.
+    state.info = null;
     return;
   }
   setState([401, 503].includes(error.status) ? "down" : "unknown", STATE_OF.get(error.status) ?? "refused");
@@ -146,7 +148,8 @@ function askOnly(name) {
 async function watch() {
   const started = performance.now();
   if (document.visibilityState === "visible") await refresh();
-  setTimeout(watch, Math.max(REFRESH_MS, PAUSE_PER_READING * (performance.now() - started)));
+  const pause = state.info ? PAUSE_PER_READING * (performance.now() - started) : 0;
+  setTimeout(watch, Math.max(REFRESH_MS, pause));
 }
 
 startAsking({ onAnswers: refresh, onMissingKey: askForKey });

@@ -1,6 +1,8 @@
 // Talking to the server that sent this page, and to no other.
 
 const KEY = "nunatak-api-key";
+/** A server that says nothing for this long does not answer. */
+const PATIENCE_MS = 10_000;
 
 /** A refusal: its status, and what the problem says in words. */
 export class Refusal extends Error {
@@ -21,19 +23,23 @@ export function storeKey(key) {
 }
 
 export async function getJson(path) {
-  return (await send(path)).json();
+  return (await read(path)).json();
 }
 
 export async function getText(path) {
-  return (await send(path)).text();
+  return (await read(path)).text();
 }
 
-/** What an answer says, or null where the key is for less than that. */
+function read(path) {
+  return send(path, { signal: AbortSignal.timeout(PATIENCE_MS) });
+}
+
+/** What an answer says, or null where the key is for less than that, or the port for several processes. */
 export async function permitted(answer) {
   try {
     return await answer;
   } catch (error) {
-    if (error instanceof Refusal && error.status === 403) return null;
+    if (error instanceof Refusal && [403, 421].includes(error.status)) return null;
     throw error;
   }
 }

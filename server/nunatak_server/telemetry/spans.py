@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from importlib.metadata import version
+from threading import Thread
 from typing import Final
 
 from opentelemetry import context as contexts
@@ -34,6 +35,8 @@ PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
 """A request links to its batch once it is answered, which is within a few batches."""
 FIRST_SERVER_ERROR: Final = 500
+LAST_SPANS_S: Final = 3.0
+"""At the end of a server, the collector's time for the spans that have not been sent."""
 
 Attributes = dict[str, str | int]
 
@@ -113,7 +116,10 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
-        self._provider.shutdown()
+        # The library itself waits for half a minute where the collector is away.
+        ending = Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(LAST_SPANS_S)
 
     def _version(self, record: VersionWork, request: Span) -> None:
         row = record.slowest

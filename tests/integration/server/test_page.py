@@ -315,6 +315,41 @@ def test_a_key_for_some_tasks_sees_and_asks_those(page: Page) -> None:
     expect(page.locator("#memory-panel")).to_be_hidden()
 
 
+def test_a_key_that_no_header_holds_is_not_kept(page: Page) -> None:
+    page.goto("/")
+    page.click("#key-button")
+    page.fill("#key", "\u201copensesame\u201d")
+    page.get_by_role("button", name="Use key").click()
+    expect(page.locator("#key:invalid")).to_be_visible()
+    page.get_by_role("button", name="Forget key").click()
+
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    assert page.evaluate("Object.values(sessionStorage)") == []
+    expect(page.locator("#state")).to_have_text("ready")
+
+
+def test_a_port_that_processes_share_is_ready_without_their_counts(page: Page) -> None:
+    page.route("**/metrics", lambda route: route.fulfill(status=421, json={"code": "shared_port"}))
+    page.goto("/")
+
+    expect(page.locator("#state")).to_have_text("ready")
+    with page.expect_response("**/metrics"), page.expect_response("**/readyz"):
+        pass
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_server_that_hangs_is_not_shown_as_ready_and_is_read_anew(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("#state")).to_have_text("ready")
+    page.route("**/readyz", lambda _: None)
+
+    expect(page.locator("#state")).to_have_text("no answer")
+    page.unroute("**/readyz")
+    with page.expect_response("**/info"):
+        expect(page.locator("#state")).to_have_text("ready")
+
+
 @pytest.mark.usefixtures("candidates")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal

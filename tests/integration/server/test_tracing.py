@@ -1,7 +1,9 @@
 """Spans of real requests, as a collector would get them."""
 
 import asyncio
+import socket
 import sys
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.telemetry import spans
 from nunatak_server.telemetry.spans import SpanTracing
 from nunatak_server.telemetry.tracing import find_tracing
 
 PREDICT = "/v1/tasks/tone/predict"
+ENDS_WITHIN_S = 5
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -37,8 +41,8 @@ class Collector:
 
     def below(self, parent: ReadableSpan) -> list[ReadableSpan]:
         """Children in the order of their beginning."""
-        spans = self._exporter.get_finished_spans()
-        own = [it for it in spans if it.parent and it.parent.span_id == id_of(parent)]
+        finished = self._exporter.get_finished_spans()
+        own = [it for it in finished if it.parent and it.parent.span_id == id_of(parent)]
         return sorted(own, key=lambda span: span.start_time or 0)
 
 
@@ -176,6 +180,24 @@ def test_tracing_is_off_unless_a_collector_is_named() -> None:
     tracing = find_tracing(named)
     assert tracing is not None
     tracing.close()
+
+
+@pytest.mark.parametrize("backlog", [None, 1], ids=["down", "silent"])
+def test_a_collector_that_is_away_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, backlog: int | None
+) -> None:
+    monkeypatch.setattr(spans, "LAST_SPANS_S", 0.2)
+    with socket.socket() as collector:
+        collector.bind(("127.0.0.1", 0))
+        if backlog is not None:
+            collector.listen(backlog)
+        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        tracing = spans.otlp_tracing()
+        tracing.begin(method="POST", headers=[]).end(route="/v1/predict", status=200)
+        began_at = time.monotonic()
+        tracing.close()
+        assert time.monotonic() - began_at < ENDS_WITHIN_S
 
 
 def test_tracing_without_its_libraries_says_what_to_install(

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 import pytest
@@ -169,6 +169,22 @@ def test_predict_all_raises_what_refuses_a_single_input(face: Face) -> None:
 def test_predict_many_refuses_a_string_of_tasks(face: Face) -> None:
     with pytest.raises(InvalidInputError):
         face.run(Network([]), lambda client: client.predict_many("Come.", "tone"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"deadline_s": it} for it in (float("inf"), float("nan"), 1e12, "5")),
+        *({"routing_key": it} for it in ("J\u00fcrgen", "a\nb", 5)),
+    ],
+)
+def test_an_option_that_cannot_be_sent_is_refused_before(
+    face: Face, options: dict[str, Any]
+) -> None:
+    network = Network([])
+    with pytest.raises(InvalidInputError):
+        face.run(network, lambda client: client.predict("tone", "Come.", **options))
+    assert not network.requests
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,15 @@ def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient]
         kind(url)
 
 
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, "5"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_time_that_no_timer_can_wait_is_refused(
+    kind: type[Client | AsyncClient], timeout_s: float
+) -> None:
+    with pytest.raises(InvalidInputError, match="timeout_s must be a number of seconds"):
+        kind(timeout_s=timeout_s)
+
+
 def test_password_in_the_address_stays_out_of_messages() -> None:
     client = Client("http://user:secret@tests.invalid", transport=httpx.MockTransport(reset))
 

@@ -34,6 +34,8 @@ WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 CHUNKED_WAIT = (
     b"POST /wait HTTP/1.1\r\nHost: here\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n"
 )
+BODIES = {"/headers": b"whole"}
+"""Answers with a length."""
 TRAILER = b"0\r\nx-late: y\r\n"
 ended = deque[str]()
 """The ends of waiting requests."""
@@ -72,11 +74,15 @@ async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
         except asyncio.CancelledError:
             ended.append("gone" if caller_has_gone(dict(scope)) else "cancelled")
             return
-    await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": False})
+    body = BODIES.get(scope["path"], b"")
+    headers = [(b"content-length", b"%d" % len(body))][: len(body)]
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": headers, "trailers": False}
+    )
     if scope["path"] == "/slow":
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await asyncio.sleep(DEADLINE_S)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 @pytest.fixture(name="port", scope="module", params=["asyncio", "uvloop"])
@@ -363,3 +369,16 @@ def test_a_refused_caller_that_then_does_nothing_is_let_go(port: int, body: byte
         time.sleep(DEADLINE_S / 3)
         caller.sendall(body)
         assert caller.recv(100) == b""
+
+
+@pytest.mark.parametrize(("path", "body"), [("slow", b"begun"), ("headers", b"whole")])
+def test_an_old_caller_gets_no_chunks_and_no_interim_answer(
+    port: int, path: str, body: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(f"POST /{path} HTTP/1.0\r\nexpect: 100-continue\r\n".encode())
+        caller.sendall(b"content-length: 5\r\nconnection: keep-alive\r\n\r\n12345")
+        head, _, rest = all_of(caller).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in head
+    assert rest == body
