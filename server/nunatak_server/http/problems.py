@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
-    return _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
+    problem = _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
+    return problem if error.position is None else {**problem, "position": error.position}
 
 
 def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_a_code_that_nobody_listed_is_a_bug() -> None:
 
 def test_an_error_without_a_value_of_its_message_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        NunatakError("empty_text")
+        NunatakError("invalid_text")
 
 
 def test_a_long_name_is_quoted_in_part() -> None:
