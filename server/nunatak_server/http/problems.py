@@ -130,7 +130,7 @@ ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the wrong fields and the reasons, and never the values."""
     return [
-        {"location": _location(error["loc"]), "message": message_text(error["msg"])[:200]}
+        {"location": _location(error["loc"]), "message": message_text(error)[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
     ]
 
