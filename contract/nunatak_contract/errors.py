@@ -5,6 +5,7 @@ A subclass exists only where code catches it, or where callers of the client may
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 from nunatak_contract.problems import REASONS
 
@@ -15,16 +16,31 @@ class NunatakError(Exception):
     Attributes:
         code: The name of the reason, such as `task_not_found`.
         fields: The values in the message, by name.
+        position: The place of the refused input among the inputs, from 0, if it is one.
     """
 
     def __init__(self, code: str, **fields: object) -> None:
         self.code = code
         self.fields = fields
+        self.position = cast("int | None", fields.get("position"))
         super().__init__(REASONS[code].message.format_map(fields))
+
+    def __str__(self) -> str:
+        return f"{place_of_input(self.position)}{super().__str__()}"
+
+    @property
+    def problem(self) -> str:
+        """The message without the place of the input."""
+        return super().__str__()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Let an error travel between processes, also one whose class has other arguments."""
         return _restored, (type(self), self.args, self.__dict__)
+
+
+def place_of_input(position: int | None) -> str:
+    """Return how the message about an input begins."""
+    return "" if position is None else f"input {position}: "
 
 
 def _restored(

@@ -16,6 +16,7 @@ from nunatak_contract.plain_text import visible
 from nunatak_contract.record import Record, later
 
 MAX_LABELS = 10_000
+NO_DEFAULT_LABEL = "none"
 DEFAULT_THRESHOLD = 0.5
 """The score from which a label of a multi-label task applies, if the task has no other."""
 

@@ -30,8 +30,8 @@ _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
 REGISTRY: Mapping[str, Reason] = {
     "registry_missing": Reason(
-        "there is no registry at {location}; check --registry and NUNATAK_REGISTRY. To make a new "
-        "registry there, publish a first task with --create, as in `nunatak train --create`"
+        "there is no registry at {location}; check the given place, or NUNATAK_REGISTRY. To make a "
+        "new registry there, publish a first task, as with `nunatak train --create`"
     ),
     "invalid_manifest": Reason("{problem}", _UNAVAILABLE),
     "invalid_artifact": Reason("{problem}", _UNAVAILABLE),
@@ -127,7 +127,7 @@ MODEL: Mapping[str, Reason] = {
 ARTIFACT: Mapping[str, Reason] = {
     "backbone_mismatch": Reason(
         "{reference} was trained on {part} {wanted}, and here is only {served}; name the backbone "
-        "of the training (--backbone), or train the task again on a backbone that is here",
+        "of the training, or train the task again on a backbone that is here",
         _CONFLICT,
     ),
     "unservable_task": Reason(
@@ -139,7 +139,7 @@ ARTIFACT: Mapping[str, Reason] = {
         _UNAVAILABLE,
     ),
     "probe_failed": Reason(
-        "{reference} fails its parity probe at input {position}: {reason}", _UNAVAILABLE
+        "{reference} fails its parity probe at input {number}: {reason}", _UNAVAILABLE
     ),
     "invalid_folder": Reason("cannot import {folder!r}: {reason}"),
     "corrupt_file": Reason("cannot import {folder!r}: {file} {problem}; save or download it again"),
@@ -286,27 +286,27 @@ REQUESTS: Mapping[str, Reason] = {
         _INVALID,
     ),
     "text_too_long": Reason(
-        "input {position} has {num_chars} characters, and the server reads at most {limit_chars}; "
-        "send a part of the text",
+        "the text has {num_chars} characters, and at most {limit_chars} are read; send a part of "
+        "the text",
         _INVALID,
     ),
     "too_many_tokens": Reason(
-        "text {position} has {num_tokens} tokens, at most {limit} are read at once, and on_long is "
+        "the text has {num_tokens} tokens, at most {limit} are read at once, and on_long is "
         "'refuse'; shorten the text, or set on_long to 'windows' or 'cut' (other protocols: "
         "truncation)",
         _INVALID,
     ),
     "empty_text": Reason(
-        "input {position} is empty or only white space; leave the input out", _INVALID
+        "the text is empty or only white space; ask only about other texts", _INVALID
     ),
-    "invalid_text": Reason("input {position} contains {reason}; remove it", _INVALID),
+    "invalid_text": Reason("the text contains {reason}; remove it", _INVALID),
     "model_not_found": Reason(
         "this server embeds texts with {served}; name that model, or ask tasks at /v1/tasks",
         _NOT_FOUND,
     ),
     "wrong_input_kind": Reason(
-        "input {position} is a {kind}, and this {head} task reads a {wanted}; send what the task "
-        "reads, or ask another task",
+        "the input is a {kind}, and this {head} task reads a {wanted}; send what the task reads, "
+        "or ask another task",
         _INVALID,
     ),
 }

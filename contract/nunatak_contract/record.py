@@ -1,6 +1,7 @@
 """The bases of all records and of all answers, and the types of their fields."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from operator import eq
@@ -37,17 +38,59 @@ MAX_PROBLEMS: Final = 10
 """Most wrong fields that an error names."""
 
 
-def message_text(message: str) -> str:
-    """Return a message of pydantic about a field, without names of classes."""
-    told = message.removeprefix("Value error, ")
-    return re.sub("a valid dictionary or instance of [A-Za-z]+", "an object", told)
+_WORDS: Final = (
+    (r"^Value error, ", ""),
+    (r", (unable to|got a number with) .*| after validation", ""),
+    (r"^(Input should be|\w+ should have)( a valid)?", "expected"),
+    (r"^\w+ should match pattern", "expected a text of the pattern"),
+    (r"^expected (dictionary|object).*", "expected an object"),
+    (r"^expected (list|tuple|set)$", "expected a list"),
+    (r"^expected string$", "expected a text"),
+    (r"^expected boolean$", "expected true or false"),
+    (r"^expected integer$", "expected an integer"),
+    (r"^expected number$", "expected a number"),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+    (r"^expected (greater|less) than", r"expected a number \1 than"),
+    (r", not (\d+)$", r", got \1"),
+    (r"^Input tag .* expected tags: ", "expected one of "),
+    (r"^Unable to extract tag using discriminator (.*)", r"expected the field \1"),
+    (r"^Invalid JSON", "expected JSON"),
+)
+"""Patterns in pydantic's messages, and our words for them."""
+_KINDS: Final[Mapping[str, str]] = {
+    "bool": "true or false",
+    "int": "a number",
+    "float": "a number",
+    "str": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "NoneType": "nothing",
+}
+
+
+def message_text(found: Mapping[str, Any]) -> str:
+    """Return an error of pydantic about a field in our words, with the kind of the value alone."""
+    match found["type"]:
+        case "missing":
+            return "expected a value, got none"
+        case "extra_forbidden":
+            return "there is no such field, so remove it"
+        case kind:
+            told = found["msg"]
+            for pattern, words in _WORDS:
+                told = re.sub(pattern, words, told)
+    if not kind.endswith(("_type", "_parsing")):
+        return told
+    return f"{told}, got {_KINDS.get(type(found['input']).__name__, 'another kind')}"
 
 
 def problems_of(error: ValidationError) -> list[tuple[str, str]]:
     """Return the places of wrong fields, such as `keys.0.name`, and what is wrong; no values."""
-    told = error.errors(include_url=False, include_context=False, include_input=False)[:100]
+    told = error.errors(include_url=False, include_context=False)[:100]
     return [
-        (".".join(map(str, it["loc"])), message_text(it["msg"]))
+        (".".join(map(str, it["loc"])), message_text(it))
         for it in told
         # A list is also too short because its items are wrong.
         if it["type"] != "too_short"

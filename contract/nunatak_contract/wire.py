@@ -151,6 +151,7 @@ class Problem(Result):
     detail: str = ""
     code: str
     errors: tuple[FieldProblem, ...] | None = None
+    position: int | None = Field(default=None, description="of the refused input, from 0")
     request_id: str | None = None
 
 

@@ -6,7 +6,10 @@ import httpx
 
 with httpx.Client(base_url="http://127.0.0.1:8080", timeout=30) as client:
     for line in filter(None, map(str.strip, sys.stdin)):
-        answer = client.post("/v1/verdicts/privacy", json={"inputs": line}).raise_for_status()
+        try:
+            answer = client.post("/v1/verdicts/privacy", json={"inputs": line}).raise_for_status()
+        except httpx.HTTPError as error:
+            sys.exit(f"no mask, because no verdict came: {error}; is the server running?")
         verdict = answer.json()
         if verdict["action"] == "block":
             sys.exit(f"no mask, because a task failed: {verdict['failures']}")

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import NO_DEFAULT_LABEL
 from nunatak_contract.names import check_task_name
 from nunatak_contract.record import problems_of
 from nunatak_exchange import checks
@@ -84,7 +85,8 @@ def draft_imported(
 ) -> VersionDraft:
     """Describe an imported task as a version to publish, without data and scores.
 
-    If there are two exclusive labels, the first is the default label unless the caller names one.
+    If there are two exclusive labels, the first is the default label unless the caller names one,
+    or `none`.
     """
     check_task_name(task)
     _check_inputs(imported.spec.head.kind, origin, choices)
@@ -93,6 +95,8 @@ def draft_imported(
     is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
     if default_label is None and is_classification and is_single and len(imported.labels) == 2:
         default_label = imported.labels[0]
+    if default_label == NO_DEFAULT_LABEL and NO_DEFAULT_LABEL not in imported.labels:
+        default_label = None
     try:
         head = head_record(
             imported.spec.head,

@@ -87,6 +87,8 @@ def check_settings(
     tokenizer_class = _class_of(config, settings)
     if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
+    if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer", "RobertaTokenizer"}:
+        _check_frame(settings, _section(definition, "post_processor"))
     if tokenizer_class in {"RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"}:
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
     if tokenizer_class in {"Qwen2Tokenizer", "LlamaTokenizer"}:
@@ -364,6 +366,21 @@ def _check_ends(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> N
             "tokens around texts that tokenizer.json has; remove these settings in a copy of the "
             f"folder if tokenizer.json is right, or {SAVE_ADVICE}"
         )
+
+
+def _check_frame(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Refuse other tokens around a text: transformers takes those that the settings name."""
+    if "cls" in stored:
+        single = [stored["cls"][0], stored["sep"][0]]
+    else:
+        single, _ = _frames(stored) or ([""], [])
+    for name, ours in (("cls_token", single[0]), ("sep_token", single[-1])):
+        if settings.get(name) and _content(settings[name]) != ours:
+            raise UnsupportedBackboneError(
+                f"{TOKENIZER_CONFIG} means {name}={_content(settings[name])!r} around a text, and "
+                f"tokenizer.json has {ours!r}; correct the one with which the model was not "
+                f"trained in a copy of the folder, or {SAVE_ADVICE}"
+            )
 
 
 def _content(token: object) -> str:

@@ -106,13 +106,15 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
 def _read(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as lines:
-            return tomllib.load(lines)
+            read = tomllib.load(lines)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid_settings(
             f"the configuration file {path} cannot be read ({reason}); it must be TOML "
             "with one setting a line, such as: port = 8080"
         ) from None
+    # As in the environment, because Python reads a truth as the number 1 or 0.
+    return {name: str(it).lower() if isinstance(it, bool) else it for name, it in read.items()}
 
 
 def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin:

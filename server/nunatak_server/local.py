@@ -81,21 +81,17 @@ class LocalPredictor:
         options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks."""
-        parts, num_done = Parts(inputs), 0
+        parts = Parts(inputs)
         while part := parts.take():
             try:
                 predictions = self.predict(part, tasks, options=options)
             except NunatakError as error:
-                is_of_inputs = REASONS[error.code].status is HTTPStatus.UNPROCESSABLE_ENTITY
-                if is_of_inputs and parts.divide(part, code=error.code):
-                    continue
-                if is_of_inputs and "position" in error.fields:
-                    fields = {**error.fields, "position": num_done}  # not in the part
-                    raise NunatakError(error.code, **fields) from error
-                raise
-            parts.accept()
-            num_done += len(part)
-            yield part, predictions
+                if REASONS[error.code].status is not HTTPStatus.UNPROCESSABLE_ENTITY:
+                    raise
+                parts.refuse(part, error)
+            else:
+                parts.accept(part)
+                yield part, predictions
 
     def close(self) -> None:
         """End the threads; the registry stays open."""
@@ -128,7 +124,8 @@ def _leave_to_callers(_: EngineFailedError) -> None:
 def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:
     if isinstance(found, TaskFailure):
         error = found.error
-        problem = Problem(code=error.code, status=REASONS[error.code].status, detail=str(error))
+        status, position = REASONS[error.code].status, error.position
+        problem = Problem(code=error.code, status=status, detail=str(error), position=position)
         return TaskResult(reference=found.reference, error=problem)
     return answer_as(TaskResult, found, reference=found.reference)
 

@@ -256,11 +256,9 @@ def encode_alike(
             encode = partial(encoder.encode_windows, start=reading.start or (0, 0))
         return encode(texts, max_length=length, stride=reading.stride)
     except NunatakError as error:
-        if error.code != "invalid_text":
-            raise
-        # The tokenizer counts the texts of this call.
-        position, _ = placed[int(str(error.fields["position"]))]
-        raise NunatakError(error.code, **{**error.fields, "position": position}) from error
+        if error.position is not None:  # among the texts of this call
+            error.position, _ = placed[error.position]
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,15 +65,15 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     # A request without a name, from a key with several tasks.
     r"|the request names no task"
     # A question for a task that reads texts.
-    r"|input \d+ is a \w+, and this [\w ]+ task reads "
+    r"|input \d+: the input is a \w+, and this [\w ]+ task reads "
     # Fields of a question that depend on its type, its names, and texts that are joined.
     r"|question \d+: "
     r"|questions must have different names"
     r"|JSON may have at most "
-    r"|input 1 (?:is empty|contains) "
+    r"|input 1: the text (?:is empty|contains) "
 )
 """The same for other servers' protocols, whose errors have no code, or codes of their own."""
-NOT_AN_INTEGER = "Input should be a valid integer"
+NOT_AN_INTEGER = "expected an integer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

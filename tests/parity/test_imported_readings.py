@@ -134,6 +134,7 @@ OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
     "added": ({"added_tokens_decoder": {"9": {"content": "<new>"}}}, "the token '<new>'"),
     "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "the token '<new>'"),
     "first": ({"cls_token": "<s>"}, "the token '<s>'"),
+    "ends": ({"cls_token": "[SEP]", "sep_token": "[CLS]"}, "cls_token='.SEP.'"),
     "unknown": ({"unk_token": "[MASK]"}, "unk_token='.MASK.'"),
 }
 

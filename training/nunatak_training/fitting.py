@@ -12,7 +12,7 @@ from torch import Tensor
 from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import CalibrationRecord, ReliabilityRecord
-from nunatak_contract.heads import DEFAULT_THRESHOLD, TANH_BLOCK
+from nunatak_contract.heads import DEFAULT_THRESHOLD, NO_DEFAULT_LABEL, TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
@@ -38,7 +38,6 @@ from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
 from nunatak_training.recipes import (
-    NO_DEFAULT_LABEL,
     TEACHER_TEMPERATURE,
     Precision,
     Recipe,

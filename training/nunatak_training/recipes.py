@@ -28,7 +28,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """Steps in which every method learns a few hundred examples, roughly."""
-NO_DEFAULT_LABEL = "none"
 TEACHER_TEMPERATURE = 2.0
 PATIENCE = 3
 """Number of scored epochs without a better dev score after which training ends."""

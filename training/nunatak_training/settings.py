@@ -61,7 +61,8 @@ def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": it for inner, it in flattened(value).items()}
         else:
-            flat[name] = value
+            # As text, because Python reads a truth as the number 1 or 0.
+            flat[name] = str(value).lower() if isinstance(value, bool) else value
     return flat
 
 

@@ -50,12 +50,12 @@ def run_probe(
     rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
     with torch.inference_mode():
         outputs = forward(backbone, rows, trunk=trunk)
-    for position, (output, expected) in enumerate(zip(outputs, probe.logits, strict=True)):
+    for number, (output, expected) in enumerate(zip(outputs, probe.logits, strict=True)):
         actual = output.cpu()
         problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone)
         if problem is not None:
             raise NunatakError(
-                "probe_failed", reference=manifest.reference, position=position, reason=problem
+                "probe_failed", reference=manifest.reference, number=number, reason=problem
             )
 
 

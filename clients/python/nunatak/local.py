@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_client import Inputs, Prediction
+from nunatak_client import FanOut, Inputs, Prediction
+from nunatak_client.calls import named_tasks
+from nunatak_client.errors import closed
 from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
@@ -23,7 +25,7 @@ from nunatak_contract.record import problems_text
 if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
-    from nunatak_server.predict.types import TaskPrediction
+    from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 
 def load(
@@ -100,41 +102,85 @@ class LocalTasks:
             NunatakError: the reference means no version, the version cannot be served, or an input
                 cannot be answered.
         """
-        if isinstance(inputs, Iterator):
-            inputs = list(inputs)
-        wire = wire_inputs(inputs)
-        json_body({"inputs": wire.value})  # refuses what no request can hold
-        items = [inputs] if wire.num_inputs is None else inputs
-        wanted = wire_parameters(**options)
-        return self._thread.submit(self._ask, task, cast("Sequence[Input]", items), wanted).result()
+        from nunatak_server.local import answer_as
+        from nunatak_server.predict.types import TaskFailure
+
+        (found,) = self._ask([task], inputs, options)
+        if isinstance(found, TaskFailure):
+            raise found.error
+        return answer_as(Prediction, found)
+
+    def predict_many(
+        self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[ShownOptions]
+    ) -> FanOut:
+        """Ask several tasks about the same inputs; a task that fails does not fail the others.
+
+        The arguments and the answer are those of `Client.predict_many`.
+
+        Raises:
+            NunatakError: no task can answer an input.
+        """
+        from nunatak_server.local import result_of
+
+        found = self._ask(named_tasks(tasks), inputs, options)
+        return FanOut(results=tuple(map(result_of, found)))
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
         self._held.close()
 
     def _ask(
-        self, task: str, inputs: Sequence[Input], options: Mapping[str, JsonValue]
-    ) -> Prediction:
-        from nunatak_server.local import answer_as
-        from nunatak_server.predict.types import TaskFailure
+        self, tasks: Sequence[str], inputs: Inputs, options: ShownOptions
+    ) -> "list[TaskPrediction | TaskFailure]":
+        if isinstance(inputs, Iterator):
+            inputs = list(inputs)
+        wire = wire_inputs(inputs)
+        json_body({"inputs": wire.value})  # refuses what no request can hold
+        items = cast("Sequence[Input]", [inputs] if wire.num_inputs is None else inputs)
+        wanted = _parameters(wire_parameters(**options))
+        try:
+            asked = self._thread.submit(self._answers, tasks, items, wanted)
+        except RuntimeError as error:
+            raise closed("LocalTasks") from error
+        return asked.result()
 
+    def _answers(
+        self, tasks: Sequence[str], inputs: Sequence[Input], options: requests.Parameters
+    ) -> "list[TaskPrediction | TaskFailure]":
         # An alias that moves meanwhile must not mix the answers of two versions.
-        reference = self._registry.resolve(task).reference
-        parts = list["TaskPrediction"]()
-        chosen = _parameters(options)
-        for _, found in self._predictor.predict_all(inputs, [reference], options=chosen):
-            (result,) = found.results
-            if isinstance(result, TaskFailure):
-                raise result.error
-            parts.append(result)
-        said = [part.predicted for part in parts if part.predicted is not None]
-        whole = replace(
-            parts[0],
-            outputs=tuple(chain.from_iterable(part.outputs for part in parts)),
-            predicted=tuple(chain.from_iterable(said)) if said else None,
-            extents=tuple(chain.from_iterable(part.extents for part in parts)),
-        )
-        return answer_as(Prediction, whole)
+        references = [self._fixed(task) for task in tasks]
+        parts = [
+            found.results
+            for _, found in self._predictor.predict_all(inputs, references, options=options)
+        ]
+        whole = map(_joined, zip(*parts, strict=True))
+        return [replace(it, reference=task) for it, task in zip(whole, tasks, strict=True)]
+
+    def _fixed(self, task: str) -> str:
+        try:
+            return self._registry.resolve(task).reference
+        except NunatakError:
+            return task  # its answer says why
+
+
+def _joined(parts: "Sequence[TaskPrediction | TaskFailure]") -> "TaskPrediction | TaskFailure":
+    """Return the answers of a task to all parts of the inputs, or its first failure."""
+    from nunatak_server.predict.types import TaskFailure
+
+    answered = list["TaskPrediction"]()
+    for part in parts:
+        if isinstance(part, TaskFailure):
+            if part.error.position is not None:
+                part.error.position += sum(len(it.outputs) for it in answered)
+            return part
+        answered.append(part)
+    said = [part.predicted for part in answered if part.predicted is not None]
+    return replace(
+        answered[0],
+        outputs=tuple(chain.from_iterable(part.outputs for part in answered)),
+        predicted=tuple(chain.from_iterable(said)) if said else None,
+        extents=tuple(chain.from_iterable(part.extents for part in answered)),
+    )
 
 
 def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:

@@ -11,7 +11,12 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
-from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
+from nunatak_client.errors import (
+    ConnectionFailedError,
+    InvalidInputError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult
 from nunatak_client.transport import (
@@ -115,17 +120,17 @@ class AsyncClient:
         the inputs of each request with their answers. `deadline_s` is of each request.
 
         Raises:
-            InvalidRequestError: the server refuses an input; all inputs before are answered.
+            NunatakClientError: an input is refused; all inputs before are answered, and `position`
+                is its place.
         """
         parts = Parts(inputs)
         while part := parts.take():
             try:
                 answer = await self.predict_many(part, tasks, **options)
-            except InvalidRequestError as error:
-                if not parts.divide(part, code=error.code):
-                    raise
+            except (InvalidInputError, InvalidRequestError) as error:
+                parts.refuse(part, error)
             else:
-                parts.accept()
+                parts.accept(part)
                 yield part, answer
 
     async def stream(
@@ -140,7 +145,7 @@ class AsyncClient:
         attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._connections.here().stream(
+                async with self._connections.open().stream(
                     stream.call.method,
                     stream.call.path,
                     content=stream.call.content,
@@ -169,7 +174,7 @@ class AsyncClient:
     async def judge(
         self, policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
     ) -> wire.PolicyVerdict:
-        """Ask for the decision of a policy about one text or several; an error means a block."""
+        """Ask for the decision of a policy about a text or a list of texts; an error is a block."""
         return await self._run(calls.judge(policy, inputs, deadline_s=deadline_s))
 
     async def judge_stream(
@@ -182,7 +187,7 @@ class AsyncClient:
         blocked. `timeout_s` is the time for each event after the last chunk. There are no further
         attempts and no proxies.
         """
-        http = self._connections.here()
+        http = self._connections.open()
         url, timeout_s = http.base_url, self._timeout_s
         exchange = VerdictExchange(url, http.headers, policy)
         try:
@@ -336,7 +341,7 @@ class AsyncClient:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._connections.here().stream(
+                async with self._connections.open().stream(
                     call.method,
                     call.path,
                     params=call.query or None,

@@ -76,15 +76,24 @@ def predict(
 def predict_many(
     inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
 ) -> Call[replies.FanOut]:
-    if isinstance(tasks, str):
-        raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
-    wire = wire_inputs(inputs)
+    tasks, wire = named_tasks(tasks), wire_inputs(inputs)
     return _asking(
         wire,
         tasks,
         lambda reply: replies.read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
         **options,
     )
+
+
+def named_tasks(tasks: Sequence[str]) -> Sequence[str]:
+    """Return the references of several tasks.
+
+    Raises:
+        InvalidInputError: it is one text, or there is none.
+    """
+    if isinstance(tasks, str) or not tasks:
+        raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
+    return tasks
 
 
 def _asking(
@@ -165,6 +174,10 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
 def judge(
     policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
 ) -> Call[PolicyVerdict]:
+    if isinstance(inputs, tuple):
+        raise InvalidInputError(
+            "a policy reads single texts, and a tuple is a pair; pass several texts as a list"
+        )
     texts: JsonValue = inputs if isinstance(inputs, str) else list(in_order(inputs))
     return Call(
         method="POST",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, place_of_input
 
 
 class NunatakClientError(NunatakError):
@@ -12,8 +12,13 @@ class NunatakClientError(NunatakError):
 class InvalidInputError(NunatakClientError):
     """An argument that cannot be sent; nothing was sent."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__("invalid_input", problem=problem)
+    def __init__(self, problem: str, position: int | None = None) -> None:
+        super().__init__("invalid_input", problem=problem, position=position)
+
+
+def closed(what: str) -> InvalidInputError:
+    """The error of a call after `close`."""
+    return InvalidInputError(f"this {what} is closed; open another, and ask before it is closed")
 
 
 class ConnectionFailedError(NunatakClientError):
@@ -44,6 +49,7 @@ class ApiError(NunatakClientError):
         code: The server's stable name for the reason, such as `task_not_found`.
         status: The HTTP status.
         detail: The reason in words.
+        position: The place of the refused input among the inputs, from 0.
         request_id: The id of the request in the server's log.
         retry_after_s: Seconds after which the server suggests another attempt.
     """
@@ -54,12 +60,14 @@ class ApiError(NunatakClientError):
         code: str,
         status: int,
         detail: str,
+        position: int | None = None,
         request_id: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         # Only an error of the server needs the server's log.
         trail = f" (request {request_id})" if request_id and status >= 500 else ""
-        super().__init__("api_error", detail=detail, trail=trail)
+        detail = detail.removeprefix(place_of_input(position))
+        super().__init__("api_error", detail=detail, trail=trail, position=position)
         self.code = code
         self.status = status
         self.detail = detail

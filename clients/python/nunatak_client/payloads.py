@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Parts:
         self._inputs = iter(in_order(inputs))
         self._refused: list[Input] = []
         self._size = self._max_size = MAX_PART_INPUTS
+        self._num_accepted = 0
 
     def take(self) -> list[Input]:
         """Return the next list; it is empty at the end. Errors come after the inputs before."""
@@ -96,19 +98,21 @@ class Parts:
             self._inputs = map(_raise, [error])
         return part
 
-    def accept(self) -> None:
+    def accept(self, part: Sequence[Input]) -> None:
         """Let the next list be longer."""
+        self._num_accepted += len(part)
         self._size = min(2 * self._size, self._max_size)
 
-    def divide(self, part: list[Input], *, code: str) -> bool:
-        """Divide a list that was refused for `code`; return False if it has only one input."""
+    def refuse(self, part: list[Input], error: NunatakError) -> None:
+        """Divide a refused list; if it has only one input, raise the error, with its place."""
         if len(part) == 1:
-            return False
+            if error.position is not None:
+                error.position = self._num_accepted
+            raise error
         self._refused = part + self._refused
         self._size = len(part) // 2
-        if code == "too_many_inputs":
+        if error.code == "too_many_inputs":
             self._max_size = self._size
-        return True
 
 
 def _raise(error: Exception) -> Input:
@@ -139,7 +143,7 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """
     if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
-    items = [_wire_input(item, f"input {at}") for at, item in enumerate(in_order(inputs))]
+    items = [_wire_input(item, at) for at, item in enumerate(in_order(inputs))]
     if not items:
         raise InvalidInputError("inputs must hold at least one text, got an empty list")
     return WireInputs(value=items, num_inputs=len(items))
@@ -226,7 +230,7 @@ def path_segment(kind: str, value: str) -> str:
     return quote(value, safe="@", errors="replace")
 
 
-def _wire_input(item: object, name: str = "an input") -> JsonValue:
+def _wire_input(item: object, position: int | None = None) -> JsonValue:
     match item:
         case str():
             return item
@@ -238,8 +242,9 @@ def _wire_input(item: object, name: str = "an input") -> JsonValue:
             return {"query": query, "documents": _wire_documents(documents)}
         case _:
             raise InvalidInputError(
-                f"{name} must be a text, a pair (text, text_pair), a Question or a Query, "
-                f"got {_shape(item)}; pass several inputs as a list"
+                "an input must be a text, a pair (text, text_pair), a Question or a Query, got "
+                f"{_shape(item)}; pass several inputs as a list",
+                position,
             )
 
 

@@ -170,6 +170,7 @@ def error_of(problem: wire.Problem, *, retry_after_s: float | None = None) -> Ap
         code=problem.code,
         status=problem.status,
         detail=f"{detail} ({fields})" if fields else detail,
+        position=problem.position,
         request_id=problem.request_id,
         retry_after_s=retry_after_s,
     )

@@ -26,6 +26,7 @@ from nunatak_client.errors import (
     InvalidInputError,
     InvalidResponseError,
     NunatakClientError,
+    closed,
 )
 from nunatak_client.payloads import path_segment
 from nunatak_client.replies import Reply, error_of, raise_for_problem
@@ -148,6 +149,17 @@ class Connections(Generic[HttpT]):
         self._pid = os.getpid()
         self._held: dict[AbstractEventLoop | None, HttpT] = {None: self._made()}
         self._inherited = list[object]()
+
+    def open(self) -> HttpT:
+        """Return the HTTP client of this process and event loop.
+
+        Raises:
+            InvalidInputError: this client is closed, or the connections are not our own.
+        """
+        found = self.here()
+        if found.is_closed:
+            raise closed("client")
+        return found
 
     def here(self) -> HttpT:
         """Return the HTTP client of this process and event loop.

@@ -38,6 +38,8 @@ export class ApiError extends NunatakError {
   readonly status: number;
   /** The id of the request in the server's log. */
   readonly requestId: string | undefined;
+  /** The place of the refused input among the inputs, from 0. */
+  readonly position: number | undefined;
   /** Seconds after which the server suggests another attempt. */
   readonly retryAfterS: number | undefined;
 
@@ -47,6 +49,7 @@ export class ApiError extends NunatakError {
     super(problem.code, fields ? `${detail} (${fields})` : detail);
     this.status = problem.status;
     this.requestId = problem.request_id ?? undefined;
+    this.position = problem.position ?? undefined;
     this.retryAfterS = retryAfterS;
   }
 }

@@ -148,7 +148,7 @@ def _readable_texts(asked: AskedQuestion, *, max_chars: int) -> tuple[str, ...] 
         try:
             check_texts((text,), max_chars=max_chars)
         except NunatakError as error:
-            return _unreadable(asked, place, str(error).removeprefix("input 0 "))
+            return _unreadable(asked, place, error.problem)
     return texts
 
 

@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
-    return _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
+    problem = _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
+    return problem if error.position is None else {**problem, "position": error.position}
 
 
 def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
@@ -129,7 +130,7 @@ ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the wrong fields and the reasons, and never the values."""
     return [
-        {"location": _location(error["loc"]), "message": message_text(error["msg"])[:200]}
+        {"location": _location(error["loc"]), "message": message_text(error)[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
     ]
 

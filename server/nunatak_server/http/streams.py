@@ -191,7 +191,7 @@ async def _plain(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:
             yield decoder.decode(piece)
         yield decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        raise NunatakError("invalid_text", position=0, reason="bytes that are not UTF-8") from None
+        raise NunatakError("invalid_text", reason="bytes that are not UTF-8") from None
 
 
 async def _whole_lines(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

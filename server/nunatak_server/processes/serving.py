@@ -20,7 +20,7 @@ from prometheus_client import disable_created_metrics
 
 from nunatak_contract.errors import invalid_settings
 from nunatak_registry import Registry
-from nunatak_server.access.keys import check_exposure
+from nunatak_server.access.keys import check_exposure, read_keys
 from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
@@ -161,6 +161,8 @@ def prepare(settings: ServerSettings) -> None:
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
+    if settings.api_keys_file is not None:
+        read_keys(settings.api_keys_file)  # a wrong file is told before a backbone is loaded
     connection_limits()
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()

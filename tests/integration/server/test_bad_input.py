@@ -75,5 +75,6 @@ def test_a_text_that_the_tokenizer_gives_up_on_is_refused(tmp_path: Path, length
             answered = httpx.post(address + PREDICT, json={"inputs": "hi"})
 
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_text")
-    assert refused.json()["detail"].startswith("input 1 contains a run of characters")
+    assert refused.json()["detail"].startswith("input 1: the text contains a run of characters")
+    assert refused.json()["position"] == 1
     assert answered.status_code == 200

@@ -51,5 +51,5 @@ def test_a_policy_is_chosen_and_judges_the_text(page: Page) -> None:
 
     page.get_by_label("Text to judge").fill(" ")
     page.get_by_role("button", name="Judge").click()
-    expect(verdict).to_contain_text("input 0 is empty or only white space")
+    expect(verdict).to_contain_text("input 0: the text is empty or only white space")
     assert page.evaluate("window.broken") is None

@@ -120,6 +120,12 @@ def refusal(status: int, code: str, **headers: str) -> httpx.Response:
     return answer({"code": code, "status": status, "detail": "no"}, status, **headers)
 
 
+def told(*labels: str) -> Outcome:
+    outputs: JsonValue = [[{"label": label, "score": 0.9}] for label in labels]
+    body: JsonValue = {"reference": "tone", "task": "tone", "version": 3, "outputs": outputs}
+    return answer({"results": [body]})
+
+
 def all_of(
     parts: Iterator[tuple[list[Input], FanOut]] | AsyncIterator[tuple[list[Input], FanOut]],
 ) -> Answer[list[tuple[list[Input], FanOut]]]:
@@ -141,11 +147,6 @@ def face(request: pytest.FixtureRequest) -> Face:
 def test_predict_all_divides_what_the_server_refuses_and_keeps_the_order(face: Face) -> None:
     texts = [f"text {number}" for number in range(5)]
 
-    def told(*labels: str) -> Outcome:
-        outputs: JsonValue = [[{"label": label, "score": 0.9}] for label in labels]
-        body: JsonValue = {"reference": "tone", "task": "tone", "version": 3, "outputs": outputs}
-        return answer({"results": [body]})
-
     refused = refusal(422, "request_too_large")
     network = Network([refused, told("0", "1"), refused, told("2"), told("3", "4")])
 
@@ -157,18 +158,60 @@ def test_predict_all_divides_what_the_server_refuses_and_keeps_the_order(face: F
     assert [label for _, it in found for label in it["tone"].labels] == list("01234")
 
 
-def test_predict_all_raises_what_refuses_a_single_input(face: Face) -> None:
-    network = Network([refusal(422, "empty_text"), refusal(422, "empty_text")])
+def test_predict_all_raises_what_refuses_a_single_input_with_its_place(face: Face) -> None:
+    refused = answer(
+        {"code": "empty_text", "status": 422, "detail": "input 0: empty", "position": 0}, 422
+    )
+    network = Network([refused, told("0"), refused])
 
-    with pytest.raises(InvalidRequestError):
-        face.run(network, lambda client: all_of(client.predict_all(["", "b"], ["tone"])))
+    with pytest.raises(InvalidRequestError, match=r"^input 1: empty$") as caught:
+        face.run(network, lambda client: all_of(client.predict_all(["a", ""], ["tone"])))
 
-    assert [json.loads(it.content)["inputs"] for it in network.requests] == [["", "b"], [""]]
+    assert (caught.value.position, caught.value.detail) == (1, "empty")
+    assert [json.loads(it.content)["inputs"] for it in network.requests] == [["a", ""], ["a"], [""]]
 
 
-def test_predict_many_refuses_a_string_of_tasks(face: Face) -> None:
-    with pytest.raises(InvalidInputError):
-        face.run(Network([]), lambda client: client.predict_many("Come.", "tone"))
+def test_predict_all_answers_what_stands_before_an_input_of_another_kind(face: Face) -> None:
+    network = Network([told("0")])
+    mixed = cast("list[Input]", ["a", 3])
+
+    with pytest.raises(InvalidInputError, match=r"^input 1: an input must be a text"):
+        face.run(network, lambda client: all_of(client.predict_all(mixed, ["tone"])))
+
+    assert len(network.requests) == 1
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_a_closed_client_says_so_and_may_be_closed_again(
+    client: type[Client | AsyncClient],
+) -> None:
+    async def ask() -> None:
+        opened = client(URL)
+        for _ in range(2):
+            closing = opened.close() if isinstance(opened, Client) else opened.aclose()
+            if closing is not None:
+                await closing
+        asked = opened.info()
+        if isinstance(asked, Awaitable):
+            await asked
+
+    with pytest.raises(InvalidInputError, match="this client is closed; open another"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("predict_many", ("Come.", "tone")),
+        ("predict_many", ("Come.", ())),
+        ("judge", ("guard", ("a text", "its pair"))),
+    ],
+)
+def test_arguments_of_another_meaning_are_refused_before_a_request(
+    face: Face, method: str, arguments: tuple[object, ...]
+) -> None:
+    with pytest.raises(InvalidInputError, match="list"):
+        face.run(Network([]), lambda client: getattr(client, method)(*arguments))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.enums import AggregationStrategy
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
 DOCUMENTS = cast("list[str]", {"a": "b"})
@@ -90,7 +91,7 @@ def test_no_policy_judges_names_of_fields_in_place_of_their_texts(texts: list[st
 
 
 def test_the_place_of_a_wrong_input_is_told() -> None:
-    with pytest.raises(InvalidInputError, match="input 1 must be a text"):
+    with pytest.raises(InvalidInputError, match=r"^input 1: an input must be a text"):
         wire_inputs(["a", None])  # pyright: ignore[reportArgumentType]
 
 
@@ -108,7 +109,7 @@ def test_an_error_of_the_inputs_comes_after_the_inputs_before_it() -> None:
     part = parts.take()
 
     assert part == ["a", "b"]
-    assert parts.divide(part, code="too_many_tokens")
+    parts.refuse(part, NunatakError("too_many_tokens", num_tokens=9, limit=8))
     assert [parts.take(), parts.take()] == [["a"], ["b"]]
     with pytest.raises(ValueError, match="row 3"):
         parts.take()

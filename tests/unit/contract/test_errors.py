@@ -1,12 +1,14 @@
+import math
 import pickle
+from typing import Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.problems import REASONS
 from nunatak_contract.questions import TypedQuestion
-from nunatak_contract.record import problems_text
+from nunatak_contract.record import Record, problems_of, problems_text
 from nunatak_server.errors import OverloadedError
 
 
@@ -29,7 +31,7 @@ def test_a_code_that_nobody_listed_is_a_bug() -> None:
 
 def test_an_error_without_a_value_of_its_message_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        NunatakError("empty_text")
+        NunatakError("invalid_text")
 
 
 def test_a_long_name_is_quoted_in_part() -> None:
@@ -42,10 +44,36 @@ def test_codes_are_words_of_small_letters() -> None:
     assert all(code.replace("_", "").isalpha() and code.islower() for code in REASONS)
 
 
+class Everything(Record, frozen=True):
+    count: int = Field(1, ge=1, le=5)
+    share: float = Field(0.5, gt=0, lt=1)
+    name: str = Field("a", min_length=1, max_length=3, pattern="^a")
+    flag: bool = True
+    numbers: tuple[int, ...] = Field((), max_length=1)
+    by_name: dict[str, int] = Field(default_factory=dict[str, int])
+    choice: Literal["a", "b"] = "a"
+    needed: int
+
+
+VALUES: tuple[object, ...] = (None, "x", "aaaa", "", 9, -1, 1.5, math.nan, [1, 2], {"a": "b"}, {})
+
+
+@pytest.mark.parametrize("field", [*Everything.model_fields, "other"])
+def test_no_word_of_pydantic_is_in_an_error(field: str) -> None:
+    for value in VALUES:
+        try:
+            Everything.model_validate({field: value})
+        except ValidationError as error:
+            told = [problem for _, problem in problems_of(error)]
+
+            assert all(it.startswith(("expected ", "there is no such field")) for it in told), told
+            assert "valid" not in str(told)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"options": ["a"]}, "options.0: Input should be an object"),
+        ({"options": ["a"]}, "options.0: expected an object, got a text"),
         ({"options": []}, "question: a choice needs 2 to 255 options"),
         ({"type": "score", "options": [{"value": "a"}]}, "question: a score has no options"),
         ({"options": [], "criteria": {}}, "question: `criteria` says what `options` says: "),

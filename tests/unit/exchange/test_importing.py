@@ -164,3 +164,20 @@ def test_every_single_tensor_is_looked_at(backbone: Backbone) -> None:
         found = find_divergence({**backbone.parameters, name: bumped}, backbone)
 
         assert found.embeddings or found.layers, name
+
+
+@pytest.mark.parametrize(
+    ("said", "default"), [(None, "a"), ("b", "b"), ("none", None)], ids=["guess", "named", "none"]
+)
+def test_the_default_label_of_two_is_a_guess_that_the_caller_may_change(
+    bert: TwinFactory, tmp_path: Path, said: str | None, default: str | None
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1), num_labels=2)
+    choices = ImportChoices(labels=("a", "b"), default_label=said)
+    imported = import_folder(Checkpoint(tmp_path), bert.backbone, choices=choices)
+
+    draft = draft_imported(
+        "tone", imported, bert.backbone, origin="tuned", created_at=NOW, choices=choices
+    )
+
+    assert draft.manifest.head.default_label == default

@@ -20,6 +20,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_client import InvalidInputError
 from nunatak_client.payloads import Inputs
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.inputs import Input
 from nunatak_contract.wire import Score
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
@@ -124,6 +125,8 @@ def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
     tasks.close()
     tasks.close()
 
+    with pytest.raises(InvalidInputError, match="is closed; open another"):
+        tasks.predict("tone", "hello")
     assert {it for it in set(threading.enumerate()) - before if "nunatak" in it.name} == set()
 
 
@@ -133,7 +136,7 @@ def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
         ("gone", "hello", {}, "no task 'gone'"),
         ("tone/9", "hello", {}, "has no version 9"),
         ("facts", "hello", {}, "question"),
-        ("tone", ["hello"] * 70 + [" "], {}, "^input 70 is empty"),
+        ("tone", ["hello"] * 70 + [" "], {}, "^input 70: the text is empty"),
         ("tone", "hello", {"top_k": 0}, "top_k: "),
         ("tone", "hello", {"function_to_apply": "max"}, "function_to_apply: "),
     ],
@@ -141,8 +144,37 @@ def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
 def test_what_cannot_be_answered_is_an_error_with_its_reason(
     tasks: nunatak.LocalTasks, task: str, inputs: Inputs, options: dict[str, int], problem: str
 ) -> None:
-    with pytest.raises(nunatak.NunatakError, match=problem):
+    with pytest.raises(nunatak.NunatakError, match=problem) as caught:
         tasks.predict(task, inputs, **options)  # pyright: ignore[reportArgumentType]
+
+    assert "--" not in str(caught.value)
+
+
+def test_several_tasks_answer_as_each_alone_and_a_failure_is_of_its_task(
+    tasks: nunatak.LocalTasks,
+) -> None:
+    texts = [f"text number {number}" for number in range(70)]
+
+    found = tasks.predict_many(texts, ["tone", "gone", "names"])
+
+    assert [it.reference for it in found.results] == ["tone", "gone", "names"]
+    for task in ("tone", "names"):
+        alone = tasks.predict(task, texts)
+        assert found[task].outputs == alone.outputs
+        assert found[task].version == alone.version
+    problem = found["gone"].error
+    assert problem is not None
+    assert problem.code == "task_not_found"
+
+
+def test_the_place_of_a_refused_input_is_among_all_inputs(tasks: nunatak.LocalTasks) -> None:
+    inputs: list[Input] = [*["hello"] * 70, ("hello", "you")]
+
+    problem = tasks.predict_many(inputs, ["tone", "names"])["names"].error
+
+    assert problem is not None
+    assert problem.position == 70
+    assert problem.detail.startswith("input 70: ")
 
 
 @pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800", {"text": "a"}, {"a"}])
@@ -152,8 +184,10 @@ def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: 
 
 
 def test_a_mistyped_registry_is_refused(place: Path) -> None:
-    with pytest.raises(nunatak.NunatakError, match="no registry at"):
+    with pytest.raises(nunatak.NunatakError, match="no registry at") as caught:
         nunatak.load(place / "gone", backbone=place / "backbone")
+
+    assert "--registry" not in str(caught.value)
 
 
 def test_a_device_that_is_not_there_is_refused(place: Path) -> None:

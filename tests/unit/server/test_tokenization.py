@@ -296,7 +296,7 @@ async def test_the_position_of_a_text_that_no_tokenizer_reads_counts_inputs(size
     tokenization = Tokenization({DRAFT_BACKBONE: GivesUp()}, num_threads=1)
     inputs = [Query(query="q", documents=("a" * size, "b")), "c" * size, "d!"]
 
-    with raises("invalid_text", match="input 2 contains"):
+    with raises("invalid_text", match="input 2: the text contains"):
         await tokenization.encode(inputs, readings=[a_reading(16, stride=None)], caller="one")
     tokenization.close()
 

@@ -119,7 +119,7 @@ def test_what_a_version_has_no_room_for_is_refused_before_training(
     report = RecordingReport()
 
     with Registry.open(str(tmp_path / "registry")) as registry:
-        with raises("unpublishable", match="note: String should have at most 4096"):
+        with raises("unpublishable", match="note: expected at most 4096"):
             train(settings, registry=registry, backbone=backbone, report=report)
         assert registry.tasks() == []
 

@@ -13,6 +13,8 @@ from nunatak_training.data import examples
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+MAX_NUMBER = 1e15
+"""Of a label: the squares of larger errors, and their sums, leave the range of float32."""
 VALUE_NAME = "value"
 PROBABILITIES = "probabilities"
 """The column of what a teacher says: an object of numbers by label."""
@@ -59,9 +61,11 @@ def read_number(value: object, column: str, where: str) -> float:
             number = float(value)
         except (ValueError, OverflowError):
             number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= MAX_NUMBER:
         shown = repr(value) if isinstance(value, (str, float)) else kind_of(value)
-        raise bad_row(where, f"{column!r} must be a finite number, got {shown}")
+        raise bad_row(
+            where, f"{column!r} must be a finite number of at most {MAX_NUMBER:g}, got {shown}"
+        )
     return number
 
 
@@ -93,14 +97,27 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
             f"a {kind} task has other columns than text and label; rename its columns "
             "in the file, and leave --text-column, --label-column and --pair-column out"
         )
-    for column in spelt.renamed.values():
-        if column not in row.values:
-            raise _missing(column, row, kind)
+    _check_columns(row, kind, spelt)
     usual = spelt.usual(row)
     if kind is TaskKind.MULTI_LABEL and spelt.label is not None:
         values = {**usual.values, "labels": usual.values["label"]}
         usual = replace(usual, values=values, columns={**usual.columns, "labels": spelt.label})
     return [_taught(usual, kind)] if spelt.is_taught else _labelled_examples(usual, kind)
+
+
+def _check_columns(row: FileRow, kind: TaskKind, spelt: RowFormat) -> None:
+    for column in spelt.renamed.values():
+        if column not in row.values:
+            raise _missing(column, row, kind)
+    read = [spelt.text or "text", spelt.pair or "text_pair"]
+    if spelt.label or not spelt.is_taught:
+        read.append(spelt.label or ("labels" if kind is TaskKind.MULTI_LABEL else "label"))
+    if len(set(read)) < len(read):
+        raise invalid_option(
+            "text, second text and label must stand in columns of their own, got the columns "
+            f"{', '.join(map(repr, read))}; name each column with --text-column, --pair-column and "
+            "--label-column"
+        )
 
 
 def _missing(column: str, row: FileRow, kind: TaskKind, needed: str | None = None) -> NunatakError:

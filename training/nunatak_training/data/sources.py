@@ -65,7 +65,7 @@ class HubReference:
 
     @classmethod
     def parse(cls, text: str) -> "HubReference":
-        """Read `NAME` or `NAME:CONFIG`, with or without the prefix `datasets:`."""
+        """Read `datasets:NAME` or `datasets:NAME:CONFIG`."""
         name, _, config = text.removeprefix(HUB_PREFIX).partition(":")
         return cls(name=name, config=config or None)
 
@@ -90,7 +90,7 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_found(
             str(reference),
-            f"not a file or folder here, and not a data set that `datasets` can load: {error}",
+            f"not a data set that `datasets` can load: {error}",
         ) from error
     return cast("Mapping[str, Dataset]", loaded)
 
@@ -143,8 +143,8 @@ def load_task_data(
     """Load train and dev examples and check that a task can be trained on them.
 
     Args:
-        source: a file, a folder, the name of a data set (`datasets:NAME[:CONFIG]`, or just the name
-            if no such path exists), rows in memory, or files and rows by the name of their part.
+        source: a file, a folder, a data set of the hub (`datasets:NAME[:CONFIG]`), rows in memory,
+            or files and rows by the name of their part.
         kind: if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
@@ -255,9 +255,18 @@ def _open_source(source: Data, delimiter: str | None, load_dataset: DatasetLoade
         return _open_parts(cast("Mapping[str, Part]", source), delimiter)
     if not isinstance(source, str | Path):
         return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
-    if isinstance(source, Path) or _is_path(source):
-        return _open_path(Path(source), delimiter)
-    return _open_hub(HubReference.parse(source), load_dataset)
+    # A typing error in the name of a file must not become a search of the hub.
+    if isinstance(source, str) and source.startswith(HUB_PREFIX):
+        return _open_hub(HubReference.parse(source), load_dataset)
+    return _open_path(Path(source).expanduser(), delimiter)
+
+
+def check_is_there(source: Data, dev: str | Path | None = None) -> None:
+    """Return if the files of examples are there; data sets of the hub are not looked for."""
+    if not (isinstance(source, str) and source.startswith(HUB_PREFIX)):
+        _open_source(source, None, load_from_hub)
+    if dev is not None:
+        _file_rows(Path(dev).expanduser(), None)
 
 
 def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
@@ -317,18 +326,12 @@ def _no_rows(where: str, found: object) -> NunatakError:
     )
 
 
-def _is_path(source: str) -> bool:
-    """A typo in a file name must not become a search of the hub."""
-    if source.startswith(HUB_PREFIX):
-        return False
-    suffixes = tuple(f".{suffix}" for suffix in FileFormat)
-    is_file = source.endswith(suffixes) or ("." in source and "/" not in source)
-    return Path(source).exists() or is_file or source.startswith((".", "/", "~"))
-
-
 def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
-        raise _not_found(path.name, "no such file or folder")
+        raise _not_found(
+            path.name,
+            "no such file or folder; a data set of the hub is written datasets:NAME",
+        )
     name = printable(path.resolve().name)
     if path.is_file():
         return _Source(name=name, train=_file_rows(path, delimiter), dev=None)

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
-import re
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,9 +177,8 @@ def _placed(waiting: Sequence[PlacedInput]) -> Generator[None]:
     try:
         yield
     except NunatakError as error:
-        problem, is_of_input = re.subn(r"\A(input|text) \d+ ", "the text ", str(error))
-        if waiting and is_of_input:
-            raise bad_row(waiting[0].where, problem) from error
+        if waiting and error.position is not None:
+            raise bad_row(waiting[0].where, error.problem) from error
         raise
 
 

@@ -49,7 +49,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found. Absent: the first of two labels.",
+            help="The label that means that nothing was found, or none. Absent: a guess, the first "
+            "of two labels.",
         ),
     ] = None,
     threshold: Annotated[
@@ -278,7 +279,7 @@ def _publish(
         found,
         f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
         registries.published_line(manifest.reference, is_new=is_new),
-        *([] if head.default_label is None else [f"default label {head.default_label}"]),
+        *([f"default label {it} (nothing found)"] if (it := head.default_label) else []),
     ]
     if alias is not None:
         move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)

@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="PATH",
             help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.*, dev.* and "
-            "maybe test.*; or the name of a data set on the hub. Columns: see --kind.",
+            "maybe test.*; or datasets:NAME, a data set of the hub. Columns: see --kind.",
         ),
     ],
     dev: Annotated[
@@ -255,6 +255,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
+            check_sources,
             in_order,
             read_task_file,
             results_json,
@@ -265,6 +266,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     listed = read_task_file(file, options.assignments("--set", settings))
     compute.prepare()
     runs = runs_of(listed, file, strict=strict)
+    check_sources(runs, file)
     backbone = compute.backbone(listed.backbone)
     ordered = in_order(runs, file, backbone)
     with (

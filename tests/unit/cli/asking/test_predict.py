@@ -77,8 +77,9 @@ class CannedServer:
                 return 422, REFUSAL
             case list() as texts if "\0" in texts:
                 place = texts.index("\0")
-                detail = f"input {place} contains a NUL character; remove it"
-                return 422, {"code": "invalid_text", "status": 422, "detail": detail}
+                detail = f"input {place}: the text contains a NUL character; remove it"
+                problem: JsonValue = {"code": "invalid_text", "status": 422, "detail": detail}
+                return 422, {**problem, "position": place}
             case list() as texts:
                 return 200, tone_of(texts)
             case _:

@@ -126,9 +126,9 @@ def test_rows_that_cannot_be_answered_are_rejected_with_the_reason(
         '{"text": ""}': "'text' must be a text, got an empty text",
         "{": "not a JSON object",
         '{"text": "hello", "tone": "x"}': "the column 'tone' would be overwritten",
-        '{"text": "hello", "text_pair": "you"}': "names: input 5 is a pair",
-        json.dumps({"text": "long " * 100}): "tone: text 6 has ",
-        json.dumps({"text": "nul \0"}): "input 7 contains a NUL character",
+        '{"text": "hello", "text_pair": "you"}': "names: the input is a pair",
+        json.dumps({"text": "long " * 100}): "tone: the text has ",
+        json.dumps({"text": "nul \0"}): "the text contains a NUL character",
     }
     corpus.write_text("\n".join(['{"text": "hello", "id": 1}', *bad, '{"text": "bye"}']))
 

@@ -6,7 +6,13 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from nunatak_cli.training.runs import TaskSettings, in_order, read_task_file, runs_of
+from nunatak_cli.training.runs import (
+    TaskSettings,
+    check_sources,
+    in_order,
+    read_task_file,
+    runs_of,
+)
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.run_settings import read_settings
 
@@ -119,13 +125,26 @@ def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> 
     assert (names.data, names.dev) == ("ner", tmp_path / "dev.jsonl")
 
 
+@pytest.mark.parametrize("said", ["data: gone", "data: a.jsonl, dev: gone.jsonl", "data: empty"])
+def test_examples_that_are_not_there_are_told_before_the_first_run(
+    tmp_path: Path, said: str
+) -> None:
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "empty").mkdir()
+    path = written(tmp_path, f"tasks: {{a: {{data: a.jsonl}}, b: {{{said}}}}}")
+
+    with raises("invalid_task_file", match=r"tasks\.yaml: tasks\.b: "):
+        check_sources(runs_of(read_task_file(path), path), path)
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("tasks: {tone: {data: a}}\nshard: {}", r"shard: Extra inputs"),
+        ("tasks: {tone: {data: a}}\nshard: {}", r"shard: there is no such field"),
         ("shared: {data: a}\ntasks: {tone: {data: a}}", r"shared\.data: each task"),
-        ("tasks: {tone: {layers: 2}}", r"tasks\.tone\.data: Field required"),
+        ("tasks: {tone: {layers: 2}}", r"tasks\.tone\.data: expected a value, got none"),
         ("tasks: {tone: {data: a, kind: poem}}", r"tasks\.tone\.kind: .*'ranking'"),
+        ("tasks: {tone: {data: [a]}}", r"tasks\.tone\.data: expected a text, got a list"),
         ("tasks: {}", r"tasks: .*at least 1"),
         ("- tone", r"file: expected settings by name"),
         ("tasks: {tone: {data: a}, tone: {data: b}}", r"file: .*'tone' stands twice.*line 1"),

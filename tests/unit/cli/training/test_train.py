@@ -43,10 +43,10 @@ def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
         (("--set", "epochs"), "--set expects NAME=VALUE, got 'epochs'"),
         (("--set", "seed=1", "--set", "seed=2"), "--set names 'seed' twice"),
         (("--learning-rate", "1", "--set", "learning_rate=1"), "--learning-rate and --set"),
-        (("--epochs", "0"), "epochs: Input should be greater than or equal to 1"),
+        (("--epochs", "0"), "epochs: expected at least 1"),
         (("--kind", "poem"), "kind must be one of single-label, multi-label"),
         (("--set", "thresholds=f1"), "thresholds 'f1' needs calibrate true"),
-        (("--calibrate", "--set", "thresholds=f2"), "thresholds: Input should be 'f1'"),
+        (("--calibrate", "--set", "thresholds=f2"), "thresholds: expected 'f1'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(

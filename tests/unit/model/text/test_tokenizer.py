@@ -191,7 +191,7 @@ def test_a_text_that_the_library_gives_up_on_is_named_and_others_are_read(
     stride = {} if way == "encode" else {"stride": 2}
     encode = partial(getattr(backtracking, way), max_length=30, **stride)
 
-    with raises("invalid_text", match="input 1 contains a run of characters"):
+    with raises("invalid_text", match="input 1: the text contains a run of characters"):
         encode([("a pair", "of texts"), hostile, "hello"])
 
     assert len(encode(["hello"])) == 1

@@ -1,5 +1,6 @@
 """Rows of every kind: the detection of the kind, the examples, and the refusals."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -196,10 +197,11 @@ def test_broken_row_is_named_by_file_and_line(
     assert problem in str(caught.value)
 
 
-def test_value_that_is_no_number_is_named(tmp_path: Path) -> None:
-    rows = [{"text": "x", "label": 1.5}, {"text": "y", "label": "high"}]
+@pytest.mark.parametrize("value", ["high", 1e308, -1e308, "1e16"])
+def test_value_that_no_head_can_learn_is_named(tmp_path: Path, value: object) -> None:
+    rows = [{"text": "x", "label": 1.5}, {"text": "y", "label": value}]
 
-    with raises("invalid_row", match="finite number, got 'high'") as caught:
+    with raises("invalid_row", match=re.escape(f"got {value!r}")) as caught:
         load_examples(write_jsonl(tmp_path / "a.jsonl", rows))
 
     assert caught.value.fields["where"] == "a.jsonl:2"

@@ -132,7 +132,7 @@ def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [Path("nowhere"), "trian.jsonl", "a.xlsx", "./nowhere", "/nowhere"]
+    "source", [Path("nowhere"), "nowhere", "a/b", "trian.jsonl", "a.xlsx", "./nowhere", "/nowhere"]
 )
 def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
     shelf = DatasetShelf()
@@ -150,10 +150,9 @@ def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) 
         pytest.param(
             "datasets:owner/set:small", HubReference(name="owner/set", config="small"), id="config"
         ),
-        pytest.param("imdb-of-nowhere", HubReference(name="imdb-of-nowhere"), id="no-such-path"),
     ],
 )
-def test_name_that_is_no_path_is_a_data_set(source: str, reference: HubReference) -> None:
+def test_name_with_the_prefix_is_a_data_set(source: str, reference: HubReference) -> None:
     texts = [f"text {number}" for number in range(4)]
     shelf = DatasetShelf(
         train=labelled(texts, [0, 1, 0, 1]), validation=labelled(texts[:2], [1, 0])
@@ -387,6 +386,22 @@ def test_a_label_column_of_lists_is_a_task_of_several_labels(tmp_path: Path) -> 
 
     assert data.kind is TaskKind.MULTI_LABEL
     assert [example.text_pair for example in data.train.examples] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        RowFormat(label="text"),
+        RowFormat(text="label"),
+        RowFormat(pair="text"),
+        RowFormat(pair="label"),
+    ],
+)
+def test_no_column_is_read_as_two_things(tmp_path: Path, spelt: RowFormat) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "x", "label": it} for it in "aabb"])
+
+    with raises("invalid_option", match="must stand in columns of their own, got the columns"):
+        load_task_data(path, spelt=spelt)
 
 
 def test_a_pair_column_of_another_name_is_the_second_text(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_options_take_the_place_of_the_file(tmp_path: Path) -> None:
         pytest.param("a.toml", f"tasks = {'[' * 5000}", "cannot be parsed", id="deep-toml"),
         ("a.yaml", "- one", "expected settings by name"),
         ("a.json", "{}", "must end in .yaml, .yml or .toml"),
-        ("a.yaml", YAML + "layer: 3", "layer: Extra inputs"),
+        ("a.yaml", YAML + "layer: 3", "layer: there is no such field"),
         ("a.yaml", YAML.replace("kind: full", "kind: fully"), "methods.1: .*'fully'"),
         ("a.yaml", YAML.replace("kind: topk,", "kind: topk, layers: 2,"), "give one of them"),
         ("a.yaml", YAML.replace("kind: full", "kind: lora, rnk: 4"), "nearest is 'rank'"),

@@ -177,10 +177,8 @@ def rejected_rows(chunk: Chunk, scored: "ScoredInputs") -> list[dict[str, JsonVa
     problems = {place: ("invalid_row", text) for place, text in chunk.problems.items()}
     for position, refusal in scored.refusals.items():
         place, error = chunk.places[position], refusal.error
-        # The error counts inputs. People look for the row.
-        named = NunatakError(error.code, **{**error.fields, "position": chunk.rows[place].number})
         whose = "" if refusal.reference is None else f"{refusal.reference}: "
-        problems[place] = (error.code, f"{whose}{named}")
+        problems[place] = (error.code, f"{whose}{error.problem}")
     return [
         {
             "file": chunk.rows[place].file,
