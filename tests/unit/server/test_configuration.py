@@ -86,7 +86,7 @@ def test_secrets_of_a_url_are_not_printed(url: str, shown: str) -> None:
         *(
             pytest.param(f"{name} = true", f"{name}: expected a.*got a text", id=name)
             for name, it in ServerSettings.model_fields.items()
-            if it.annotation in {int, float}
+            if type(it.default) in {int, float}
         ),
         pytest.param("port: 1", "cannot be read", id="no-toml"),
         pytest.param("\x00", "cannot be read", id="binary"),
