@@ -73,7 +73,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|input 1: the text (?:is empty|contains) "
 )
 """The same for other servers' protocols, whose errors have no code, or codes of their own."""
-NOT_AN_INTEGER = "expected an integer"
+NOT_AN_INTEGER = "expected an integer, got a number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

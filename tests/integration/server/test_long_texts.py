@@ -238,7 +238,12 @@ async def test_a_refused_text_says_how_long_it_is(
     problem = (await ask(client, f"/v1/tasks/{name}/predict", body, 422)).json()
 
     assert problem["code"] == "too_many_tokens"
-    for told in ("text 1", f"{size_of(backbone, LONG)} tokens", f"at most {MAX_LENGTH}", "on_long"):
+    for told in (
+        "input 1",
+        f"{size_of(backbone, LONG)} tokens",
+        f"at most {MAX_LENGTH}",
+        "on_long",
+    ):
         assert told in problem["detail"]
     await ask(client, f"/v1/tasks/{name}/predict", {**body, "inputs": SHORT})
     overridden = {"inputs": LONG, "parameters": {"on_long": "windows"}}

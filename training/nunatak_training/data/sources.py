@@ -328,10 +328,8 @@ def _no_rows(where: str, found: object) -> NunatakError:
 
 def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
-        raise _not_found(
-            path.name,
-            "no such file or folder; a data set of the hub is written datasets:NAME",
-        )
+        said = "no such file or folder; a data set of the hub is written datasets:NAME"
+        raise _not_found(str(path), said)
     name = printable(path.resolve().name)
     if path.is_file():
         return _Source(name=name, train=_file_rows(path, delimiter), dev=None)

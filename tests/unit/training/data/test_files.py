@@ -154,7 +154,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
     with raises("data_not_found") as caught:
         load_examples(tmp_path / "train.jsonl")
 
-    assert caught.value.fields["where"] == "train.jsonl"
+    assert caught.value.fields["where"] == str(tmp_path / "train.jsonl")
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
