@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from nunatak_contract import enums
+from nunatak_contract.errors import place_of_input
 from nunatak_contract.policies import Policy
 from nunatak_contract.questions import QuestionCard
 from nunatak_contract.record import EachInput, Moment, Result, found_at
@@ -153,6 +154,16 @@ class Problem(Result):
     errors: tuple[FieldProblem, ...] | None = None
     position: int | None = Field(default=None, description="of the refused input, from 0")
     request_id: str | None = None
+
+    def moved(self, by: int) -> "Problem":
+        """Return the problem with the place of the input among more inputs."""
+        if self.position is None:
+            return self
+        place = self.position + by
+        detail = self.detail.removeprefix(place_of_input(self.position))
+        return self.model_copy(
+            update={"position": place, "detail": f"{place_of_input(place)}{detail}"}
+        )
 
 
 class TaskAnswer(PredictResponse):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
@@ -67,8 +67,10 @@ class Meaning(BaseModel, frozen=True):
 
 
 class _TokenizerLimit(BaseModel, frozen=True):
-    model_max_length: Annotated[float, Field(ge=1)] | None = None
-    """ "No limit" is a float of about 1e30."""
+    model_max_length: Annotated[float, Field(ge=1)] | None = Field(
+        default=None, validation_alias=AliasChoices("model_max_length", "max_len")
+    )
+    """ "No limit" is a float of about 1e30. Old releases wrote `max_len`."""
 
 
 class _Index(BaseModel, frozen=True):

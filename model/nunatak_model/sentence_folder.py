@@ -126,7 +126,7 @@ def read_max_tokens(
         )
     length = module.get("max_seq_length")
     if length is None:
-        length = settings.get("model_max_length")
+        length = settings.get("model_max_length", settings.get("max_len"))
     if length is None:
         return None
     if isinstance(length, bool) or not isinstance(length, int | float) or length < 1:

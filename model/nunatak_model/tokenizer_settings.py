@@ -53,7 +53,13 @@ QWEN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False
 """The parts of Qwen2Tokenizer in transformers, as tokenizer.json writes them."""
 MODEL_FLAGS = frozenset({"dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"})
 """Settings of the vocabulary that decide tokens."""
-BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer")
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+"""Names of one class of transformers."""
+PARTS_OF_OPTIONS = {
+    "normalizer": ("do_lower_case", '"Lowercase"', '"lowercase": true'),
+    "pre_tokenizer": ("split_by_punct", '"Punctuation"'),
+}
+"""Parts of `tokenizer.json`, each with an option of DeBERTa and what the option puts there."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -91,6 +97,9 @@ def check_settings(
         _check_frame(settings, _section(definition, "post_processor"))
     if tokenizer_class in {"RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"}:
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
+        _check_options(tokenizer_class, {}, definition)  # these classes have none
+    if tokenizer_class == "DebertaV2Tokenizer":
+        _check_options(tokenizer_class, settings, definition)
     if tokenizer_class in {"Qwen2Tokenizer", "LlamaTokenizer"}:
         _check_rebuilt(tokenizer_class, settings, definition)
     if {"add_bos_token", "add_eos_token"} & settings.keys():
@@ -303,6 +312,24 @@ def _check_rebuilt(
     found = {name: model.get(name) for name in wanted.keys() & MODEL_FLAGS}
     found |= {name: _plain(definition.get(name)) for name in wanted.keys() - MODEL_FLAGS}
     differing = sorted(name for name, part in wanted.items() if (found[name] or None) != part)
+    _check_none(tokenizer_class, differing)
+
+
+def _check_options(
+    tokenizer_class: str, settings: Mapping[str, Any], definition: Mapping[str, Any]
+) -> None:
+    """Refuse lower case and split punctuation that this class of transformers does not make."""
+    if _section(definition, "model").get("type") != "WordPiece":  # which none of the classes reads
+        stored = {part: json.dumps(definition.get(part)) for part in PARTS_OF_OPTIONS}
+        differing = [
+            part
+            for part, (option, *marks) in PARTS_OF_OPTIONS.items()
+            if any(mark in stored[part] for mark in marks) != bool(settings.get(option))
+        ]
+        _check_none(tokenizer_class, differing)
+
+
+def _check_none(tokenizer_class: str, differing: Sequence[str]) -> None:
     if differing:
         raise UnsupportedBackboneError(
             f"transformers' {tokenizer_class} puts another {', '.join(differing)} in the place of "

@@ -80,7 +80,10 @@ class LocalPredictor:
         *,
         options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
-        """Yield parts of any number of inputs, in order, with the answers of all tasks."""
+        """Yield parts of any number of inputs, in order, with the answers of all tasks.
+
+        An input that some of the tasks refuse is a part alone.
+        """
         parts = Parts(inputs)
         while part := parts.take():
             try:
@@ -90,8 +93,13 @@ class LocalPredictor:
                     raise
                 parts.refuse(part, error)
             else:
-                parts.accept(part)
-                yield part, predictions
+                failures = [it.error for it in predictions.results if isinstance(it, TaskFailure)]
+                refusals = [it for it in failures if it.position is not None]
+                place = parts.accept(part, [it.position for it in refusals])
+                if place is not None:
+                    for refusal in refusals:
+                        refusal.position = place
+                    yield part, predictions
 
     def close(self) -> None:
         """End the threads; the registry stays open."""

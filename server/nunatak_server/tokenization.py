@@ -205,10 +205,11 @@ def extent_of(encodings: Encodings) -> Extent:
 
 
 def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyTokensError | None:
-    for position, encoding in enumerate(chain.from_iterable(encodings)):
-        if encoding.part.num_left_out:
-            size = encoding.num_tokens + encoding.part.num_left_out
-            return TooManyTokensError(position, size, max_length)
+    for position, of_input in enumerate(encodings):
+        for encoding in of_input:
+            if encoding.part.num_left_out:
+                size = encoding.num_tokens + encoding.part.num_left_out
+                return TooManyTokensError(position, size, max_length)
     return None
 
 

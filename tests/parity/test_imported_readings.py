@@ -116,6 +116,15 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
             import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
 
 
+def test_texts_are_cut_at_the_length_that_an_old_release_wrote(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    (tmp_path / "tokenizer_config.json").write_text('{"max_len": 20}')
+
+    check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
+
+
 def test_a_tokenizer_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_backbone(tmp_path)
     edit(folder / "tokenizer_config.json", {"tokenizer_class": "TheirTokenizer"})
@@ -135,6 +144,7 @@ OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
     "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "the token '<new>'"),
     "first": ({"cls_token": "<s>"}, "the token '<s>'"),
     "ends": ({"cls_token": "[SEP]", "sep_token": "[CLS]"}, "cls_token='.SEP.'"),
+    "alias": ({"tokenizer_class": "ElectraTokenizer", "do_lower_case": False}, "do_lower_case"),
     "unknown": ({"unk_token": "[MASK]"}, "unk_token='.MASK.'"),
 }
 

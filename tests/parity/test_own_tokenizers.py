@@ -1,11 +1,13 @@
 """Models with tokens or a first space that their base has not: refused with advice that works."""
 
+import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedModel, pipeline
+from transformers import AutoTokenizer, DebertaV2Tokenizer, PreTrainedModel, pipeline
 
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
@@ -18,8 +20,10 @@ from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import UnsupportedBackboneError, load_backbone
+from nunatak_model.tokenizer_settings import check_settings
 
 TOKENIZERS: Any = AutoTokenizer
+DEBERTA: Any = DebertaV2Tokenizer
 PIPELINE: Any = pipeline
 TEXTS = ["Ada wrote it in London.", "I saw a report that Bob wrote", "a <new> copy <more>!"]
 ADVICE = "with its own folder as the backbone (--backbone)"
@@ -64,6 +68,42 @@ def test_pieces_without_a_first_space_are_refused_unless_the_tokenizer_has_none(
     never = definition.replace('"prepend_scheme": "always"', '"prepend_scheme": "never"')
     (base / "tokenizer.json").write_text(never)
     assert load_backbone(base)
+
+
+@pytest.mark.parametrize("option", ["do_lower_case", "split_by_punct"])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_an_option_of_deberta_that_its_tokenizer_lacks_is_refused(
+    option: str, *, saved: bool, named: bool
+) -> None:
+    definition = DEBERTA(**{option: saved}).backend_tokenizer.to_str()
+    settings = {"tokenizer_class": "DebertaV2Tokenizer", option: named}
+
+    with (
+        nullcontext()
+        if saved == named
+        else pytest.raises(UnsupportedBackboneError, match=r"DebertaV2Tokenizer puts another")
+    ):
+        check_settings({}, settings, json.loads(definition))
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+def test_lower_case_that_the_class_of_transformers_drops_is_refused(
+    family: TokenizerFamily, tmp_path: Path
+) -> None:
+    saved = published(family)
+    saved.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    check_settings({}, settings, definition)
+    definition["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+
+    read = TOKENIZERS.from_pretrained(tmp_path)
+
+    assert read.tokenize("ADA") == saved.tokenize("ADA") != saved.tokenize("ada")
+    with pytest.raises(UnsupportedBackboneError, match="puts another normalizer"):
+        check_settings({}, settings, definition)
 
 
 def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:

@@ -170,8 +170,6 @@ def _joined(parts: "Sequence[TaskPrediction | TaskFailure]") -> "TaskPrediction 
     answered = list["TaskPrediction"]()
     for part in parts:
         if isinstance(part, TaskFailure):
-            if part.error.position is not None:
-                part.error.position += sum(len(it.outputs) for it in answered)
             return part
         answered.append(part)
     said = [part.predicted for part in answered if part.predicted is not None]

@@ -117,11 +117,12 @@ class AsyncClient:
         """Ask several tasks about any number of inputs, in order.
 
         The inputs are divided into requests that the server accepts, one after the other. Yields
-        the inputs of each request with their answers. `deadline_s` is of each request.
+        the inputs of each request with their answers. An input that some of the tasks refuse comes
+        alone, with their errors. `deadline_s` is of each request.
 
         Raises:
-            NunatakClientError: an input is refused; all inputs before are answered, and `position`
-                is its place.
+            NunatakClientError: all tasks refuse an input; all inputs before are answered, and
+                `position` is its place.
         """
         parts = Parts(inputs)
         while part := parts.take():
@@ -130,8 +131,9 @@ class AsyncClient:
             except (InvalidInputError, InvalidRequestError) as error:
                 parts.refuse(part, error)
             else:
-                parts.accept(part)
-                yield part, answer
+                place = parts.accept(part, answer.refused)
+                if place is not None:
+                    yield part, answer.placed(place)
 
     async def stream(
         self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]

@@ -76,8 +76,9 @@ MAX_PART_INPUTS: Final = 64
 class Parts:
     """Divides any number of inputs, in order, into lists that a server accepts.
 
-    A refused list is divided again. A server that refuses the number of inputs gets no longer list
-    again. After any other refusal, such as of too many tokens, the lists grow again.
+    A refused list is divided again, before the refused input if the refusal names one. A server
+    that refuses the number of inputs gets no longer list again. After any other refusal, such as of
+    too many tokens, the lists grow again.
     """
 
     def __init__(self, inputs: Iterable[Input]) -> None:
@@ -98,10 +99,20 @@ class Parts:
             self._inputs = map(_raise, [error])
         return part
 
-    def accept(self, part: Sequence[Input]) -> None:
-        """Let the next list be longer."""
+    def accept(self, part: list[Input], refused: Iterable[int | None]) -> int | None:
+        """Return the place of the list among all inputs; None if it is divided instead.
+
+        `refused` are the places of inputs that single tasks refuse. Such an input must be alone in
+        its list, because these tasks answer no other input of the list.
+        """
+        positions = [it for it in refused if it is not None]
+        if positions and len(part) > 1:
+            self._divide(part, min(positions))
+            return None
+        place = self._num_accepted
         self._num_accepted += len(part)
         self._size = min(2 * self._size, self._max_size)
+        return place
 
     def refuse(self, part: list[Input], error: NunatakError) -> None:
         """Divide a refused list; if it has only one input, raise the error, with its place."""
@@ -109,10 +120,13 @@ class Parts:
             if error.position is not None:
                 error.position = self._num_accepted
             raise error
-        self._refused = part + self._refused
-        self._size = len(part) // 2
+        self._divide(part, len(part) // 2 if error.position is None else error.position)
         if error.code == "too_many_inputs":
             self._max_size = self._size
+
+    def _divide(self, part: list[Input], size: int) -> None:
+        self._refused = part + self._refused
+        self._size = max(1, min(size, len(part) - 1))
 
 
 def _raise(error: Exception) -> Input:

@@ -237,6 +237,20 @@ class FanOut(Result):
                 return result
         raise KeyError(reference)
 
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """The places of inputs that a task refuses."""
+        problems = [result.error for result in self.results if result.error is not None]
+        return tuple(it.position for it in problems if it.position is not None)
+
+    def placed(self, place: int) -> "FanOut":
+        """Return the answers with the place of the first input among more inputs in the errors."""
+        results = (
+            it if it.error is None else it.model_copy(update={"error": it.error.moved(place)})
+            for it in self.results
+        )
+        return self.model_copy(update={"results": tuple(results)})
+
 
 SAID: Final = ("head", "outputs", "problem_type", "predicted")
 """The members of an answer that its head decides."""

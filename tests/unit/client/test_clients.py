@@ -120,10 +120,11 @@ def refusal(status: int, code: str, **headers: str) -> httpx.Response:
     return answer({"code": code, "status": status, "detail": "no"}, status, **headers)
 
 
-def told(*labels: str) -> Outcome:
+def told(*labels: str, **more: dict[str, JsonValue]) -> Outcome:
     outputs: JsonValue = [[{"label": label, "score": 0.9}] for label in labels]
-    body: JsonValue = {"reference": "tone", "task": "tone", "version": 3, "outputs": outputs}
-    return answer({"results": [body]})
+    results: list[JsonValue] = [{**PREDICTION, "reference": "tone", "outputs": outputs}]
+    results.extend({**it, "reference": reference} for reference, it in more.items())
+    return answer({"results": results})
 
 
 def all_of(
@@ -169,6 +170,29 @@ def test_predict_all_raises_what_refuses_a_single_input_with_its_place(face: Fac
 
     assert (caught.value.position, caught.value.detail) == (1, "empty")
     assert [json.loads(it.content)["inputs"] for it in network.requests] == [["a", ""], ["a"], [""]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 7], ids=["first", "last", "outside"])
+def test_predict_all_asks_alone_about_an_input_that_one_task_refuses(
+    face: Face, place: int
+) -> None:
+    def refused(at: int) -> dict[str, JsonValue]:
+        detail = f"input {at}: no"
+        return {"error": {"code": "x", "status": 422, "detail": detail, "position": at}}
+
+    answered: dict[str, JsonValue] = {**PREDICTION, "outputs": [PREDICTION["outputs"]]}
+    alone = [told("0", names=answered), told("1", names=refused(0))]
+    network = Network([told("0", "1", names=refused(place)), *alone])
+
+    found = face.run(
+        network, lambda client: all_of(client.predict_all(["a", "b"], ["tone", "names"]))
+    )
+
+    assert [part for part, _ in found] == [["a"], ["b"]]
+    assert [it["tone"].labels for _, it in found] == [("0",), ("1",)]
+    problem = found[1][1]["names"].error
+    assert problem is not None
+    assert (problem.position, problem.detail) == (1, "input 1: no")
 
 
 def test_predict_all_answers_what_stands_before_an_input_of_another_kind(face: Face) -> None:

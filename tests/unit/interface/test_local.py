@@ -1,6 +1,7 @@
 """Laws of `nunatak.load`: the server's answers, from any thread and in a notebook."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import nunatak_client
 from doubles.backbones import save_tiny_backbone
 from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
+from doubles.terminals import nunatak as terminal
 from nunatak_client import InvalidInputError
 from nunatak_client.payloads import Inputs
 from nunatak_contract.enums import HeadKind
@@ -175,6 +177,31 @@ def test_the_place_of_a_refused_input_is_among_all_inputs(tasks: nunatak.LocalTa
     assert problem is not None
     assert problem.position == 70
     assert problem.detail.startswith("input 70: ")
+
+
+def test_an_input_that_one_task_refuses_costs_no_other_input_an_answer(
+    place: Path, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {number}"} for number in range(70)]
+    for number in (3, 4, 66):
+        rows[number]["text_pair"] = "you"
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["predict", "--file", str(tmp_path / "x.jsonl"), "--task", "tone", "--task", "names"]
+    backbone = load_backbone(place / "backbone")
+    with (
+        Registry.open(place / "registry") as registry,
+        running_server(backbone, registry) as address,
+    ):
+        at = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
+        answers = [terminal(*asked, *here) for here in (at, ("--server", address))]
+
+    for ran in answers:
+        lines = [json.loads(line) for line in ran.stdout.splitlines()]
+        assert [line["place"] for line in lines] == [f"x.jsonl:{it + 1}" for it in range(70)]
+        assert all("outputs" in line["results"][0] for line in lines)
+        refused = [line["results"][1].get("error") for line in lines]
+        assert [at for at, it in enumerate(refused) if it] == [3, 4, 66]
+        assert all(it["detail"].startswith("the input is a pair") for it in refused if it)
 
 
 @pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800", {"text": "a"}, {"a"}])

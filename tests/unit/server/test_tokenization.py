@@ -262,7 +262,7 @@ async def test_a_text_whose_special_tokens_cannot_be_read_as_text_is_refused() -
     tokenization.close()
 
 
-async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:
+async def test_the_position_of_a_text_that_is_too_long_counts_inputs() -> None:
     tokenizer = tiny_backbone().tokenizer
     tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=1)
     reading = a_reading(16, stride=None)
@@ -275,7 +275,7 @@ async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> Non
 
     assert refused is not None
     (whole,) = tokenizer.encode([("q", long)], max_length=500)
-    fields = {"position": 3, "num_tokens": whole.num_tokens, "limit": 16}
+    fields = {"position": 2, "num_tokens": whole.num_tokens, "limit": 16}
     assert refused.fields == fields
     for told in (f"{whole.num_tokens} tokens", "at most 16", "on_long"):
         assert told in str(refused)

@@ -297,8 +297,10 @@ def _truncation_mark(answer: "TaskResult") -> tuple[str, str]:
 
 
 def _failure(answer: "TaskResult") -> str:
-    error = answer.error
-    return "" if error is None else f"error [{error.code}]: {error.detail or error.title}"
+    from nunatak_client.replies import error_of
+
+    error = answer.error  # about one input, whose place nobody needs
+    return "" if error is None else f"error [{error.code}]: {error_of(error).problem}"
 
 
 def _item_text(item: Item) -> str:
@@ -317,10 +319,11 @@ def _item_text(item: Item) -> str:
 
 def _answer_json(answer: "TaskResult") -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
+    from nunatak_client.replies import error_of
     from nunatak_contract.wire import InputFacts
 
     if answer.error is not None:
-        detail = answer.error.detail or answer.error.title
+        detail = error_of(answer.error).problem
         problem: dict[str, JsonValue] = {"code": answer.error.code, "detail": detail}
         return {"reference": answer.reference, "error": problem}
     said = answer.require().model_dump(mode="json")
