@@ -103,6 +103,9 @@ class FailureGroup(TyperGroup):
         except NunatakError as error:
             print_failure(error.code, str(error))
             raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            error_console().print("interrupted: the command did not end; repeat it")
+            raise typer.Exit(130) from error
 
 
 def print_failure(code: str, message: str) -> None:

@@ -15,7 +15,7 @@ from nunatak_contract.errors import MissingExtraError, needs_extra
 from nunatak_registry import TaskNotFoundError
 
 
-def program_that_raises(error: Exception) -> Program:
+def program_that_raises(error: BaseException) -> Program:
     program = Program(cls=FailureGroup)
 
     @program.callback()
@@ -50,6 +50,16 @@ def test_an_error_of_ours_ends_the_command_with_its_code(
 
     assert left.value.code == 1
     assert capsys.readouterr().err.startswith("error [task_not_found]: no")
+
+
+def test_an_interrupt_is_told_and_has_the_status_of_its_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(KeyboardInterrupt())(["fail"])
+
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "interrupted: the command did not end; repeat it\n"
 
 
 def test_an_error_of_a_file_is_one_line_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
