@@ -25,8 +25,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import problems_of
 
 _format_warning = warnings.formatwarning
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE})
-"""Errors of an output that is full or closed."""
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+"""Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
 
 
 class Program(typer.Typer):
