@@ -25,8 +25,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import problems_of
 
 _format_warning = warnings.formatwarning
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE})
-"""Errors of an output that is full or closed."""
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+"""Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
 
 
 class Program(typer.Typer):
@@ -103,6 +103,9 @@ class FailureGroup(TyperGroup):
         except NunatakError as error:
             print_failure(error.code, str(error))
             raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            error_console().print("interrupted: the command did not end; repeat it")
+            raise typer.Exit(130) from error
 
 
 def print_failure(code: str, message: str) -> None:

@@ -84,7 +84,8 @@ class AsyncClient:
             can_repeat=transport is None,
             loop=asyncio.get_running_loop,
         )
-        self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
+        is_policy = isinstance(retries, RetryPolicy)
+        self._policy = retries if is_policy else RetryPolicy(retries=retries)
         self._sleep = sleep
         self._clock = clock
 

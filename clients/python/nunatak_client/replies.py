@@ -289,13 +289,20 @@ def raise_for_problem(reply: Reply) -> None:
         raise error_class(reply.status)(
             code="http_error",
             status=reply.status,
-            detail=f"the server answered HTTP {reply.status} without a reason; is it Nunatak?",
+            detail=_unexplained(reply),
             request_id=reply.headers.get(wire.REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
     if reply.status in REFUSED:
         problem = _with_releases(problem, reply.headers.get(wire.RELEASE_HEADER))
     raise error_of(problem, retry_after_s=reply.retry_after_s)
+
+
+def _unexplained(reply: Reply) -> str:
+    if reply.status // 100 == 3 and (target := reply.headers.get("location")):
+        # To follow would repeat the key and the texts elsewhere, and often as a GET without a body.
+        return f"the server redirects to {target}, and the client does not follow; use that address"
+    return f"the server answered HTTP {reply.status} without a reason; is it Nunatak?"
 
 
 def _with_releases(problem: wire.Problem, server: str | None) -> wire.Problem:

@@ -207,11 +207,17 @@ class RetryPolicy:
     max_delay_s: float = 5.0
     jitter: Callable[[], float] = random.random
 
+    def __post_init__(self) -> None:
+        if type(self.retries) is not int or self.retries < 0:
+            raise InvalidInputError(
+                f"retries must be a RetryPolicy, or a whole number from 0, got {self.retries!r}"
+            )
+
     def delay_s(self, attempt: int, at_least_s: float = 0.0) -> float | None:
         """Seconds to wait after the failed `attempt` (from 0); `None` means no further attempt."""
         if attempt >= self.retries or at_least_s > self.max_delay_s:
             return None
-        backoff_s = min(self.max_delay_s, self.base_delay_s * 2**attempt)
+        backoff_s = min(self.max_delay_s, self.base_delay_s * 2.0 ** min(attempt, 63))
         return max(at_least_s, backoff_s * self.jitter())
 
 

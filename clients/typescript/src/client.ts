@@ -63,7 +63,7 @@ export class Client {
     this.url = url.replace(/\/+$/, "");
     this.headers = { "content-type": "application/json", ...keyHeaders(options.apiKey) };
     this.timeoutMs = milliseconds("timeoutMs", options.timeoutMs ?? 30_000);
-    this.policy = typeof retries === "number" ? new RetryPolicy(retries) : retries;
+    this.policy = retries instanceof RetryPolicy ? retries : new RetryPolicy(retries);
     this.send = options.fetch ?? ((...request) => fetch(...request));
   }
 
@@ -190,6 +190,7 @@ export class Client {
           headers: { ...this.headers, ...headers, ...asked.headers },
           ...(chunks ? { body: bodyOf(chunks, patience), duplex: "half" } : { body: JSON.stringify(asked.body) }),
           signal: patience.signal,
+          redirect: "manual" as const,
         };
         const sent = await patience.wait(() => this.send(this.url + asked.path, request)).catch((error: unknown) => {
           if (patience.signal.aborted) throw this.failure(patience, error);

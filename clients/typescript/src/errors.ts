@@ -100,10 +100,19 @@ export async function errorOfResponse(response: Response): Promise<ApiError> {
     : ({
         code: "http_error",
         status: response.status,
-        detail: `the server answered HTTP ${response.status} without a reason; is it Nunatak?`,
+        detail: unexplained(response),
         request_id: response.headers.get("x-request-id"),
       } as Problem);
   return errorOf(problem, retryAfterS(response));
+}
+
+/** To follow a redirection would repeat the key and the texts elsewhere, and often as a GET without a body. */
+function unexplained(response: Response): string {
+  const target = response.headers.get("location") ?? "another address";
+  if (response.type === "opaqueredirect" || Math.floor(response.status / 100) === 3) {
+    return `the server redirects to ${target}, and the client does not follow; use that address`;
+  }
+  return `the server answered HTTP ${response.status} without a reason; is it Nunatak?`;
 }
 
 /** Seconds of `Retry-After`; undefined when absent or written as a date. */

@@ -9,7 +9,11 @@ export class RetryPolicy {
     readonly baseDelayMs = 100,
     readonly maxDelayMs = 5000,
     readonly jitter: () => number = Math.random,
-  ) {}
+  ) {
+    if (!Number.isInteger(retries) || retries < 0) {
+      throw new InvalidInputError(`retries must be a RetryPolicy, or a whole number from 0, got ${String(retries)}`);
+    }
+  }
 
   /** Milliseconds to wait after the failed `attempt` (from 0); undefined: no further attempt. */
   delayMs(attempt: number, atLeastMs: number): number | undefined {

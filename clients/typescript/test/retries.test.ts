@@ -50,6 +50,26 @@ test.each([
   expect(sent).toHaveLength(1);
 });
 
+test.each([301, 302, 303, 307, 308])("a redirection by %i is refused and names the address", async (status) => {
+  const asked: unknown[] = [];
+  const url = await serving((response) => {
+    asked.push(response);
+    response.writeHead(status, { location: "/elsewhere" }).end();
+  });
+
+  await expect(new api.Client(url).predict("tone", "hello")).rejects.toMatchObject({
+    code: "http_error",
+    message: expect.stringContaining("redirects to /elsewhere"),
+  });
+  expect(asked).toHaveLength(1);
+});
+
+test.each(["3", 1.5, -1, Number.NaN, true, []])("retries of %j are refused at once", (retries) => {
+  const make = () => new api.Client("http://server", { retries: retries as number });
+
+  expect(make).toThrow(api.InvalidInputError);
+});
+
 test("the last of all attempts is final", async () => {
   const { made, sent } = client([busy(429), failure("ECONNREFUSED"), busy(429)]);
 

@@ -174,6 +174,20 @@ def test_examples_that_the_task_cannot_be_scored_on_are_refused(
     assert misplaced.stderr.startswith("error [invalid_option]: --wrong expects")
 
 
+def test_a_version_that_cannot_answer_is_no_fault_of_an_example(
+    folder: Path, tmp_path: Path
+) -> None:
+    kind = TaskKind.SINGLE_LABEL
+    other = str(save_tiny_backbone(tmp_path / "other", seed=9))
+    data = str(folder / kind / "dev.jsonl")
+
+    asked = ("--registry", str(folder / "registry"), "--backbone", other)
+    refused = nunatak("evaluate", kind, "--data", data, *asked)
+
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error [backbone_mismatch]: single-label/1 was trained on")
+
+
 def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

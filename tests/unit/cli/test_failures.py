@@ -1,6 +1,8 @@
 """Laws of errors: one line, a stable code, what to do."""
 
+import errno
 import logging
+import os
 import re
 import sys
 import warnings
@@ -9,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_cli import failures
 from nunatak_cli.failures import FailureGroup, Program, print_failure
 from nunatak_client import NotFoundError
 from nunatak_contract.errors import MissingExtraError, needs_extra
 from nunatak_registry import TaskNotFoundError
 
 
-def program_that_raises(error: Exception) -> Program:
+def program_that_raises(error: BaseException) -> Program:
     program = Program(cls=FailureGroup)
 
     @program.callback()
@@ -50,6 +53,30 @@ def test_an_error_of_ours_ends_the_command_with_its_code(
 
     assert left.value.code == 1
     assert capsys.readouterr().err.startswith("error [task_not_found]: no")
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EFBIG", "EIO"])
+def test_an_output_that_takes_no_more_is_one_line(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = getattr(errno, name)
+    monkeypatch.setattr(failures, "_drop_output", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(OSError(number, os.strerror(number)))(["fail"])
+
+    assert left.value.code == 1
+    expected = f"error [output_failed]: the output cannot be written: {os.strerror(number)}\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_an_interrupt_is_told_and_has_the_status_of_its_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(KeyboardInterrupt())(["fail"])
+
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "interrupted: the command did not end; repeat it\n"
 
 
 def test_an_error_of_a_file_is_one_line_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:

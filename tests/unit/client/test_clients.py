@@ -271,6 +271,29 @@ def test_readiness_is_asked_once_and_never_raises(
     assert network.sleeps == []
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("retries", ["3", 1.5, None, -1, True, [2]])
+def test_retries_of_another_kind_are_refused_at_once(
+    kind: Callable[..., object], retries: object
+) -> None:
+    with pytest.raises(InvalidInputError, match="retries must be a RetryPolicy"):
+        kind(URL, retries=retries)
+
+
+def test_a_patient_policy_never_runs_out_of_numbers() -> None:
+    assert RetryPolicy(retries=10_000, jitter=lambda: 1.0).delay_s(9_999) == 5
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirection_is_refused_and_names_the_address(face: Face, status: int) -> None:
+    network = Network([httpx.Response(status, headers={"location": "https://elsewhere.invalid/"})])
+
+    with pytest.raises(ApiError, match=r"redirects to https://elsewhere\.invalid/"):
+        face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert len(network.requests) == 1
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_invited_retry_waits_at_least_as_asked(face: Face, status: int) -> None:
     network = Network([refusal(status, "overloaded", retry_after="2"), answer(PREDICTION)])
