@@ -228,7 +228,7 @@ async def test_a_failure_is_not_remembered_for_another_content(store: FakeStore)
     store.add("tone")
     residency = make_residency(store)
     store.broken["tone/1"] = NunatakError(
-        "probe_failed", reference="tone/1", position=0, reason="other logits"
+        "probe_failed", reference="tone/1", number=0, reason="other logits"
     )
     with raises("probe_failed"):
         await lease(residency, store, TONE)
