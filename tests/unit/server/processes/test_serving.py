@@ -106,7 +106,7 @@ def test_an_address_of_another_machine_is_told_before_anything_is_loaded(tmp_pat
 
 def test_a_bad_file_of_keys_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-    keys.write_text("{}")
+    keys.write_text("{")
     settings = make_settings(registry=str(tmp_path / "none"), api_keys_file=keys)
 
     with raises("invalid_key_file"):
