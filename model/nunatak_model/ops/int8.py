@@ -1,9 +1,9 @@
-"""Linear maps in 8-bit integers, with a scale for each output and each token; words with one each.
+"""Linear maps and the table of words in 8-bit integers.
 
-The absolute maximum of an output's weights, and of a token's inputs, becomes 127. This is symmetric
-quantization with "dynamic" scales of tokens. Dettmers et al. 2022 (arXiv:2208.07339), sec. 2.1,
-"vector-wise". No token's numbers depend on another's, and sums of integers are exact in any order,
-so a row's product has the same bits in every batch.
+A weight has a scale for each output, an input for each token, and the table for each word: the
+absolute maximum becomes 127. This is symmetric quantization, "dynamic" for tokens (Dettmers et al.
+2022, arXiv:2208.07339, sec. 2.1, "vector-wise"). No token's numbers depend on another's, and sums
+of integers are exact in any order, so a row's product has the same bits in every batch.
 
 Axes: tokens = packed tokens, in, out = widths of the map.
 """
@@ -38,7 +38,7 @@ EXACT_INPUTS = 1024
 
 
 def quantized(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, with `is_quantizable` ones as integers with a scale for each row."""
+    """The same tensors; words and the weights of layers become integers with a scale a row."""
     found = dict[str, Tensor]()
     for name, tensor in parameters.items():
         if is_quantizable(name, tensor.shape) and tensor.is_floating_point():

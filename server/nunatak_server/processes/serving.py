@@ -162,7 +162,7 @@ def prepare(settings: ServerSettings) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
     if settings.api_keys_file is not None:
-        read_keys(settings.api_keys_file)  # a wrong file is told before a backbone is loaded
+        read_keys(settings.api_keys_file)  # A wrong file is refused before a backbone loads.
     connection_limits()
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()

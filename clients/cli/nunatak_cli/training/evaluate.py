@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from pydantic import JsonValue
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
     from nunatak_training.scoring.statistics import Interval
 
-REFUSED_INPUT: Final = (413, 422)
-"""Statuses of errors that an example causes."""
 SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
 DOCUMENTS_OF_A_QUERY = 16
@@ -147,7 +145,7 @@ def _ask(
     progress.begin(Work(f"asking {manifest.reference}", unit="input", total=len(asked)))
     for (_, members), (answer,) in zip(asked, answers, strict=True):
         if (error := answer.error) is not None:
-            if error.status not in REFUSED_INPUT:
+            if error.position is None:
                 answer.require()  # The version fails, whatever the example is.
             reason = f"[{error.code}] {error.detail or error.title}"
             raise bad_row(members[0].where, f"the task refuses it: {reason}")
