@@ -60,6 +60,13 @@ VersionQuery: TypeAlias = "sa.Select[str, int, str, str]"
 _VERSIONS: VersionQuery = sa.select(
     VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
 )
+# A pair of columns refers to itself, so one in each query would leave work to the collector.
+# SQLite needs no lock of rows, because it has one writer at a time.
+_EXISTING: Final = (
+    sa.select(VersionRow.task, VersionRow.version)
+    .where(sa.tuple_(VersionRow.task, VersionRow.version).in_(sa.bindparam("keys", expanding=True)))
+    .with_for_update(read=True, key_share=True)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,15 +219,11 @@ class Snapshot:
 
     def existing(self, versions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
         """Return the versions that exist; in a change, nobody deletes them before its end."""
-        key = sa.tuple_(VersionRow.task, VersionRow.version)
         found = set[tuple[str, int]]()
         wanted = sorted(versions)
         for begin in range(0, len(wanted), _MOST_KEYS):
-            query = sa.select(VersionRow.task, VersionRow.version).where(
-                key.in_(wanted[begin : begin + _MOST_KEYS])
-            )
-            # SQLite needs no lock of rows, because it has one writer at a time.
-            rows = self._connection.execute(query.with_for_update(read=True, key_share=True))
+            keys = {"keys": wanted[begin : begin + _MOST_KEYS]}
+            rows = self._connection.execute(_EXISTING, keys)
             found.update((task, version) for task, version in rows)
         return found
 

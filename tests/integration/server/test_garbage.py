@@ -15,6 +15,7 @@ import pytest
 from doubles.backbones import FAMILIES, tiny_backbone
 from doubles.garbage import garbage, in_new_process, kinds_of
 from doubles.policies import make_policy, make_rule, when
+from doubles.replicas import beat
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
@@ -157,6 +158,25 @@ def test_a_task_that_is_loaded_for_a_request_leaves_nothing_to_the_collector(add
         for _ in range(TIMES):
             assert ask(connection, "/v1/tasks/tone/evict", {}, {}) == 200
             assert ask(connection, "/v1/tasks/tone/predict", text, {}) == 200
+
+    assert not kinds_of(left, at_least=TIMES)
+
+
+def test_a_replica_that_holds_its_tasks_leaves_nothing_to_the_collector(tmp_path: Path) -> None:
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, tiny_backbone(), task="tone", seed=0)
+        work = (
+            registry.generation,
+            lambda: registry.hold("a", [("tone", 1)], seconds=60),
+            lambda: beat(registry),
+            registry.replicas.listing,
+        )
+        for ask in work:
+            ask()
+        with garbage() as left:
+            for _ in range(TIMES):
+                for ask in work:
+                    ask()
 
     assert not kinds_of(left, at_least=TIMES)
 
