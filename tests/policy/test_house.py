@@ -21,13 +21,13 @@ CEILINGS = {
     "nunatak_loadtest": (1104, 7),
     "nunatak_model": (9412, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4269, 23),
+    "nunatak_registry": (4272, 23),
     "nunatak_server": (20159, 97),
-    "nunatak_training": (8946, 43),
+    "nunatak_training": (8989, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_362, 320
+MAX_LINES, MAX_FILES = 63_408, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

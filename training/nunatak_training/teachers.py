@@ -1,9 +1,11 @@
 """Teachers: a task version, or another server of decisions, as the source of probabilities."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
@@ -97,6 +99,48 @@ class TeacherChoice:
         key = _key_in(self.key)
         asked = _Upstream(url, api_key=key, retries=RETRIES, transport=transport)
         return _upstream_teacher(asked, url, protocol, card, self.model or "jev-latest")
+
+
+@contextmanager
+def kept_answers(
+    choice: TeacherChoice | None, teacher: Teacher | None, folder: Path | None
+) -> Generator[Teacher | None]:
+    """Yield a teacher that is paid once: a run that stops leaves an upstream's answers in `folder`.
+
+    The answers go at the end of the block, unless it fails.
+    """
+    if folder is None or teacher is None or choice is None or choice.upstream is None:
+        yield teacher
+        return
+    asked = repr((choice.upstream, teacher.digest, teacher.labels, choice.model))
+    path = folder / f"{sha256(asked.encode()).hexdigest()}.answers.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
+        keys = [sha256(repr(it).encode()).hexdigest() for it in inputs]
+        known = _answers_in(path)
+        rest = iter(
+            teacher.ask([it for it, key in zip(inputs, keys, strict=True) if key not in known])
+        )
+        with path.open("a", encoding="utf-8") as file:
+            for key in keys:
+                answer = known[key] if key in known else next(rest)
+                if key not in known and not isinstance(answer, NunatakError):
+                    # A line break comes first, because a kill may have cut the line before.
+                    print(f"\n{json.dumps({key: answer})}", end="", file=file, flush=True)
+                yield answer
+
+    yield replace(teacher, ask=answers)
+    path.unlink(missing_ok=True)
+
+
+def _answers_in(path: Path) -> dict[str, Shares]:
+    """The answers of all whole lines; a kill may have left a part of one."""
+    found = dict[str, Shares]()
+    for line in path.read_text("utf-8").split("\n") if path.exists() else ():
+        with suppress(ValueError):
+            found |= json.loads(line)
+    return found
 
 
 def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Teacher:

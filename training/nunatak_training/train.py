@@ -37,7 +37,7 @@ from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring.statistics import Interval
-from nunatak_training.teachers import TeacherChoice
+from nunatak_training.teachers import TeacherChoice, kept_answers
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
@@ -166,34 +166,33 @@ def train(
     recipe = recipe_on(chosen, backbone)
     report = report or Report()
     teacher = settings.teacher and settings.teacher.teacher(registry, backbone)
-    if teacher is not None:
-        teacher = replace(teacher, ask=partial(_reported, teacher, report))
-    data = load_task_data(
-        settings.data,
-        kind=settings.kind,
-        dev=settings.dev,
-        seed=recipe.seed,
-        spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
-        teacher=teacher,
-    )
-    warnings = _warnings_of(data, recipe, backbone)
-    if warnings and warn is not None:
-        warn(warnings)
-    if warnings and settings.strict:
-        problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
-        raise NunatakError("suspicious_data", where=data.name, problems=problems)
-    outcome = run(
-        data,
-        settings.task,
-        recipe,
-        registry,
-        backbone=backbone,
-        search=None if chosen.layer_target is None else chosen,
-        report=report,
-        trunks=trunks,
-        checkpoints=checkpoints,
-        note=settings.note,
-    )
+    with kept_answers(settings.teacher, teacher, checkpoints) as asked:
+        data = load_task_data(
+            settings.data,
+            kind=settings.kind,
+            dev=settings.dev,
+            seed=recipe.seed,
+            spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
+            teacher=asked and replace(asked, ask=partial(_reported, asked, report)),
+        )
+        warnings = _warnings_of(data, recipe, backbone)
+        if warnings and warn is not None:
+            warn(warnings)
+        if warnings and settings.strict:
+            problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
+            raise NunatakError("suspicious_data", where=data.name, problems=problems)
+        outcome = run(
+            data,
+            settings.task,
+            recipe,
+            registry,
+            backbone=backbone,
+            search=None if chosen.layer_target is None else chosen,
+            report=report,
+            trunks=trunks,
+            checkpoints=checkpoints,
+            note=settings.note,
+        )
     return replace(outcome, seconds=time.perf_counter() - started)
 
 

@@ -24,7 +24,7 @@ from nunatak_model import TextInput
 from nunatak_registry import Registry
 from nunatak_training import teachers
 from nunatak_training.kinds import TaskKind
-from nunatak_training.teachers import TeacherChoice
+from nunatak_training.teachers import TeacherChoice, kept_answers
 
 BACKBONE = tiny_backbone(num_layers=2)
 TEXTS = ("please hurry", "no rush", "x")
@@ -239,6 +239,34 @@ def test_a_failure_of_all_texts_ends_the_asking_at_once(registry: Registry, stat
 
     assert len(calls) == 1
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_run_that_stops_and_goes_on_asks_about_no_text_twice(
+    registry: Registry, tmp_path: Path
+) -> None:
+    asked = list[str]()
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["state"])
+        stops = len(asked) == len(TEXTS) - 1
+        return httpx.Response(401) if stops else httpx.Response(200, json=NOUL)
+
+    def ask() -> list[Mapping[str, float] | NunatakError]:
+        choice = upstream()
+        found = choice.teacher(registry, BACKBONE, httpx.MockTransport(reply))
+        with kept_answers(choice, found, tmp_path) as teacher:
+            assert teacher is not None
+            return list(teacher.ask(TEXTS))
+
+    with raises("teacher_failed"):
+        ask()
+    (kept,) = tmp_path.glob("*.answers.jsonl")
+    kept.write_text(kept.read_text() + '\n{"cut": {"no')
+    number = len(asked)
+
+    assert ask() == [{"no": 0.25, "yes": 0.75}] * len(TEXTS)
+    assert TEXTS[0] not in asked[number:]
+    assert not kept.exists()
 
 
 def test_an_upstream_that_is_gone_ends_the_asking(
