@@ -96,6 +96,22 @@ def _place(branch: Branch) -> tuple[int, int]:
     return NO_PLACE if slots is None or slots.layers is None else slots.layers.place
 
 
+def read_places(
+    layout: Layout, outputs: Layout, branches: Sequence[Branch], inputs: Sequence[Encoding]
+) -> list[int]:
+    """The places in a layout of the tokens that its outputs have."""
+    places = list[int]()
+    for row, begin, length, kept in zip(
+        layout.rows, layout.offsets, layout.lengths, outputs.lengths, strict=False
+    ):
+        if kept == length:
+            places += range(begin, begin + length)
+        else:
+            head = branches[row.branch].head
+            places.append(begin + head.place_in(inputs[row.input].token_ids))
+    return places
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeadRun:
     """Rows that run through heads together: of one task, or of many tasks with stacked heads."""
@@ -119,8 +135,12 @@ def run_heads(
     pooled = dict[_Reading, Tensor]()
     for pooling, padding_id in dict.fromkeys(_reading(branch.head) for branch in branches):
         if pooling is not None and pooling is not Pooling.LATE:
-            encodings = [inputs[row.input] for row in layout.rows]
-            ends = [unpadded_length(it.token_ids, padding_id) for it in encodings]
+            rows = zip(layout.rows, layout.lengths, strict=True)
+            # A row may have only the token that its head reads.
+            ends = [
+                min(length, unpadded_length(inputs[row.input].token_ids, padding_id))
+                for row, length in rows
+            ]
             pooled[pooling, padding_id] = pool(
                 hidden, layout.lengths, pooling, ends=ends, sum_rows=ops.sum_rows
             )

@@ -6,7 +6,7 @@ nothing for others.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
-from nunatak_model.batch import in_slot_order, layer_spans, run_heads
+from nunatak_model.batch import LayerSpan, in_slot_order, layer_spans, read_places, run_heads
 from nunatak_model.branch import Branch
-from nunatak_model.layer import mix_layer
+from nunatak_model.layer import MixedLayer, mix_layer
+from nunatak_model.ops.device import to_device
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
@@ -119,6 +120,7 @@ def forward(
             BranchTraits(
                 lane=next((layer.lane for layer in it.layers.values()), Lane.TRUNK),
                 split_depth=it.split_depth,
+                reads_one=it.head.reads_one,
             )
             for it in batch.branches
         ],
@@ -165,7 +167,7 @@ def _run(
     )
     for stage, states in zip(plan.stages, held, strict=True):
         hidden = _enter_stage(hidden, layout, stage, states)
-        layout = stage.layout
+        layout = stage.outputs
         hidden = _run_stage(
             hidden, backbone, batch, stage, dropout=dropout, between_layers=between_layers
         )
@@ -215,7 +217,7 @@ def _offer_states(
     hidden: Float[Tensor, "tokens width"],
     stage: Stage,
 ) -> None:
-    layout = stage.layout
+    layout = stage.outputs
     for row in stage.kept_rows:
         state = hidden[layout.offsets[row] : layout.offsets[row + 1]]
         trunk.offer(sources[layout.rows[row].input], stage.end_layer, state)
@@ -245,7 +247,7 @@ def _run_stage(
     *,
     dropout: float,
     between_layers: BetweenLayers | None,
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "read width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
     if begin == end:
@@ -256,14 +258,29 @@ def _run_stage(
     for index in range(begin, end):
         if between_layers is not None:
             between_layers()
-        overrides = [(own.span, own.layers[index]) for own in spans]
-        layer = mix_layer(
-            backbone.layer(index),
-            overrides,
-            index=index,
-            num_tokens=layout.num_tokens,
-            relative=backbone.embeddings.relative,
-            kernels=backbone.ops.tasks,
-        )
+        layer = _mixed(backbone, spans, index, num_tokens=layout.num_tokens)
+        if index + 1 == end and stage.outputs.num_tokens < layout.num_tokens:
+            layer = replace(layer, top=_top(backbone, batch, stage))
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
+
+
+def _mixed(
+    backbone: Backbone, spans: Sequence[LayerSpan], index: int, *, num_tokens: int
+) -> MixedLayer:
+    return mix_layer(
+        backbone.layer(index),
+        [(own.span, own.layers[index]) for own in spans],
+        index=index,
+        num_tokens=num_tokens,
+        relative=backbone.embeddings.relative,
+        kernels=backbone.ops.tasks,
+    )
+
+
+def _top(backbone: Backbone, batch: _Batch, stage: Stage) -> tuple[Tensor, MixedLayer]:
+    """The places of the tokens that heads read, and the last layer over these tokens."""
+    places = read_places(stage.layout, stage.outputs, batch.branches, batch.inputs)
+    spans = layer_spans(stage.outputs, batch.branches, backbone.ops.groups, backbone.device)
+    layer = _mixed(backbone, spans, stage.end_layer - 1, num_tokens=stage.outputs.num_tokens)
+    return to_device(places, backbone.device), layer

@@ -84,6 +84,16 @@ class Head:
         """Late pooling takes the mean of the tokens' logits."""
         return self.pooling in {None, Pooling.LATE}
 
+    @property
+    def reads_one(self) -> bool:
+        """Whether the head reads one token of a row, the first or the last."""
+        return self.pooling in {Pooling.FIRST, Pooling.LAST}
+
+    def place_in(self, token_ids: Sequence[int]) -> int:
+        """The place in a row of the one token that the head reads."""
+        is_last = self.pooling is Pooling.LAST
+        return unpadded_length(token_ids, self.padding_id) - 1 if is_last else 0
+
 
 def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> HeadSpec:
     """The head that transformers' classes put on this checkpoint."""

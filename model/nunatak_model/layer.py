@@ -4,8 +4,9 @@ An *override* runs at a layer of a branch in place of the frozen weights, or is 
 Weights that tasks share with the backbone run as one product over all tokens. A task's own weights
 run on the task's span alone.
 
-Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
-qkv_width = query, key and value side by side.
+Axes: tokens = packed tokens of the batch, read = those that heads read at the top, or all of them,
+width = hidden width, out = output width of a map,
+qkv_width = query, key and value side by side, query = the query heads side by side.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap
@@ -154,6 +155,17 @@ class MixedLayer:
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
     relative: RelativePositions | None = None
     kernels: native.TaskKernels = native.NO_TASK_KERNELS
+    top: "tuple[Int[Tensor, ' read'], MixedLayer] | None" = None
+    """At the top: the places of the tokens that heads read, and the layer over these tokens."""
+
+    def after_attention(
+        self, hidden: Float[Tensor, "tokens width"], context: Float[Tensor, "tokens query"]
+    ) -> "tuple[MixedLayer, Float[Tensor, 'read width'], Float[Tensor, 'read query']]":
+        """Go on with the tokens that are read: only attention mixes tokens."""
+        if self.top is None:
+            return self, hidden, context
+        places, layer = self.top
+        return layer, hidden.index_select(0, places), context.index_select(0, places)
 
     def shared_relative(self) -> RelativePositions:
         if self.relative is None:

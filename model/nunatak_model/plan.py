@@ -16,6 +16,8 @@ lie in lanes, ordered by the work they share with the backbone:
     '- frozen norms -'
 
 so that all rows with frozen weights form one contiguous range of tokens.
+
+After the attention of the top layer, a branch row whose head reads one token has only this token.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -60,6 +62,8 @@ class BranchTraits:
 
     lane: Lane
     split_depth: int | None
+    reads_one: bool = False
+    """Whether the head reads one token of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +98,12 @@ class Stage:
     begin_layer: int
     end_layer: int
     layout: Layout
+    outputs: Layout
+    """The layout after the attention of the last layer: the same, except at the top."""
     entering: tuple[int, ...]
     """Inputs whose held states enter; their rows follow the previous layout's rows."""
     source_rows: tuple[int, ...] | None
-    """A row of the previous layout or an entering row, for each row. None: no change."""
+    """A row of the previous outputs or an entering row, for each row. None: no change."""
     kept_rows: tuple[int, ...]
     """Trunk rows that some branch leaves at `end_layer`, for the cache."""
 
@@ -110,7 +116,18 @@ class ForwardPlan:
     """The rows that come from the embeddings; none if all inputs are held."""
     stages: tuple[Stage, ...]
     output_rows: tuple[int, ...]
-    """The row in the last layout of each requested pair."""
+    """The row in the last outputs of each requested pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """Numbers of tokens of the rows, by input, and the branches whose heads read one token."""
+
+    of_inputs: Sequence[int]
+    reads_one: frozenset[int]
+
+    def at(self, row: PlannedRow, *, is_top: bool) -> int:
+        return 1 if is_top and row.branch in self.reads_one else self.of_inputs[row.input]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +167,15 @@ def plan_batch(
             output = head of branch(x)
     """
     routes = _routes(pairs, branches, held_depths)
-    layout = _layout(_rows_at(EMBEDDINGS, routes), input_lengths)
+    lengths = _Lengths(
+        of_inputs=input_lengths,
+        reads_one=frozenset(index for index, it in enumerate(branches) if it.reads_one),
+    )
+    layout = _layout(_rows_at(EMBEDDINGS, routes), lengths)
     start, stages = layout, list[Stage]()
     for begin, end in pairwise(_stage_bounds(routes, num_layers)):
-        stage = _stage(begin, end, routes, layout, input_lengths)
-        layout = stage.layout
+        stage = _stage(begin, end, routes, layout, lengths, top=num_layers)
+        layout = stage.outputs
         stages.append(stage)
     row_of = _index(layout.rows)
     return ForwardPlan(
@@ -202,17 +223,24 @@ def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
 
 
 def _stage(
-    begin: int, end: int, routes: Sequence[_Route], before: Layout, input_lengths: Sequence[int]
+    begin: int,
+    end: int,
+    routes: Sequence[_Route],
+    before: Layout,
+    lengths: _Lengths,
+    *,
+    top: int,
 ) -> Stage:
     rows = _rows_at(begin, routes)
     entering = tuple(sorted({route.own.input for route in routes if route.enter == begin}))
     is_changed = rows != before.rows
-    layout = _layout(rows, input_lengths) if is_changed else before
+    layout = _layout(rows, lengths, is_top=begin == top) if is_changed else before
     kept = {route.own.input for route in routes if route.enter <= begin < end == route.leave}
     return Stage(
         begin_layer=begin,
         end_layer=end,
         layout=layout,
+        outputs=_layout(rows, lengths, is_top=True) if end == top and lengths.reads_one else layout,
         entering=entering,
         source_rows=_source_rows(rows, before, entering) if is_changed else None,
         kept_rows=tuple(
@@ -223,8 +251,8 @@ def _stage(
     )
 
 
-def _layout(rows: tuple[PlannedRow, ...], input_lengths: Sequence[int]) -> Layout:
-    lengths = tuple(input_lengths[row.input] for row in rows)
+def _layout(rows: tuple[PlannedRow, ...], of_rows: _Lengths, *, is_top: bool = False) -> Layout:
+    lengths = tuple(of_rows.at(row, is_top=is_top) for row in rows)
     offsets = tuple(accumulate(lengths, initial=0))
     spans = list[Segment]()
     for (lane, branch), group in groupby(enumerate(rows), lambda it: (it[1].lane, it[1].branch)):

@@ -1,6 +1,7 @@
 """The interface of an architecture; each architecture is one module next to this file.
 
-Axes: tokens = packed tokens of the rows, width = hidden width.
+Axes: tokens = packed tokens of the rows, read = those that heads read at the top, or all of them,
+width = hidden width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ class RunLayer(Protocol):
 
     def __call__(
         self, hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
+    ) -> Float[Tensor, "read width"]:
         """Run one layer; each row's result equals the result of its task's own layer alone."""
         ...
 

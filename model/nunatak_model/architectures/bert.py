@@ -256,7 +256,7 @@ def run_layer(
     feed_forward: FeedForward = run_feed_forward,
     config: BackboneConfig,
     dropout: float,
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "read width"]:
     """Run one layer; each row's result equals the result of its task's own layer alone.
 
     Semantics:
@@ -271,6 +271,7 @@ def run_layer(
     """
     epsilon, frozen = config.layer_norm_epsilon, layer.frozen
     context = attend(hidden, layer, dropout)
+    layer, hidden, context = layer.after_attention(hidden, context)
     block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block

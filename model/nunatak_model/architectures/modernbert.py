@@ -166,7 +166,7 @@ def _run_layer(
     nearby: RotaryAttention,
     config: ModernBertConfig,
     dropout: float,
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "read width"]:
     attend = nearby if config.is_local[layer.index] else everywhere
     return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm, dropout=dropout)
 

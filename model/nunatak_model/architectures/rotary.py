@@ -285,7 +285,7 @@ def run_prenorm_layer(
     *,
     norm: ApplyNorm,
     dropout: float,
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "read width"]:
     """Run one layer; each row's result equals the result of its task's own layer alone.
 
     Semantics:
@@ -302,6 +302,7 @@ def run_prenorm_layer(
     run_norm = partial(mixed_norm, epsilon=epsilon, apply=norm)
     normed = run_norm(hidden, layer, "attention_norm")
     context = attention(mixed_qkv(normed, layer), layer, config, dropout=dropout)
+    layer, hidden, context = layer.after_attention(hidden, context)
     block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block

@@ -35,15 +35,15 @@ class Question:
 
 @st.composite
 def branches(draw: st.DrawFn) -> BranchTraits:
-    lane = draw(st.sampled_from(Lane))
+    lane, reads_one = draw(st.sampled_from(Lane)), draw(st.booleans())
     match lane:
         case Lane.TRUNK:
-            return BranchTraits(lane=lane, split_depth=NUM_LAYERS)
+            depth: int | None = NUM_LAYERS
         case Lane.OWN:
             depth = draw(st.none() | st.integers(0, NUM_LAYERS - 1))
-            return BranchTraits(lane=lane, split_depth=depth)
         case _:
-            return BranchTraits(lane=lane, split_depth=draw(st.integers(0, NUM_LAYERS - 1)))
+            depth = draw(st.integers(0, NUM_LAYERS - 1))
+    return BranchTraits(lane=lane, split_depth=depth, reads_one=reads_one)
 
 
 @st.composite
@@ -160,6 +160,22 @@ def test_exactly_the_states_that_branches_start_from_and_were_computed_are_kept(
     used = {(item, question.branches[branch].split_depth or 0) for item, branch in question.pairs}
     computed = {(item, depth) for item, depth in used if depth and depth not in question.held[item]}
     assert sorted(kept) == sorted(computed)
+
+
+@settings(derandomize=True, deadline=None)
+@given(questions())
+def test_only_a_branch_that_reads_one_token_has_fewer_and_only_after_the_top_attention(
+    question: Question,
+) -> None:
+    for stage in question.plan().stages:
+        assert stage.outputs.rows == stage.layout.rows
+        for layout, is_top in (
+            (stage.layout, stage.begin_layer == NUM_LAYERS),
+            (stage.outputs, stage.end_layer == NUM_LAYERS),
+        ):
+            for row, length in zip(layout.rows, layout.lengths, strict=True):
+                cuts = is_top and row.branch != TRUNK and question.branches[row.branch].reads_one
+                assert length == (1 if cuts else question.lengths[row.input])
 
 
 @settings(derandomize=True, deadline=None)
