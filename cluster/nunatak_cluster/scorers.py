@@ -10,7 +10,7 @@ chunk depend on the chunk alone, so the second answer equals the first.
 # pyright: reportUnknownArgumentType=false
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final, TypeVar, cast
@@ -75,7 +75,7 @@ class RayScorers:
 
     def score(
         self, items: Iterable[tuple[Item, Sequence[Input] | None]]
-    ) -> Iterator[tuple[Item, ScoredInputs | None]]:
+    ) -> Generator[tuple[Item, ScoredInputs | None]]:
         """Yield each item with the answers to its inputs, in order; None for items without inputs.
 
         Items are taken only while an actor has room, so the memory holds a few chunks.

@@ -315,6 +315,9 @@ class ServerSettings(BaseSettings):
     receive_timeout_s: Seconds = Field(
         default=10, description="time to receive a whole request, and to send its answer"
     )
+    max_stream_s: Seconds = Field(
+        default=3600, description="time to receive the whole text of a stream of verdicts"
+    )
 
     log_format: LogFormat = Field(
         default=LogFormat.TEXT, description="log lines for people (`text`) or for programs (`json`)"

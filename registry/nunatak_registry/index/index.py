@@ -178,9 +178,11 @@ class Change(Snapshot):
         """Write the row of a process, remove rows that have ended, and count the other rows."""
         key = ReplicaRow.key == values["key"]
         self._connection.execute(delete(ReplicaRow).where(or_(key, ReplicaRow.until < now)))
-        others = self._connection.execute(select(func.count()).select_from(ReplicaRow))
+        # Read before the insert: a result that is open when a write fails, as on a full disk, keeps
+        # a lock of SQLite while the error lives.
+        others = self._connection.scalar(select(func.count()).select_from(ReplicaRow))
         self._connection.execute(insert(ReplicaRow).values(**values))
-        return others.scalar_one()
+        return others or 0
 
     def remove_replica(self, key: str) -> None:
         self._connection.execute(delete(ReplicaRow).where(ReplicaRow.key == key))

@@ -325,7 +325,23 @@ class StrictRoute(APIRoute):
         """
         if not scope.get("root_path") and self.path_regex.match(scope["path"]) is None:
             return Match.NONE, {}
-        return super().matches(scope)
+        found, child = super().matches(scope)
+        if found is Match.PARTIAL and self._is_read_by_head(scope):
+            found = Match.FULL
+        return found, child
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_read_by_head(scope):
+            await self.app(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
+
+    def _is_read_by_head(self, scope: Scope) -> bool:
+        """Return whether a request wants what GET answers, of which the transport sends the head.
+
+        Monitors and balancers ask so. HEAD is no method of the route, or the schema would list it.
+        """
+        return scope["method"] == "HEAD" and "GET" in (self.methods or ())
 
     def parameters_in(self, scope: Scope) -> dict[str, str] | None:
         """Return the path parameters of a request to this route; None for another route.

@@ -102,7 +102,10 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Response
     code = CODE_OF_STATUS.get(status, "http_error")
     detail = f"{status.phrase}; /docs lists the routes"
     problem = _problem(code, status, detail, request_id_of(request.scope))
-    return _response(problem, headers=error.headers)
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return _response(problem, headers=headers)
 
 
 async def _answer_unforeseen(request: Request, error: Exception) -> Response:

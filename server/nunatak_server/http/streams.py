@@ -7,6 +7,7 @@ text. A failure after the beginning is the last event, and its action is `block`
 import asyncio
 import codecs
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -171,8 +172,11 @@ async def _pieces(
 ) -> AsyncGenerator[bytes]:
     limit_s, limit_bytes, total = settings.receive_timeout_s, settings.max_body_bytes, 0
     late: Callable[[], NunatakError] = partial(NunatakError, "receive_timeout", limit_s=limit_s)
+    ends_at = time.monotonic() + settings.max_stream_s
     async with aclosing(request.stream()) as pieces:
         while piece := await within(limit_s, _next(pieces), late=late):
+            if time.monotonic() > ends_at:
+                raise NunatakError("receive_timeout", limit_s=settings.max_stream_s)
             total += len(piece)
             if total > limit_bytes:
                 raise NunatakError("body_too_large", limit_bytes=limit_bytes)

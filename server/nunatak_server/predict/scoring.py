@@ -8,6 +8,7 @@ chunk depend on the chunk alone, so a chunk that is scored again gives the same 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
@@ -103,6 +104,11 @@ class Scorer:
             name: reading_of(task.manifest, options) for name, task in self._tasks.items()
         }
         self._compute = compute or BatchCompute(backbone)
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End `score` on another thread after its batch; the scorer answers nothing any more."""
+        self._is_stopped = True
 
     @property
     def numerics(self) -> str:
@@ -211,6 +217,8 @@ class Scorer:
                 wanted.setdefault(encoding, []).append(name)
         found = dict[tuple[Encoding, str], list[float]]()
         for batch in self._batches(wanted):
+            if self._is_stopped:
+                raise CancelledError
             pairs = [(encoding, name) for encoding in batch for name in wanted[encoding]]
             rows = [Row(encoding=it, branch=self._tasks[name].branch) for it, name in pairs]
             found.update(zip(pairs, self._compute(rows), strict=True))

@@ -12,6 +12,8 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
+from nunatak_server.app import create_app
+from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.protocol import MAX_HEAD_BYTES
 
 BODY = b'{"inputs": "hello"}'
@@ -108,3 +110,24 @@ def test_what_cannot_be_read_is_answered_by_a_problem_that_repeats_nothing(
     assert CANARY not in received.decode()
     assert num_unread(address) == before + 1
     check_health(address)
+
+
+def test_head_answers_as_get_without_the_body(address: str) -> None:
+    app = create_app(make_settings())
+    # Each template with a task, a version or a file that is there, and some with what is not there.
+    filled = {"task": "tone", "version": "1", "model": "tone", "name": "page.css"}
+    paths = [
+        it.path_format
+        for it in app.routes
+        if isinstance(it, StrictRoute) and "GET" in (it.methods or ())
+    ]
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for path in [*(it.format(**filled) for it in paths), "/v1/tasks/nope", "/nope"]:
+            got, asked = client.get(path), client.head(path)
+
+            assert asked.content == b"", path
+            assert asked.status_code == got.status_code, path
+            same = {"content-type", "content-security-policy"} & set(got.headers)
+            assert all(asked.headers[it] == got.headers[it] for it in same), path
+        refused = client.head("/v1/predict")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")

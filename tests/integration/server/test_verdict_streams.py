@@ -143,6 +143,22 @@ async def test_bad_bodies_end_with_an_error_that_blocks(
     assert last.error.code == code
 
 
+async def test_a_text_without_end_is_refused_in_time(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def drops() -> AsyncGenerator[str]:
+        while True:
+            yield " "
+            await asyncio.sleep(0.05)
+
+    with running_server(backbone, registry, make_settings(max_stream_s=1)) as address:
+        async with AsyncClient(address) as client:
+            with pytest.raises(NunatakClientError, match="within 1 second") as caught:
+                _ = [it async for it in client.judge_stream("guard", drops())]
+
+    assert caught.value.code == "receive_timeout"
+
+
 @pytest.mark.parametrize(("kind", "line"), [(LINES, b"\n"), (EVENTS, b":\n")])
 async def test_many_short_lines_leave_turns_to_others(
     backbone: Backbone, registry: Registry, kind: str, line: bytes

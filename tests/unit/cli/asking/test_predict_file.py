@@ -37,6 +37,7 @@ from nunatak_contract.progress import Progress, Work
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
+from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
 
 TEXTS = ("where is my parcel?", "thank\ryou", 'thank "you",\r\nall\tof you', "a" * 300)
 NUM_ROWS = 90
@@ -354,6 +355,38 @@ def test_a_run_ends_with_its_threads(place: Path, tmp_path: Path) -> None:
     kill_after_two_chunks(place, make_corpus(tmp_path / "in.jsonl", 90), tmp_path / "out.jsonl")
 
     assert threading.active_count() == before
+
+
+def test_an_interrupted_run_waits_for_no_chunk_ahead(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, stopped = Scorer.score, threading.Event()
+    scored = list[int]()
+
+    def wait_for_the_end(scorer: Scorer, read: ReadInputs) -> ScoredInputs:
+        scored.append(len(read.inputs))
+        if len(scored) > 1:
+            assert stopped.wait(60)
+        return answer(scorer, read)
+
+    def interrupt(_: Chunk, __: int) -> None:
+        raise KeyboardInterrupt
+
+    def stop(_: Scorer) -> None:
+        stopped.set()
+
+    monkeypatch.setattr(Scorer, "score", wait_for_the_end)
+    monkeypatch.setattr(Scorer, "stop", stop)
+    corpus, out = make_corpus(tmp_path / "in.jsonl", 90), tmp_path / "out.jsonl"
+
+    with pytest.raises(KeyboardInterrupt):
+        score(place, corpus, out, on_chunk=interrupt)
+
+    assert stopped.is_set()
+    assert len(scored) <= 2
+    monkeypatch.undo()
+    score(place, corpus, out)
+    assert [it["id"] for it in jsonl(out)] == list(range(90))
 
 
 def test_a_corpus_that_changes_while_it_is_scored_is_refused(place: Path, tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 import sqlite3
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
 
 from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_one
+from doubles.replicas import beat
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.database import journal_mode
 from nunatak_registry.index.schema import SCHEMA_VERSION
@@ -76,6 +82,43 @@ def test_no_journal_is_left_to_undo_a_commit(registry: Registry, folder: Path) -
     journals = [path.stat().st_size for path in folder.glob("index.sqlite3-journal")]
 
     assert journals in ([], [0])
+
+
+WRITES: dict[str, Callable[[Registry, int], object]] = {
+    "beat": lambda it, number: beat(it, f"replica{number}"),
+    "hold": lambda it, number: it.hold(f"reader{number}", [("intent", 1)], seconds=60),
+    "promote": lambda it, number: it.promote("intent", f"alias{number}", 1),
+    "publish": lambda it, number: it.publish(*make_draft(seed=number)),
+}
+
+
+@contextmanager
+def full_disk() -> Generator[None]:
+    """Let no index have more pages than it has."""
+
+    def limit(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+
+    event.listen(sa.Engine, "begin", limit)
+    try:
+        yield
+    finally:
+        event.remove(sa.Engine, "begin", limit)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_that_fails_locks_nobody_out(
+    registry: Registry, folder: Path, write: Callable[[Registry, int], object]
+) -> None:
+    publish_one(registry)
+
+    with full_disk(), pytest.raises(StoreUnavailableError, match="full") as caught:
+        deque((write(registry, number) for number in range(10_000)), maxlen=0)
+
+    # The error lives, as in the state of a server.
+    assert caught.value.__traceback__
+    with closing(sqlite3.connect(folder / "index.sqlite3", timeout=0)) as other:
+        other.execute("BEGIN EXCLUSIVE")
 
 
 def test_damaged_manifest_hides_its_task_alone(registry: Registry, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Laws of the scorer: the server's answers, from batches that depend on the chunk alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,37 @@ def test_refused_inputs_take_nothing_from_the_others(place: Path, backbone: Back
     assert scored.positions == (0, 5)
     alone = asked.score(asked.read(["hello", "thank you"]))
     assert scored.answers == alone.answers
+
+
+def test_a_stopped_scorer_computes_no_further_batch(place: Path, backbone: Backbone) -> None:
+    asked = scorer(
+        place,
+        backbone,
+        "tone",
+        batch_tokens=64,
+        compute=Stopping(backbone, lambda: asked.stop()),  # noqa: PLW0108 - not there yet
+    )
+
+    with pytest.raises(CancelledError):
+        asked.score(asked.read([f"parcel {number} " * 7 for number in range(200)]))
+
+
+class Stopping:
+    """Computes like the engine, and calls a function in its only batch."""
+
+    stops_between_layers = False
+
+    def __init__(self, backbone: Backbone, call: Callable[[], None]) -> None:
+        self._compute, self._call = BatchCompute(backbone), call
+        self._num_batches = 0
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        self._num_batches += 1
+        assert self._num_batches == 1
+        self._call()
+        return self._compute(rows)
 
 
 class Poisoned:

@@ -7,8 +7,9 @@ however long the corpus is.
 """
 
 import glob
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -130,10 +131,14 @@ def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield items that a thread makes, one item ahead of their use. Exceptions are raised here."""
+def ahead(items: Iterable[Item], stop: Callable[[], None] = lambda: None) -> Generator[Item]:
+    """Yield items that a thread makes, one item ahead of their use. Exceptions are raised here.
+
+    The end waits for the item that is being made; `stop` is called before, to cut it short.
+    """
     source = iter(items)
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
+        stack.callback(stop)
         upcoming = thread.submit(next, source, None)
         while (item := upcoming.result()) is not None:
             upcoming = thread.submit(next, source, None)
@@ -142,7 +147,7 @@ def ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 def score_chunks(
     chunks: Iterable[Chunk], scorer: "Scorer"
-) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+) -> "Generator[tuple[Chunk, ScoredInputs | None]]":
     """Yield each chunk with its answers; None if an earlier run has written the chunk."""
 
     def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
@@ -153,7 +158,7 @@ def score_chunks(
         for chunk, inputs in ahead(read()):
             yield chunk, None if inputs is None else scorer.score(inputs)
 
-    return ahead(score())
+    return ahead(score(), scorer.stop)
 
 
 def answered_rows(

@@ -6,8 +6,8 @@ versions of the record, also if an alias has moved meanwhile.
 
 # ruff: noqa: PLC0415 - the server imports torch, which --help does not need
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as distribution_version
@@ -119,15 +119,17 @@ def run_job(
                 done=folder.done(layout),
                 size=job.chunk_rows,
             )
-            for chunk, scored in scoring.score(chunks):
-                if scored is not None:
-                    part = layout.part(answered_rows(chunk, scored, columns))
-                    folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
-                    num_scored += chunk.num_rows
-                num_chunks += 1
-                num_rows += chunk.num_rows
-                if on_chunk is not None:
-                    on_chunk(chunk, num_bytes)
+            # Closed here, because an interrupt of this loop must not wait for chunks ahead.
+            with closing(scoring.score(chunks)) as scored_chunks:
+                for chunk, scored in scored_chunks:
+                    if scored is not None:
+                        part = layout.part(answered_rows(chunk, scored, columns))
+                        folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
+                        num_scored += chunk.num_rows
+                    num_chunks += 1
+                    num_rows += chunk.num_rows
+                    if on_chunk is not None:
+                        on_chunk(chunk, num_bytes)
         # A file may have changed while it was read.
         folder.begin(record())
         num_rejected = folder.finish(layout, num_chunks=num_chunks)
@@ -143,7 +145,7 @@ def run_job(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scoring:
     numerics: str
-    score: "Callable[[Iterable[Chunk]], Iterator[tuple[Chunk, ScoredInputs | None]]]"
+    score: "Callable[[Iterable[Chunk]], Generator[tuple[Chunk, ScoredInputs | None]]]"
 
 
 @contextmanager
