@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
-from doubles.terminals import nunatak
+from doubles.terminals import get_command, nunatak
 from nunatak_cli.main import app
 from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
