@@ -12,7 +12,7 @@ from nunatak_cli.main import app
 WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb", "NUNATAK_REGISTRY": ""}
 get_command = cache(main.get_command)
 # At each call, the runner would make all commands again from their functions.
-vars(testing)["_get_command"] = get_command
+setattr(testing, "_get_command", get_command)  # noqa: B010 - a private name
 _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
