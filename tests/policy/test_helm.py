@@ -11,8 +11,6 @@ from sqlalchemy import make_url
 
 from nunatak_server.settings import ServerSettings
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
-
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm"
 PLAIN = ROOT / "deploy" / "kubernetes"
@@ -97,6 +95,7 @@ def test_the_autoscaler_is_that_of_the_plain_file_and_sets_the_number_of_pods_al
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("values", [{}, ALL], ids=["default", "all"])
 def test_kubernetes_accepts_each_object(values: dict[str, str], release: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
     objects = rendered(**values)
 
     assert len(objects) == (5 if values else 3)
