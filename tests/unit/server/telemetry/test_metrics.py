@@ -31,15 +31,18 @@ def by_task(name: str, text: str) -> dict[str, float]:
     return dict(sums)
 
 
-def test_task_labels_are_bounded() -> None:
+def test_tasks_and_callers_beyond_the_bound_are_one_sum() -> None:
     metrics = Metrics()
 
     for index in range(MAX_LABEL_VALUES + 500):
         metrics.observe_request(f"task-{index}", "ok")
+        metrics.observe_caller(f"key-{index}", status=200, predictions=[])
 
     text = rendered(metrics)
     assert text.count("nunatak_requests_total{") == MAX_LABEL_VALUES + 1
     assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
+    assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
+    assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
 
 
 def record(num_tokens: int) -> PredictionRecord:
@@ -59,17 +62,6 @@ def test_requests_and_tokens_are_counted_by_caller() -> None:
     assert 'nunatak_caller_requests_total{caller="support",status="200"} 1.0' in text
     assert 'nunatak_caller_requests_total{caller="support",status="429"} 1.0' in text
     assert 'nunatak_caller_tokens_total{caller="support"} 14.0' in text
-
-
-def test_callers_beyond_the_bound_are_one_sum() -> None:
-    metrics = Metrics()
-
-    for index in range(MAX_LABEL_VALUES + 500):
-        metrics.observe_caller(f"key-{index}", status=200, predictions=[])
-
-    text = rendered(metrics)
-    assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
-    assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
 
 
 def test_batches_and_memory_are_shown() -> None:
