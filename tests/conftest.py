@@ -5,7 +5,9 @@ Tests of the model check the shape of each tensor in the arguments and results o
 
 import gc
 import os
+import shutil
 import socket
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from ipaddress import ip_address
@@ -30,12 +32,29 @@ MODEL = TESTS.parent / "model"
 CHECKS_SHAPES = (TESTS / "unit" / "model",)
 """The folders of tests with checks of shapes. Other tests would find nothing more."""
 
+MEMORY, MIN_MEMORY_BYTES = Path("/dev/shm"), 4 * 2**30  # noqa: S108 - folders of tests are private
+"""A folder in memory, and the room that it must have."""
+
 COPIES = ("distilbert", "electra", "gte", "llama")
 """Families with the layers of another family."""
 
 # For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
 # reads the variable at its first import, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _put_folders_in_memory() -> None:
+    """Let all temporary folders, here and in the processes of tests, lie in memory if it has room.
+
+    A registry waits until the disk has its files: on a disk, tests wait for half of their time.
+    """
+    state = os.statvfs(MEMORY) if MEMORY.is_dir() else None
+    is_fit = state is not None and not state.f_flag & os.ST_NOEXEC
+    if is_fit and shutil.disk_usage(MEMORY).free >= MIN_MEMORY_BYTES:
+        tempfile.tempdir = os.environ.setdefault("TMPDIR", str(MEMORY))
+
+
+_put_folders_in_memory()
 
 # Git does not keep the blocking client.
 blocking_client.write()

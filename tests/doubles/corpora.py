@@ -1,8 +1,6 @@
 """Corpora with tasks to score them, runs that are killed, and the count of lost and double rows."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from doubles.backbones import save_tiny_backbone
+from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from nunatak_cli.asking.corpus.chunks import Chunk
 from nunatak_cli.asking.corpus.job import CorpusJob, Outcome, run_job
@@ -140,13 +139,9 @@ def run_killed(
     0 is never.
     """
     numbers = (str(CHUNK_ROWS), ",".join(map(str, rhythm)))
-    finished = subprocess.run(  # noqa: S603 - our own interpreter and script
-        [sys.executable, "-c", KILLED, str(place), str(corpus), str(out), *numbers, *tasks],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return int(finished.stdout)
+    done = ended(KILLED, str(place), str(corpus), str(out), *numbers, *tasks)
+    assert done.status == 0, done.stderr
+    return int(done.stdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ import queue
 import re
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import TextIOWrapper
@@ -52,6 +53,7 @@ app(["serve"])
 NOISY_SCRIPT = """
 import logging
 import sys
+import tempfile
 import threading
 import warnings
 
@@ -153,7 +155,36 @@ def server_process(
             process.join()
 
 
-def run(script: str, environment: Mapping[str, str], output: Connection, log: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A process that has ended: its status, or the negative of a signal, and what it wrote."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+
+
+def ended(script: str, *arguments: str) -> Ended:
+    """Run a script to its end."""
+    source, sink = Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        process = forks().Process(target=run, args=(script, {**os.environ}, sink, log, arguments))
+        process.start()
+        sink.close()
+        with os.fdopen(os.dup(source.fileno()), encoding="utf-8") as output, source:
+            printed = output.read()
+        process.join()
+        return Ended(status=process.exitcode, stdout=printed, stderr=log.read_text("utf-8"))
+
+
+def run(
+    script: str,
+    environment: Mapping[str, str],
+    output: Connection,
+    log: Path | None,
+    arguments: Sequence[str] = (),
+) -> None:
     """Run a script as an interpreter would in a new process."""
     os.environ.clear()
     os.environ.update(environment)
@@ -167,7 +198,7 @@ def run(script: str, environment: Mapping[str, str], output: Connection, log: Pa
         for it in (1, 2)
     )
     # A supervisor starts its templates by the command of its own process.
-    sys.argv, sys.orig_argv = ["nunatak"], [sys.executable, "-c", script]
+    sys.argv, sys.orig_argv = ["nunatak", *arguments], [sys.executable, "-c", script]
     exec(script, {"__name__": "__main__"})  # noqa: S102 - a script of the tests
 
 

@@ -1,13 +1,18 @@
 """The `nunatak` command run in this process, on a wide terminal without colours."""
 
 import json
+from functools import cache
 
 from pydantic import JsonValue, TypeAdapter
+from typer import main, testing
 from typer.testing import CliRunner
 
 from nunatak_cli.main import app
 
 WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb", "NUNATAK_REGISTRY": ""}
+get_command = cache(main.get_command)
+# At each call, the runner would make all commands again from their functions.
+setattr(testing, "_get_command", get_command)  # noqa: B010 - a private name
 _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 

@@ -106,7 +106,7 @@ def place(site: Site) -> Generator[str]:
 @pytest.fixture
 def refusing() -> Generator[Refusing]:
     with Refusing() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

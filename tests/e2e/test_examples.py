@@ -157,7 +157,7 @@ def llm() -> Generator[tuple[str, list[str]]]:
     """An LLM; gives its address and the prompts that it has seen."""
     own = type("OwnLlm", (Llm,), {"prompts": list[str]()})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), own) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", own.prompts
         server.shutdown()
 

@@ -208,30 +208,26 @@ OUTSIDE = {"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling
 
 
 @pytest.mark.parametrize(
-    "modules", ["text", [{"path": ""}], [1], [ENCODER, OUTSIDE]], ids=["text", "type", "1", "out"]
-)
-def test_a_broken_list_of_modules_is_refused(tmp_path: Path, modules: object) -> None:
-    folder = save_sentence_folder(tmp_path / "it", release=5)
-    write(folder / "modules.json", modules)
-
-    with pytest.raises(CorruptBackboneError, match=r"modules\.json"):
-        load_backbone(folder)
-
-
-@pytest.mark.parametrize(
-    "modules",
+    ("modules", "error"),
     [
-        [],
-        [{"type": "custom_module.Transformer", "path": ""}],
-        [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}],
+        ("text", CorruptBackboneError),
+        ([{"path": ""}], CorruptBackboneError),
+        ([1], CorruptBackboneError),
+        ([ENCODER, OUTSIDE], CorruptBackboneError),
+        ([], UnsupportedBackboneError),
+        ([{"type": "custom_module.Transformer", "path": ""}], UnsupportedBackboneError),
+        (
+            [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}],
+            UnsupportedBackboneError,
+        ),
     ],
-    ids=["none", "custom", "deeper"],
+    ids=["text", "type", "1", "out", "none", "custom", "deeper"],
 )
-def test_a_folder_without_an_encoder_at_its_root_is_refused(
-    tmp_path: Path, modules: list[dict[str, str]]
+def test_a_list_of_modules_that_is_broken_or_has_no_encoder_at_the_root_is_refused(
+    tmp_path: Path, modules: object, error: type[Exception]
 ) -> None:
     folder = save_sentence_folder(tmp_path / "it", release=5)
     write(folder / "modules.json", modules)
 
-    with pytest.raises(UnsupportedBackboneError, match=r"modules\.json"):
+    with pytest.raises(error, match=r"modules\.json"):
         load_backbone(folder)

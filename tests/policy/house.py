@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -26,11 +27,19 @@ from release import blocking_client  # noqa: E402
 WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 8
 
 
+@cache
 def product_files() -> dict[str, list[Path]]:
     """Return the Python files of each package that git keeps, by the package's name."""
-    folders = sorted(it.parent for it in ROOT.glob("**/nunatak*/__init__.py"))
-    outer = [it for it in folders if not {".venv", "build"}.intersection(it.parts)]
+    tops = [it for it in ROOT.iterdir() if it.name[0] != "." and it.name != "build"]
+    folders = sorted(it.parent for top in tops for it in top.glob("**/nunatak*/__init__.py"))
+    outer = [it for it in folders if "build" not in it.parts]
     return {it.name: sorted({*it.rglob("*.py")} - {blocking_client.TARGET}) for it in outer}
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """Return the parsed file."""
+    return ast.parse(file.read_text())
 
 
 def num_lines(files: Iterable[Path]) -> int:
@@ -49,7 +58,7 @@ def code_lines(file: Path) -> int:
         for number, line in enumerate(text.splitlines(), start=1)
         if not line.strip() or line.strip().startswith("#")
     }
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(file)):
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
                 other.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -68,7 +77,7 @@ def shared_class_names() -> dict[str, set[str]]:
     packages = defaultdict[str, set[str]](set)
     for package, files in product_files().items():
         for file in files:
-            for node in ast.parse(file.read_text()).body:
+            for node in tree_of(file).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     packages[node.name].add(package)
     return {name: found for name, found in packages.items() if len(found) > 1}

@@ -22,7 +22,7 @@ PUBLIC_TO_CALLERS = {"nunatak_client", "nunatak_contract"}
 def trees() -> dict[Path, ast.Module]:
     """Parse each file of the product."""
     files = [it for package in house.product_files().values() for it in package]
-    return {file: ast.parse(file.read_text()) for file in files}
+    return {file: house.tree_of(file) for file in files}
 
 
 def test_only_one_place_puts_the_errors_of_pydantic_into_words() -> None:

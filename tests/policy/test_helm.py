@@ -11,13 +11,12 @@ from sqlalchemy import make_url
 
 from nunatak_server.settings import ServerSettings
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
-
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm"
 PLAIN = ROOT / "deploy" / "kubernetes"
 HELM = shutil.which("helm")
 RELEASES = ("1.29", "1.37")
+S3 = "registry.s3.endpoint"
 ALL = {
     "autoscaling.enabled": "true",
     "networkPolicy.enabled": "true",
@@ -97,6 +96,7 @@ def test_the_autoscaler_is_that_of_the_plain_file_and_sets_the_number_of_pods_al
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("values", [{}, ALL], ids=["default", "all"])
 def test_kubernetes_accepts_each_object(values: dict[str, str], release: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
     objects = rendered(**values)
 
     assert len(objects) == (5 if values else 3)
@@ -150,34 +150,27 @@ def test_numbers_of_a_file_arrive_as_they_are_written(tmp_path: Path) -> None:
     assert [given[it] for it in "ABCD"] == ["134217728", "0.05", "true", "1e3"]
 
 
-@pytest.mark.parametrize("name", ["oidc.issuer", "env.NUNATAK_DECISIONS_UPSTREAM"])
-def test_a_pod_may_reach_the_issuer_and_the_upstream(name: str) -> None:
-    values = {"networkPolicy.enabled": "true", name: "https://other.example:8443/x"}
-
-    (egress,) = rendered(**values)["NetworkPolicy"]["spec"]["egress"]
-
-    assert [it["port"] for it in egress["ports"]] == [53, 53, 5432, 443, 8443]
-
-
 @pytest.mark.parametrize(
-    ("endpoint", "port"),
+    ("name", "address", "ports"),
     [
-        ("", 443),
-        ("https://minio.example", 443),
-        ("http://minio.example", 80),
-        ("https://minio.example:9000", 9000),
-        ("http://minio.example:9000/", 9000),
-        ("http://[::1]:9000", 9000),
+        (S3, "", [443]),
+        (S3, "https://minio.example", [443]),
+        (S3, "http://minio.example", [80]),
+        (S3, "https://minio.example:9000", [9000]),
+        (S3, "http://minio.example:9000/", [9000]),
+        (S3, "http://[::1]:9000", [9000]),
+        ("oidc.issuer", "https://other.example:8443/x", [443, 8443]),
+        ("env.NUNATAK_DECISIONS_UPSTREAM", "https://other.example:8443/x", [443, 8443]),
     ],
 )
-def test_a_pod_may_reach_the_index_and_the_port_of_the_s3_endpoint(
-    endpoint: str, port: int
+def test_a_pod_may_reach_the_index_the_blobs_the_issuer_and_the_upstream(
+    name: str, address: str, ports: list[int]
 ) -> None:
-    values = {"networkPolicy.enabled": "true", "registry.s3.endpoint": endpoint}
+    values = {"networkPolicy.enabled": "true", name: address}
 
     (egress,) = rendered(**values)["NetworkPolicy"]["spec"]["egress"]
 
-    assert [it["port"] for it in egress["ports"]] == [53, 53, 5432, port]
+    assert [it["port"] for it in egress["ports"]] == [53, 53, 5432, *ports]
 
 
 def test_a_pod_has_the_time_to_end() -> None:

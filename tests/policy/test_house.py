@@ -41,28 +41,26 @@ COMMANDS = (
 )
 HELPS = [f"{it}--help" for it in ("", "train ", "sweep ", "serve ", "task ")]
 OF_A_REGISTRY = [f"task {it} --registry /nowhere" for it in ("list", "promote a 1", "history a")]
+OF_A_SUPERVISOR = ("processes.supervisor", "configuration", "access.keys", "access.tokens")
 AT_MOST: dict[str, tuple[str, set[str]]] = {
     "the client": ("import nunatak", HEAVY),
-    "the registry": (
-        "import nunatak_client, nunatak_registry, nunatak_cli.main",
-        {*LIBRARIES_OF_MODELS, "fastapi"},
-    ),
     "helps of commands": (COMMANDS.format(HELPS), HEAVY | OURS),
-    "commands of a registry": (COMMANDS.format(OF_A_REGISTRY), LIBRARIES_OF_MODELS),
-    "the predictor": ("import nunatak_server.local", {"fastapi", "starlette", "uvicorn"}),
-    "the supervisor": (
-        "import nunatak_server.processes.supervisor",
+    "the client and commands of a registry": (
+        f"import nunatak_client, nunatak_registry; {COMMANDS.format(OF_A_REGISTRY)}",
         {*LIBRARIES_OF_MODELS, "fastapi"},
     ),
-    "settings and access of the server": (
-        "import nunatak_server.configuration as it; from nunatak_server.access import keys, tokens",
+    "the supervisor, settings and access of the server": (
+        f"import {', '.join(f'nunatak_server.{it}' for it in OF_A_SUPERVISOR)}",
         {*LIBRARIES_OF_MODELS, "nunatak_model", "fastapi", "uvicorn"},
     ),
     "a server without traces": (
         "import nunatak_server.processes.serving as it; assert it.find_tracing({}) is None",
         {*SLOW, "nunatak_server.telemetry.spans"},
     ),
-    "training": ("import nunatak_training.train", SLOW),
+    "the predictor and training": (
+        "import nunatak_server.local, nunatak_training.train",
+        {*SLOW, "fastapi", "starlette", "uvicorn"},
+    ),
 }
 
 

@@ -82,7 +82,7 @@ def page(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pag
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
         running_browser() as browser,
     ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with open_page(browser, f"http://127.0.0.1:{server.server_port}") as opened:
             yield opened
         server.shutdown()

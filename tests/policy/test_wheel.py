@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import house
 import pytest
 from packaging.requirements import Requirement
 
@@ -56,19 +58,26 @@ def normalized(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def modules_of(folder: Path) -> Iterator[str]:
-    """Yield the top module of every import of third parties, within functions too."""
+@cache
+def distributions() -> Mapping[str, Sequence[str]]:
+    """Return the installed distributions that bring each top module; a slow look at all of them."""
+    return packages_distributions()
+
+
+@cache
+def modules_of(folder: Path) -> set[str]:
+    """Return the top module of every import of third parties, within functions too."""
+    found = set[str]()
     for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(house.tree_of(path)):
             match node:
                 case ast.Import(names=names):
-                    found = [it.name for it in names]
+                    found |= {it.name.partition(".")[0] for it in names}
                 case ast.ImportFrom(module=str(module), level=0):
-                    found = [module]
+                    found.add(module.partition(".")[0])
                 case _:
-                    continue
-            tops = {it.partition(".")[0] for it in found}
-            yield from tops - sys.stdlib_module_names - FOLDERS.keys()
+                    pass
+    return found - sys.stdlib_module_names - FOLDERS.keys()
 
 
 @pytest.fixture(name="venv")
@@ -93,24 +102,23 @@ def make(venv: Path, target: str, *, compiler: str = "sh -c", pip: str = "exit 0
 
 @pytest.mark.parametrize("package", FOLDERS)
 def test_every_import_is_declared_where_its_package_is_installed(package: str) -> None:
-    distributions, installed = packages_distributions(), declared(*EXTRAS.get(package, ()))
+    installed = declared(*EXTRAS.get(package, ()))
 
     missing = {
         module
         for module in modules_of(FOLDERS[package])
-        if not installed & {normalized(it) for it in distributions.get(module, ())}
+        if not installed & {normalized(it) for it in distributions().get(module, ())}
     }
 
     assert missing == set()
 
 
 def test_every_dependency_is_imported() -> None:
-    distributions = packages_distributions()
     imported = {
         normalized(it)
         for folder in FOLDERS.values()
         for module in modules_of(folder)
-        for it in distributions[module]
+        for it in distributions()[module]
     }
 
     extras = PROJECT["project"]["optional-dependencies"].keys() - {"all", "dev"}

@@ -1,13 +1,12 @@
 """`nunatak backbone`, and the commands that find an added backbone by its name."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from doubles.backbones import save_tiny_backbone
+from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
 from nunatak_model import load_backbone
@@ -91,10 +90,8 @@ def test_without_transformers_the_error_names_the_extra(tmp_path: Path) -> None:
         f"from nunatak_cli.main import app\napp({[*words]!r})"
     )
 
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
+    done = ended(code)
 
-    assert done.returncode == 1
+    assert done.status == 1
     assert "error [missing_extra]" in done.stderr
     assert "training" in done.stderr

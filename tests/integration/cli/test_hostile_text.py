@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from doubles.backbones import save_tiny_backbone
@@ -22,6 +21,7 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.replicas import beat
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from doubles.tasks import tiny_task
+from doubles.terminals import get_command
 from nunatak_cli.main import app
 from nunatak_contract.evidence import (
     ConfusionCell,

@@ -180,22 +180,20 @@ SPOILT_LIST: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_a_spoilt_reply_of_system_one_is_no_answer(spoil: Spoil) -> None:
-    reply = copy.deepcopy(NAMED)
-    spoil(reply)
+@pytest.mark.parametrize(
+    ("reply", "path", "spoil"),
+    [
+        *((NAMED, "/v1/systemone", it) for it in SPOILT.values()),
+        *((LISTED, "/v1/decisions", it) for it in SPOILT_LIST.values()),
+    ],
+    ids=[*SPOILT, *(f"openai-{it}" for it in SPOILT_LIST)],
+)
+def test_a_spoilt_reply_is_no_answer(reply: dict[str, Any], path: str, spoil: Spoil) -> None:
+    spoilt = copy.deepcopy(reply)
+    spoil(spoilt)
 
     with pytest.raises(UnusableReplyError):
-        reading(reply, "/v1/systemone")
-
-
-@pytest.mark.parametrize("spoil", SPOILT_LIST.values(), ids=SPOILT_LIST)
-def test_a_spoilt_reply_of_openai_is_no_answer(spoil: Spoil) -> None:
-    reply = copy.deepcopy(LISTED)
-    spoil(reply)
-
-    with pytest.raises(UnusableReplyError):
-        reading(reply, "/v1/decisions")
+        reading(spoilt, path)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b'{"answers": 1}', b"\xff", b"<html>"])

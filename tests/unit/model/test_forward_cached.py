@@ -85,6 +85,7 @@ def assert_same(answers: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(answer, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("max_bytes", [0, 5_000, AMPLE])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_cache_changes_an_answer_after_any_requests(seed: int, max_bytes: int) -> None:

@@ -53,8 +53,8 @@ def turn(*, per_s: float, p95_ms: float, mib: float) -> Turn:
     return Turn(sequential=found, concurrent=found, alone=alone, pss_mib=mib, rss_mib=mib)
 
 
-@pytest.fixture
-def figures(tmp_path: Path) -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
     """The figures of a race in which each of two systems is the better one in some measure."""
     slow = dict.fromkeys(RACERS, turn(per_s=1.0, p95_ms=100.0, mib=1000.0))
     turns = slow | {
@@ -62,7 +62,7 @@ def figures(tmp_path: Path) -> dict[str, Figure]:
         System.PACKED_MODELS: turn(per_s=3.0, p95_ms=80.0, mib=600.0),
         System.NUNATAK_FULL: turn(per_s=2.0, p95_ms=20.0, mib=500.0),
     }
-    sheet = Sheet(command="c", file=tmp_path / "figures.jsonl", rounds=2)
+    sheet = Sheet(command="c", file=tmp_path_factory.mktemp("race") / "figures.jsonl", rounds=2)
     record("minilm", [turns, turns], sheet, reason="the layers")
     found = {
         name: [

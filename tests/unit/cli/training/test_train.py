@@ -81,44 +81,42 @@ def test_task_and_data_are_required(missing: str) -> None:
     assert nunatak("train", *(part for pair in given.items() for part in pair)).exit_code == 2
 
 
-def test_broken_data_is_one_line_with_its_place(tmp_path: Path) -> None:
-    data = tmp_path / "broken.jsonl"
-    data.write_text('{"text": "a"}\n', encoding="utf-8")
-
-    ran = nunatak(
-        *("train", "--task", "tone", "--data", str(data)),
-        *("--registry", str(tmp_path / "registry"), "--create"),
-    )
-
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith("error [")
-    assert "broken.jsonl" in ran.stderr
-    assert ran.stderr.count("\n") == 1
-
-
-def test_malformed_alias_fails_before_any_work(tmp_path: Path) -> None:
-    ran = nunatak(
-        *("train", "--task", "tone", "--data", "absent.jsonl", "--promote", "../prod"),
-        *("--registry", str(tmp_path / "registry"), "--create"),
-    )
-
-    assert ran.stderr.startswith("error [invalid_name]: ")
-
-
-def test_a_cuda_device_that_does_not_exist_is_refused_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "begin", "says"),
+    [
+        (("--data", "broken.jsonl"), "error [", "broken.jsonl"),
+        (("--data", "absent.jsonl", "--promote", "../prod"), "error [invalid_name]: ", "../prod"),
+        (
+            ("--data", "absent.jsonl", "--device", "cuda"),
+            "error [invalid_option]: --device cuda: ",
+            "--device cpu",
+        ),
+        *(
+            (("--data", "absent.csv", "--delimiter", it), "error [", "--delimiter expects one char")
+            for it in ("", "::", "\n", '"')
+        ),
+    ],
+    ids=["data", "alias", "device", "no-delimiter", "long", "line-end", "quote"],
+)
+def test_wrong_data_and_options_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    begin: str,
+    says: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Path("broken.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
 
-    ran = nunatak(
-        *("train", "--task", "tone", "--data", "absent.jsonl", "--device", "cuda"),
-        *("--registry", str(tmp_path / "registry"), "--create"),
-    )
+    ran = nunatak("train", "--task", "tone", *options, "--registry", "registry", "--create")
 
     assert ran.exit_code == 1
-    assert ran.stderr.startswith("error [invalid_option]: --device cuda: ")
-    assert "--device cpu" in ran.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert ran.stderr.startswith(begin)
+    assert says in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    # Options are checked before anything is made, and data after the registry is.
+    assert (tmp_path / "registry").exists() == ("broken.jsonl" in options)
 
 
 @pytest.mark.parametrize("command", ["train", "train-all"])
@@ -139,17 +137,6 @@ def test_so_many_threads_compute_as_were_named_or_are_free(
     ComputeOptions(threads=given).prepare()
 
     assert chosen == [expected]
-
-
-@pytest.mark.parametrize("delimiter", ["", "::", "\n", '"'])
-def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str) -> None:
-    ran = nunatak(
-        *("train", "--task", "tone", "--data", "absent.csv", "--delimiter", delimiter),
-        *("--registry", str(tmp_path / "registry"), "--create"),
-    )
-
-    assert ran.exit_code == 1
-    assert "--delimiter expects one character" in ran.stderr
 
 
 @pytest.mark.parametrize("delimiter", ["tab", "\\t", "\t"])

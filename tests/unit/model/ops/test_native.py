@@ -250,6 +250,7 @@ def distance(seen: list[Tensor], expected: list[Tensor]) -> float:
     return float((torch.stack(seen).float() - torch.stack(expected).float()).abs().max())
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "deberta-v2", "mpnet"])
 def test_a_mixed_batch_gets_the_answers_of_torchs_operations(

@@ -133,6 +133,11 @@ def door_of(
     return TokenAuthenticator(own, keys, signers=signers)
 
 
+@pytest.fixture(scope="module")
+def door(issuer: Issuer) -> TokenAuthenticator:
+    return door_of(issuer)
+
+
 async def meet(door: TokenAuthenticator, token: str | bytes) -> Caller | None:
     """Identify a caller as the routes do."""
     presented = token.encode() if isinstance(token, str) else token
@@ -152,8 +157,9 @@ async def test_a_good_token_is_a_caller_as_a_key_is(issuer: Issuer) -> None:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-async def test_a_wrong_token_opens_nothing(issuer: Issuer, forged: str) -> None:
-    door = door_of(issuer)
+async def test_a_wrong_token_opens_nothing(
+    issuer: Issuer, door: TokenAuthenticator, forged: str
+) -> None:
     assert await meet(door, issuer.token()) is not None
 
     with raises("invalid_token"):
