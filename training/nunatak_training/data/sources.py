@@ -237,7 +237,7 @@ def _read(
     if kind is TaskKind.REGRESSION and all(float(str(it.example.label)) % 1 == 0 for it in read):
         raise invalid_option(
             f"{bad.source}: all labels are whole numbers with a decimal point, as a "
-            "missing value makes of integers; say --kind regression if they are values, or --kind "
+            "missing value makes of integers; set kind to regression if they are values, or to "
             "single-label if they are names"
         )
     return kind, read
