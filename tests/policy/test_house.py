@@ -23,7 +23,7 @@ CEILINGS = {
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4269, 23),
     "nunatak_server": (20159, 97),
-    "nunatak_training": (8944, 43),
+    "nunatak_training": (8946, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
