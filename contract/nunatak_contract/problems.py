@@ -180,7 +180,7 @@ TRAINING: Mapping[str, Reason] = {
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
         "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
-        "--text-column, --label-column and --pair-column name columns of other names"
+        "text_column, label_column and pair_column name columns of other names"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(
@@ -188,9 +188,7 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "too_few_examples": Reason("{where}: {problem}"),
     "teacher_failed": Reason("{problem}"),
-    "suspicious_data": Reason(
-        "{where}: {problems}. Correct the examples, or train without --strict"
-    ),
+    "suspicious_data": Reason("{where}: {problems}. Correct the examples, or train without strict"),
     "invalid_recipe": Reason("{problem}"),
     "training_diverged": Reason(
         "the loss or its gradient is not finite at step {step} (learning rate {learning_rate:g}); "

@@ -198,7 +198,7 @@ def _checked_name(name: str) -> str:
     raise invalid_option(
         "the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
         f"underscores, begins with a letter or a digit, and is not {DEFAULT_BACKBONE!r}; got "
-        f"{name[:100]!r} (give another with --name)"
+        f"{name[:100]!r} (`backbone add` takes another by --name)"
     )
 
 

@@ -48,7 +48,7 @@ class ImportChoices:
     """Only for sequence classification: a model with a problem type is no ranking."""
     logit_use: LogitUse | None = None
     default_label: str | None = None
-    """The label that means that nothing was found; None: the first of two labels."""
+    """The label that means that nothing was found; None or `none`: no label does."""
     thresholds: Mapping[str, float] | None = None
     """The score from which a label of a multi-label task applies, by label; None: 0.5."""
     reads: Reads | None = None

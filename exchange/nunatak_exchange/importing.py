@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import NO_DEFAULT_LABEL
 from nunatak_contract.names import check_task_name
@@ -83,18 +83,10 @@ def draft_imported(
     note: str = "",
     choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
 ) -> VersionDraft:
-    """Describe an imported task as a version to publish, without data and scores.
-
-    If there are two exclusive labels, the first is the default label unless the caller names one,
-    or `none`.
-    """
+    """Describe an imported task as a version to publish, without data and scores."""
     check_task_name(task)
     _check_inputs(imported.spec.head.kind, origin, choices)
     default_label = choices.default_label
-    is_classification = imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
-    is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
-    if default_label is None and is_classification and is_single and len(imported.labels) == 2:
-        default_label = imported.labels[0]
     if default_label == NO_DEFAULT_LABEL and NO_DEFAULT_LABEL not in imported.labels:
         default_label = None
     try:

@@ -286,9 +286,14 @@ def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, Head
         for suffix, kind in layout.CLASS_SUFFIXES.items():
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
+    if named[0].endswith("Model"):
+        raise checkpoint.refuse(
+            f"it is a {named[0]}, which has no head (and SetFit's head is a pickle)",
+            "train a head on it, with its folder as the backbone (nunatak train --backbone)",
+        )
     prefixes = dict.fromkeys(family.class_prefix for family in layout.FAMILIES.values())
     raise checkpoint.refuse(
         f"it is a {named[0]}",
         f"expected a class of transformers called {', '.join(prefixes)} with "
-        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; others compute otherwise, or have no head",
+        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; others compute otherwise",
     )

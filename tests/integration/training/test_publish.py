@@ -116,7 +116,7 @@ def test_a_warning_about_the_data_is_told_and_under_strict_publishes_nothing(
     strict = replace(settings(HeadOnly(), folder), strict=True)
     told = list[DataWarning]()
 
-    with raises("suspicious_data", match=r"in train and dev: 8 of 8 .* without --strict"):
+    with raises("suspicious_data", match=r"in train and dev: 8 of 8 .* without strict"):
         train(strict, registry=registry, backbone=backbone, warn=told.extend)
     assert [warning.problem for warning in told] == ["in train and dev"]
     assert not registry.tasks()

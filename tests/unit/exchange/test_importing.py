@@ -167,9 +167,9 @@ def test_every_single_tensor_is_looked_at(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "default"), [(None, "a"), ("b", "b"), ("none", None)], ids=["guess", "named", "none"]
+    ("said", "default"), [(None, None), ("b", "b"), ("none", None)], ids=["", "named", "none"]
 )
-def test_the_default_label_of_two_is_a_guess_that_the_caller_may_change(
+def test_the_default_label_of_an_import_is_named_and_never_guessed(
     bert: TwinFactory, tmp_path: Path, said: str | None, default: str | None
 ) -> None:
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=1), num_labels=2)

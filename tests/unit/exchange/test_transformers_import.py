@@ -271,7 +271,12 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     "own-class": (
         lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
         "unsupported_import",
-        "others compute otherwise, or have no head",
+        "others compute otherwise",
+    ),
+    "no-head": (
+        lambda it: edit(it / "config.json", architectures=["BertModel"]),
+        "unsupported_import",
+        "it is a BertModel, which has no head (and SetFit's head is a pickle); train a head on it",
     ),
     "several-numbers": (
         lambda it: edit(it / "config.json", problem_type="regression"),

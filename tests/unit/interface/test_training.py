@@ -16,6 +16,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak as run_command
 from nunatak_registry import Registry
+from nunatak_training.data.splits import ADVICE
 
 EXAMPLES = tuple({it.text: it for it in toy_examples(60, seed=1)}.values())[:48]
 TEXTS = [it.text for it in EXAMPLES]
@@ -115,6 +116,27 @@ def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
         trained(places, texts, labels, task="odd")
     with pytest.raises(nunatak.NunatakError, match="different labels for one text"):
         trained(places, texts, labels, task="odd", strict=True)
+    assert "--" not in "".join(ADVICE.values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([{"text": it, "label": float(len(it) % 2)} for it in TEXTS], {}),
+        ([{"text": it, "label": ""} for it in TEXTS], {}),
+        ([{"text": it} for it in TEXTS], {}),
+        ([{"text": it, "label": it[0]} for it in TEXTS], {"pair_column": "text"}),
+        ([{"text": it, "label": it[0]} for it in TEXTS], {"kind": "ranking", "text_column": "a"}),
+    ],
+    ids=["whole-numbers", "bad-rows", "no-column", "one-column-twice", "other-columns"],
+)
+def test_errors_name_arguments_and_no_options_of_the_command(
+    places: tuple[Path, Path], rows: list[dict[str, object]], named: dict[str, str]
+) -> None:
+    with pytest.raises(nunatak.NunatakError, match=r"kind|rejected=|_column") as caught:
+        trained(places, rows, **named)
+
+    assert "--" not in str(caught.value)
 
 
 def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class BadRows:
         return (
             f"{len(self._found):,} of {counted(self._num_rows, 'row')} cannot be used. "
             f"{shown}{more}. Correct or remove these rows; most commands leave them out "
-            "with --on-bad-row skip"
+            "with on_bad_row=skip, Python with rejected=FILE"
         )
 
 

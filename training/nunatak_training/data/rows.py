@@ -95,7 +95,7 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
     if spelt.renamed and kind not in TEXT_KINDS:
         raise invalid_option(
             f"a {kind} task has other columns than text and label; rename its columns "
-            "in the file, and leave --text-column, --label-column and --pair-column out"
+            "in the file, and leave text_column, label_column and pair_column out"
         )
     _check_columns(row, kind, spelt)
     usual = spelt.usual(row)
@@ -115,8 +115,8 @@ def _check_columns(row: FileRow, kind: TaskKind, spelt: RowFormat) -> None:
     if len(set(read)) < len(read):
         raise invalid_option(
             "text, second text and label must stand in columns of their own, got the columns "
-            f"{', '.join(map(repr, read))}; name each column with --text-column, --pair-column and "
-            "--label-column"
+            f"{', '.join(map(repr, read))}; name each with text_column, pair_column and "
+            "label_column"
         )
 
 
@@ -203,7 +203,7 @@ def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float
         return tuple(found)
     total = math.fsum(share for _, share in found)
     if abs(total - 1) > SUM_TOLERANCE:
-        hint = "say --kind multi-label if several labels may apply"
+        hint = "set kind to multi-label if several labels may apply"
         raise bad_row(where, f"the probabilities must sum to 1, got {total:g}; {hint}")
     if kind is TaskKind.REGRESSION:
         values = (read_number(it, f"label of {PROBABILITIES}", where) for it, _ in found)

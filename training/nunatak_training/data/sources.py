@@ -9,6 +9,7 @@ train examples becomes dev.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -237,7 +238,7 @@ def _read(
     if kind is TaskKind.REGRESSION and all(float(str(it.example.label)) % 1 == 0 for it in read):
         raise invalid_option(
             f"{bad.source}: all labels are whole numbers with a decimal point, as a "
-            "missing value makes of integers; say --kind regression if they are values, or --kind "
+            "missing value makes of integers; set kind to regression if they are values, or to "
             "single-label if they are names"
         )
     return kind, read
@@ -311,11 +312,12 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         if not isinstance(values, Mapping):
             raise _no_rows(where, values)
         named = cast("Mapping[object, object]", values)
-        plain = {
-            str(name): it.tolist() if isinstance(it, np.generic | np.ndarray) else it
-            for name, it in named.items()
-        }
-        yield FileRow(file=where, values=plain)
+        yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
+
+
+def _plain(value: object) -> object:
+    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    return None if isinstance(plain, float) and math.isnan(plain) else plain  # as files spell it
 
 
 def _no_rows(where: str, found: object) -> NunatakError:

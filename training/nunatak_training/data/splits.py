@@ -307,11 +307,9 @@ ADVICE = {
     DataProblem.LOOK_ALIKE: (
         "write one label in one way; each way is a label of its own to the task"
     ),
-    DataProblem.IMBALANCE: (
-        "add examples of rare labels, and choose the epoch by --set metric=f1_macro"
-    ),
+    DataProblem.IMBALANCE: ("add examples of rare labels, and choose the epoch by metric=f1_macro"),
     DataProblem.CUT: (
-        "raise --max-length; training and scoring read only the beginning, whatever --on-long says "
+        "raise max_length; training and scoring read only the beginning, whatever on_long says "
         "of the server"
     ),
 }

@@ -49,8 +49,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found, or none. Absent: a guess, the first "
-            "of two labels.",
+            help="The label that means that nothing was found; name it for a guard. Absent: none.",
         ),
     ] = None,
     threshold: Annotated[
@@ -275,11 +274,12 @@ def _publish(
     known = registry.version_of(draft.manifest)
     manifest = registry.publish(draft.manifest, draft.blobs)
     is_new, head = manifest.version != known, manifest.head
+    is_single = head.problem_type is ProblemType.SINGLE_LABEL
     lines = [
         found,
         f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
         registries.published_line(manifest.reference, is_new=is_new),
-        *([f"default label {it} (nothing found)"] if (it := head.default_label) else []),
+        *([f"default label: {head.default_label or 'none (a guard needs one)'}"] * is_single),
     ]
     if alias is not None:
         move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)

@@ -56,7 +56,7 @@ def test_import_publishes_what_differs_and_says_what_was_found(
 
     assert ran.exit_code == 0
     assert "layers 2-3 differ: top-2 of 4; " in ran.stdout
-    assert ran.stdout.endswith("published mood/1\n")
+    assert ran.stdout.endswith("published mood/1\ndefault label: none (a guard needs one)\n")
     with Registry.open(tmp_path / "mine") as registry:
         manifest = registry.resolve("mood")
     assert manifest.split_depth == 2
@@ -177,7 +177,8 @@ def test_what_was_pushed_to_a_folder_is_pulled_from_it(
 
     assert pushed.stdout == f"pushed tone/1 to {target}\n"
     assert pulled.exit_code == 0
-    assert "published mood/1\nmood@prod -> version 1 (new)\n" in pulled.stdout
+    assert "published mood/1\n" in pulled.stdout
+    assert pulled.stdout.endswith("\nmood@prod -> version 1 (new)\n")
     shown = nunatak("task", "show", "mood", "--json", *place[:2]).json()
     assert isinstance(shown["manifest"], dict)
     assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"

@@ -160,7 +160,7 @@ def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
     assert "warnings about the data of tone" in ran.stderr
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("error [suspicious_data]: toy.csv: white space around labels: 2 labels")
-    assert last.endswith("Correct the examples, or train without --strict")
+    assert last.endswith("Correct the examples, or train without strict")
 
 
 def test_a_label_of_control_characters_is_refused_before_training(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_all_bad_rows_are_told_with_count_place_and_the_columns_of_the_user(tmp_
         "1: expected 2 fields as in the header, got 1 (desk.csv:24)",
         "1: label 'c' has 1 train example",
         "1: 'Queue' must have 1 to 200 characters, got 0 (desk.csv:26)",
-        "--on-bad-row skip",
+        "with on_bad_row=skip, Python with rejected=FILE",
     ):
         assert part in told
 
@@ -139,7 +139,7 @@ def test_whole_numbers_with_a_decimal_point_are_never_guessed_to_be_values() -> 
     gaps = [{"text": "first", "label": None}, *WHOLE]
 
     for rows in (WHOLE, gaps):
-        with raises("invalid_option", match="--kind regression .* or --kind single-label"):
+        with raises("invalid_option", match="kind to regression .* or to single-label"):
             load_task_data(rows)
     named = load_task_data(WHOLE, kind=TaskKind.SINGLE_LABEL)
     values = load_task_data(WHOLE, kind=TaskKind.REGRESSION)

@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportCallIssue=false
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,17 @@ def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
     _, read = load_labelled(frame)
 
     assert [it.example.text_pair for it in read] == ["a lot", *[None] * 5]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])
+def test_a_missing_value_of_a_row_is_that_of_a_frame(tmp_path: Path, missing: object) -> None:
+    rows = [{**row, "text_pair": missing} for row in ROWS]
+    spelt = RowFormat(rejected=tmp_path / "bad.jsonl")
+
+    kind, read = load_labelled([{"text": "first", "label": missing}, *rows], spelt=spelt)
+
+    assert kind is TaskKind.SINGLE_LABEL
+    assert [it.example.text_pair for it in read] == [None] * len(ROWS)
 
 
 def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:

@@ -57,7 +57,7 @@ def asked_by(
         ({"probabilities": {"no": True, "yes": 0.0}}, "'no' must be 0 to 1, got True"),
         ({"probabilities": {"no": None, "yes": 1.0}}, "'no' must be 0 to 1, got nothing"),
         ({"probabilities": {"no": "1", "yes": 0.0}}, "'no' must be 0 to 1, got str"),
-        ({"probabilities": {"no": 0.5, "yes": 0.4}}, "must sum to 1, got 0.9; say --kind multi"),
+        ({"probabilities": {"no": 0.5, "yes": 0.4}}, "must sum to 1, got 0.9; set kind to multi"),
         ({"probabilities": {"no": 0.5, "yes": 0.52}}, "must sum to 1, got 1.02"),
         ({"probabilities": {"no": 0.2, "maybe": 0.8}}, "label 'maybe' is unknown"),
         ({"probabilities": {"no": 0.2, "yes": 0.3, "maybe": 0.5}}, "label 'maybe' is unknown"),
