@@ -253,17 +253,23 @@ def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
 
 
 def products(setting: Setting, num_tokens: int) -> list[Product]:
-    """Return every linear map of all layers; each layer has its own weights."""
+    """Return every linear map of all layers; each layer has its own weights.
+
+    The heads read the first token, so the last layer runs its other maps on one token of each text.
+    """
     config = setting.backbone.config
     width, inner = config.hidden_width, config.intermediate_width
     shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
     made = list[Product]()
-    for out, into in shapes * config.num_layers:
+    read = len(shapes) * (config.num_layers - 1) + 1
+    for number, (out, into) in enumerate(shapes * config.num_layers):
         weight = torch.randn(out, into).to(setting.backbone.dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
         made.append(
             Product(
-                x=torch.randn(num_tokens, into).to(setting.backbone.dtype),
+                x=torch.randn(num_tokens if number < read else NUM_ROWS, into).to(
+                    setting.backbone.dtype
+                ),
                 weight=weight,
                 packed=packed,
             )
