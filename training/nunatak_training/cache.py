@@ -2,6 +2,7 @@
 
 <folder>/trunk/<key>.safetensors         trunk states of one data set, named in its metadata
 <folder>/checkpoints/<key>.safetensors   the state from which a killed run continues
+<folder>/checkpoints/<key>.answers.jsonl   an upstream's answers to an adoption that stopped
 <folder>/*/<key>*.partial                an unfinished file, or the rest of a killed write
 <folder>/*/<key>.lock                    locked by the process that makes or uses the key's files
 """
