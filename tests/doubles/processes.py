@@ -53,7 +53,6 @@ app(["serve"])
 NOISY_SCRIPT = """
 import logging
 import sys
-import tempfile
 import threading
 import warnings
 
