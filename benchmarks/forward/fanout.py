@@ -55,7 +55,7 @@ CURVE_ROUNDS = 3
 INTEGER_TOKENS = (15, 32)
 INTEGER_GOALS = {("int8", "onnxruntime.int8"): ">= 2.5", ("int8", "transformers.fp32"): ">= 9"}
 REASONS = {
-    ("int8", "onnxruntime.int8"): "sharing is bounded by 96 / 33 layers, and attention, norms and "
+    ("int8", "onnxruntime.int8"): "sharing is bounded by 96 / 27 layers, and attention, norms and "
     "heads gain nothing from integers"
 }
 """Why a goal may be missed."""

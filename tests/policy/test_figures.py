@@ -62,7 +62,13 @@ Better = Callable[..., str]
 ROWS: Mapping[str, tuple[Better, Systems]] = {
     "8 tasks with 3 own layers": (min, copies()),
     "8 questions about one text": (min, systems("forward.fanout.t8.k3.len32.ms.{}.int8")),
-    "the same in float32": (min, systems("forward.fanout.t8.k3.len32.ms.{}.fp32")),
+    "the same in float32": (
+        min,
+        {
+            **systems("forward.fanout.t8.k3.len32.ms.{}.fp32"),
+            **systems("forward.fanout.t8.k3.len32.ms.{}.native.fp32"),
+        },
+    ),
     "5 questions about each": (max, systems("race.five.minilm.{}_int8.c16_per_s")),
     "the same with one client": (max, systems("race.five.minilm.{}_int8.sequential_per_s")),
     "5 questions in float32": (max, exact(systems("race.five.minilm.{}.c16_per_s"))),
