@@ -261,13 +261,13 @@ def products(setting: Setting, num_tokens: int) -> list[Product]:
     width, inner = config.hidden_width, config.intermediate_width
     shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
     made = list[Product]()
-    read = len(shapes) * (config.num_layers - 1) + 1
+    num_whole = len(shapes) * (config.num_layers - 1) + 1
     for number, (out, into) in enumerate(shapes * config.num_layers):
         weight = torch.randn(out, into).to(setting.backbone.dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
         made.append(
             Product(
-                x=torch.randn(num_tokens if number < read else NUM_ROWS, into).to(
+                x=torch.randn(num_tokens if number < num_whole else NUM_ROWS, into).to(
                     setting.backbone.dtype
                 ),
                 weight=weight,

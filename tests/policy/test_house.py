@@ -19,15 +19,15 @@ CEILINGS = {
     "nunatak_contract": (4249, 20),
     "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1104, 7),
-    "nunatak_model": (9503, 49),
+    "nunatak_model": (9504, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4274, 23),
     "nunatak_server": (20193, 97),
-    "nunatak_training": (8990, 43),
+    "nunatak_training": (9012, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_539, 320
+MAX_LINES, MAX_FILES = 63_562, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

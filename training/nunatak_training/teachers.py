@@ -3,8 +3,9 @@
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from itertools import chain
@@ -35,6 +36,7 @@ from nunatak_registry import Registry
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.kinds import TaskKind, kind_of_head
+from nunatak_training.loop.checkpoint import held_files
 from nunatak_training.loop.fit import predict
 from nunatak_versions import PARAMETERS_ROLE, load_task
 
@@ -105,33 +107,44 @@ class TeacherChoice:
 def kept_answers(
     choice: TeacherChoice | None, teacher: Teacher | None, folder: Path | None
 ) -> Generator[Teacher | None]:
-    """Yield a teacher that is paid once: a run that stops leaves an upstream's answers in `folder`.
+    """Yield a teacher that is paid once: the cache keeps what an upstream answers a run that stops.
 
-    The answers go at the end of the block, unless it fails.
+    The answers go at the end of the block, unless it fails. Only one of several runs that ask one
+    upstream at once keeps answers.
     """
     if folder is None or teacher is None or choice is None or choice.upstream is None:
         yield teacher
         return
-    asked = repr((choice.upstream, teacher.digest, teacher.labels, choice.model))
-    path = folder / f"{sha256(asked.encode()).hexdigest()}.answers.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
+    asked = repr((teacher.name, teacher.digest, teacher.labels, choice.model))
+    key = sha256(asked.encode()).hexdigest()
+    with ExitStack() as held:
+        try:
+            root = held.enter_context(held_files(key, folder))
+        except NunatakError as error:
+            if error.code != "already_training":
+                raise
+            yield teacher
+            return
+        path = root / f"{key}.answers.jsonl"
+        yield replace(teacher, ask=partial(_asked_once, teacher, path))
+        path.unlink(missing_ok=True)
 
-    def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
-        keys = [sha256(repr(it).encode()).hexdigest() for it in inputs]
-        known = _answers_in(path)
-        rest = iter(
-            teacher.ask([it for it, key in zip(inputs, keys, strict=True) if key not in known])
-        )
-        with path.open("a", encoding="utf-8") as file:
-            for key in keys:
-                answer = known[key] if key in known else next(rest)
-                if key not in known and not isinstance(answer, NunatakError):
-                    # A line break comes first, because a kill may have cut the line before.
-                    print(f"\n{json.dumps({key: answer})}", end="", file=file, flush=True)
-                yield answer
 
-    yield replace(teacher, ask=answers)
-    path.unlink(missing_ok=True)
+def _asked_once(
+    teacher: Teacher, path: Path, inputs: Sequence[TextInput]
+) -> Iterator[Shares | NunatakError]:
+    """Yield the answers that a file has, and those of the teacher, which the file gets."""
+    keys = [sha256(repr(it).encode()).hexdigest() for it in inputs]
+    known = _answers_in(path)
+    new = [it for it, key in zip(inputs, keys, strict=True) if key not in known]
+    rest = iter(teacher.ask(new))
+    with path.open("a", encoding="utf-8") as file:
+        for key in keys:
+            answer = known[key] if key in known else next(rest)
+            if key not in known and not isinstance(answer, NunatakError):
+                # A line break comes first, because a kill may have cut the line before.
+                print(f"\n{json.dumps({key: answer})}", end="", file=file, flush=True)
+            yield answer
 
 
 def _answers_in(path: Path) -> dict[str, Shares]:

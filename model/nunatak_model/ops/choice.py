@@ -233,7 +233,8 @@ def _is_proven(name: str, proof: Callable[[], bool], device: torch.device) -> bo
         problem = None if proof() else "gives other results than torch's own operations"
     except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
         # torch puts whole tensors into some messages.
-        problem = f"fails ({str(error).splitlines()[0]:.200})"
+        first = str(error).partition("\n")[0]
+        problem = f"fails ({first:.200})"
         _check_alive(name, device, error)
     if problem is not None:
         logger.warning(

@@ -31,7 +31,7 @@ OF_KINDS = {
     HeadKind.RANKING: {"inputs": {"query": "is it late?", "documents": ["it is ten.", "no"]}},
 }
 READS = ("/v1/tasks", "/v1/tasks/tone", "/v1/memory", "/metrics", "/readyz", "/")
-"""What is asked every few seconds."""
+"""Paths that the page and monitors ask every few seconds."""
 LINES = {"accept": "application/x-ndjson"}
 
 

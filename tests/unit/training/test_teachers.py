@@ -260,13 +260,25 @@ def test_a_run_that_stops_and_goes_on_asks_about_no_text_twice(
 
     with raises("teacher_failed"):
         ask()
-    (kept,) = tmp_path.glob("*.answers.jsonl")
+    (kept,) = tmp_path.glob("checkpoints/*.answers.jsonl")
     kept.write_text(kept.read_text() + '\n{"cut": {"no')
     number = len(asked)
 
     assert ask() == [{"no": 0.25, "yes": 0.75}] * len(TEXTS)
     assert TEXTS[0] not in asked[number:]
     assert not kept.exists()
+
+
+def test_of_two_runs_at_once_one_keeps_the_answers(registry: Registry, tmp_path: Path) -> None:
+    choice = upstream()
+    found = choice.teacher(registry, BACKBONE, httpx.MockTransport(always(NOUL)))
+
+    with (
+        kept_answers(choice, found, tmp_path) as first,
+        kept_answers(choice, found, tmp_path) as second,
+    ):
+        assert first is not found
+        assert second is found
 
 
 def test_an_upstream_that_is_gone_ends_the_asking(

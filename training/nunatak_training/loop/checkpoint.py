@@ -127,13 +127,9 @@ class SavedRun:
 
 
 @contextmanager
-def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]:
-    """Yield the checkpoint of a run, for this process alone.
-
-    Within the block, torch computes with the run's first number of threads, because another number
-    may give other bits.
-    """
-    root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
+def held_files(key: str, folder: Path) -> Generator[Path]:
+    """Yield the folder of checkpoints; its files of this key are this process's alone."""
+    root = folder / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -144,13 +140,26 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]
         raise NunatakError(
             "cache_unusable", folder=root, problem=error.strerror or str(error)
         ) from error
-    checkpoint, threads = SavedRun(root / f"{key}{SUFFIX}"), torch.get_num_threads()
     try:
-        torch.set_num_threads(checkpoint.num_threads or threads)
-        yield checkpoint
+        yield root
     finally:
-        torch.set_num_threads(threads)
         lock.release()
+
+
+@contextmanager
+def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]:
+    """Yield the checkpoint of a run, for this process alone.
+
+    Within the block, torch computes with the run's first number of threads, because another number
+    may give other bits.
+    """
+    with held_files(key, folder or default_cache_folder()) as root:
+        checkpoint, threads = SavedRun(root / f"{key}{SUFFIX}"), torch.get_num_threads()
+        try:
+            torch.set_num_threads(checkpoint.num_threads or threads)
+            yield checkpoint
+        finally:
+            torch.set_num_threads(threads)
 
 
 @contextmanager
