@@ -50,9 +50,9 @@ from nunatak_server.residency.loading import (
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import (
     HostTier,
-    find_memory_return,
     host_memory_budget,
     key_of,
+    return_memory,
     size_in_memory,
     task_memory_budget,
     trunk_cache_budget,
@@ -150,7 +150,7 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
-        self._memory_return = MemoryReturn(find_memory_return())
+        self._memory_return = MemoryReturn(return_memory)
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import psutil
+
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -136,25 +138,32 @@ async def pin_at_start(
 
 FAILURE_MEMORY_S = 1.0
 """After a failed load, requests for the version get the same error for this time."""
-INTERVAL_S = 10.0
-"""Time from work to the return, so that returns take less than a percent of a core."""
+INTERVAL_S, CHECKS = 1.0, 10
+"""Time from work to a check of the memory, and the checks up to a return whatever has grown."""
+MOST_GROWTH_BYTES = 2**26
+"""Growth since the last return that a check lets be. Its return takes about 10 ms of a core."""
 PATIENCE_S = 2.0
 """Default patience: longer than most leases, and short compared with a deadline."""
 
 
 class MemoryReturn:
-    """Returns freed memory a while after loads and batches."""
+    """Returns freed memory a while after loads and batches, and earlier if the process grows.
 
-    def __init__(self, give_back: Callable[[], None] | None) -> None:
+    Small objects that live on lie between the freed tensors of a batch. So the C library reuses
+    only a part of that memory, and a busy process would grow to several times what it needs.
+    """
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back = give_back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._process = psutil.Process()
+        self._kept_bytes = 0
 
     async def start(self) -> None:
         """Return what the start has freed; batches count from now on."""
         self._loop = asyncio.get_running_loop()
-        if self._give_back is not None:
-            await asyncio.to_thread(self._give_back)
+        await asyncio.to_thread(self._return)
 
     def after_batch(self, _report: object) -> None:
         """Any thread may call this."""
@@ -162,13 +171,25 @@ class MemoryReturn:
             self._loop.call_soon_threadsafe(self.soon)
 
     def soon(self) -> None:
-        if self._give_back is not None and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(INTERVAL_S, self._start, loop, self._give_back)
+        if self._timer is None:
+            self._wait(CHECKS)
 
-    def _start(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> None:
+    def _wait(self, checks: int) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._check, checks - 1)
+
+    def _check(self, left: int) -> None:
         self._timer = None
-        loop.run_in_executor(None, give_back)
+        if left:
+            self._wait(left)
+        if not left or self._rss_bytes() > self._kept_bytes + MOST_GROWTH_BYTES:
+            asyncio.get_running_loop().run_in_executor(None, self._return)
+
+    def _return(self) -> None:
+        self._give_back()
+        self._kept_bytes = self._rss_bytes()
+
+    def _rss_bytes(self) -> int:
+        return self._process.memory_info().rss
 
     def close(self) -> None:
         if self._timer is not None:

@@ -263,18 +263,11 @@ def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
     return tuple(sorted({key.version for key in keys}))
 
 
-def find_memory_return() -> Callable[[], None] | None:
-    """Return the function that releases freed memory, in milliseconds; None without glibc."""
-    if sys.platform != "linux":
-        return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return None
-
-    def give_back() -> None:
+def return_memory() -> None:
+    """Release freed memory to the operating system, in milliseconds; nothing without glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
         trim(0)
-
-    return give_back
 
 
 TRUNK_SHARE, LEAST_TRUNK_BYTES = 0.25, 2**24

@@ -261,7 +261,9 @@ def test_the_size_follows_the_number_formats() -> None:
     assert size_in_memory(half, dtype=torch.float32) == whole * 2
 
 
-async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loading, "INTERVAL_S", 0.01)
     returned, calls = asyncio.Event(), list[None]()
     loop = asyncio.get_running_loop()
@@ -282,10 +284,26 @@ async def test_memory_goes_back_once_after_much_work(monkeypatch: pytest.MonkeyP
     await returned.wait()
     assert len(calls) == 2
 
+    returned.clear()
     later.soon()
     later.close()
     await asyncio.sleep(0.05)
     assert len(calls) == 2
+
+    monkeypatch.setattr(loading, "CHECKS", 10**6)
+    monkeypatch.setattr(loading, "MOST_GROWTH_BYTES", 2**22)
+    later = MemoryReturn(give_back)
+    await later.start()
+    assert len(calls) == 3
+    later.soon()
+    await asyncio.sleep(0.05)
+    assert len(calls) == 3
+    returned.clear()
+    grown = bytearray(b"x" * 2**25)
+    await returned.wait()
+    assert len(calls) == 4
+    later.close()
+    del grown
 
 
 def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
