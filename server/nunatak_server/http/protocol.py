@@ -143,6 +143,9 @@ class BoundedProtocol(HttpToolsProtocol):
         for name in list(self._timers):
             self._stop_timer(name)
         self._forget_caller()
+        if self._answering is not None:
+            # Its own way to close would form a reference cycle.
+            self._answering.transport = self.transport
         self.waiting.end(self)
         super().connection_lost(exc)
 
@@ -335,8 +338,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if self._has_left:
             return
-        ways = {"write": self.transport.write, "is_closing": self.transport.is_closing}
-        cycle.transport = cast("asyncio.Transport", SimpleNamespace(**ways, close=self.leave))
         if self.is_leaving():
             # Callers learn from the answer that the connection closes, and open another one.
             cycle.keep_alive = False
@@ -346,6 +347,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if _scope_of(cycle)["http_version"] == "1.0":
             _speak_old(cycle)
+        ways = {"write": self.transport.write, "is_closing": self.transport.is_closing}
+        cycle.transport = cast("asyncio.Transport", SimpleNamespace(**ways, close=self.leave))
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
