@@ -4,7 +4,9 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final, cast
 
 import httptools
@@ -29,6 +31,8 @@ BODY_SLACK_S: Final = 1.0
 _CLOSE: Final = (b"connection", b"close")
 _GONE_KEY: Final = "nunatak_caller_has_gone"
 _GIVEN_UP_KEY: Final = "nunatak_is_given_up"
+LINGER_S: Final = 2.0
+"""Longest time in which the rest of a body is discarded before the connection closes."""
 STREAMED_KEY: Final = "nunatak_is_streamed"
 """Marks a request whose route answers while the body arrives: each part of the body has the time of
 a whole body."""
@@ -108,6 +112,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _awaits_head = True
     _awaits_body = False
+    _has_left = False
+    """Whether the last answer is sent, and only the rest of its request is discarded."""
     _timers: dict[str, asyncio.TimerHandle]
     """The running timers of the connection: for the head, the body and the answer."""
     _idle_bytes = 0
@@ -137,6 +143,9 @@ class BoundedProtocol(HttpToolsProtocol):
         for name in list(self._timers):
             self._stop_timer(name)
         self._forget_caller()
+        if self._answering is not None:
+            # Its own way to close would form a reference cycle.
+            self._answering.transport = self.transport
         self.waiting.end(self)
         super().connection_lost(exc)
 
@@ -183,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         answering = self._answering
-        if (
+        if not self._has_left and (
             answering is None
             or answering.response_complete
             # The body of this request could not be read.
@@ -207,7 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.response_started or self.flow.write_paused:
             # The request must not also count as left by its caller.
             cycle.disconnected = True
-            cycle.transport.close()
+            self.transport.close()
         _scope_of(cycle)[_GIVEN_UP_KEY] = True
         handling.cancel()
 
@@ -247,6 +256,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._idle_bytes = 0
         self._stop_timer("body")
         super().on_message_complete()
+        if self._has_left:
+            self.transport.close()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # An unread rest of a body has paused the transport.
             self._begin_keep_alive()
@@ -254,6 +265,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._wait_for_caller()
+
+    def leave(self) -> None:
+        """Close, but discard the rest of a body before.
+
+        A close resets the connection of a caller that still sends, who may never see the answer.
+        """
+        if self.transport.is_closing() or self.pipeline or not self._awaits_body:
+            self.transport.close()
+        elif not self._has_left:
+            self._has_left = True
+            with suppress(OSError):  # The caller may have gone.
+                self.transport.write_eof()
+            self._stop_timer("body")
+            self._timers["body"] = self.loop.call_later(LINGER_S, self._abort)
+
+    def shutdown(self) -> None:
+        if not self._has_left:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -307,6 +336,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if self._has_left:
+            return
         if self.is_leaving():
             # Callers learn from the answer that the connection closes, and open another one.
             cycle.keep_alive = False
@@ -316,6 +347,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if _scope_of(cycle)["http_version"] == "1.0":
             _speak_old(cycle)
+        ways = {"write": self.transport.write, "is_closing": self.transport.is_closing}
+        cycle.transport = cast("asyncio.Transport", SimpleNamespace(**ways, close=self.leave))
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
@@ -341,7 +374,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write(refusal, headers)
         cycle.response_started = cycle.response_complete = True
         if not cycle.keep_alive:
-            self.transport.close()
+            self.leave()
         cycle.on_response()
 
     def _write(self, answer: Response, headers: Sequence[tuple[bytes, bytes]]) -> None:

@@ -17,6 +17,7 @@ from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.server import ServerState
 
 from nunatak_server.http.protocol import (
+    LINGER_S,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     BoundedProtocol,
@@ -197,6 +198,38 @@ def test_a_server_that_leaves_answers_and_says_that_the_connection_closes(
 
     assert came.startswith(b"HTTP/1.1 ")
     assert b"connection: close\r\n" in came.lower()
+
+
+@pytest.mark.usefixtures("leaves")
+@pytest.mark.parametrize("path", [b"/", b"/refused"], ids=["answer", "refusal"])
+def test_a_caller_that_still_sends_gets_the_last_answer_of_its_connection(
+    port: int, path: bytes
+) -> None:
+    head = WAIT.replace(b"/wait", path).replace(b"length: 5", b"length: 100")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(head)
+        came = received(caller, until=b"\r\n\r\n")
+        for _ in range(10):
+            caller.sendall(b"unread    ")
+            time.sleep(0.005)
+        # A rest that was not read would reset the connection.
+        came += all_of(caller)
+
+    assert came.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close\r\n" in came.lower()
+
+
+@pytest.mark.usefixtures("leaves")
+def test_a_body_without_end_is_discarded_for_a_short_time(port: int) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(CHUNKED_WAIT.replace(b"/wait", b"/"))
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < began + 3 * LINGER_S:
+                caller.sendall(b"5\r\n12345\r\n")
+                time.sleep(0.01)
+
+    assert LINGER_S / 2 < time.monotonic() - began < 2 * LINGER_S
 
 
 def received(caller: socket.socket, *, until: bytes) -> bytes:
