@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
@@ -62,7 +64,10 @@ class PeftBase:
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
     """Save an adapter as peft does, with a `config.json` that names the labels of its logits."""
-    model.save_pretrained(str(folder))
+    # No import reads the card of a model, whose text takes longer than all of its weights.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PeftModel, "create_or_update_model_card", Mock())
+        model.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(meaning))
     return folder
 
