@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,14 +54,8 @@ def fake_cuda(capability: tuple[int, int]) -> Generator[None]:
         patch.setattr(torch.cuda, "mem_get_info", always((MEMORY_BYTES, MEMORY_BYTES)))
         patch.setattr(torch.cuda, "device", always(nullcontext()))
         patch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-        with _mode(), _Python():
+        with FakeTensorMode(allow_non_fake_inputs=True), _Python():
             yield
-
-
-@cache
-def _mode() -> FakeTensorMode:
-    """The mode of all fake tensors, so that one test may use the tensors of another."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class _Python(TorchFunctionMode):
