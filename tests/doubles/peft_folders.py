@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -45,7 +47,7 @@ class PeftBase:
 
     def model(self, task_type: str, num_labels: int) -> PreTrainedModel:
         """The base with a fresh head."""
-        return AUTO_CLASSES[task_type].from_pretrained(self.folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return deepcopy(_read(self.folder, task_type, num_labels))
 
     def train(self, config: PeftConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
         """An adapted model with random weights wherever training would have changed them."""
@@ -60,6 +62,12 @@ class PeftBase:
     def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
         """Load an adapter folder with peft."""
         return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
+
+
+@cache
+def _read(folder: Path, task_type: str, num_labels: int) -> PreTrainedModel:
+    """A model of a folder, whose reading takes several times as long as a copy in memory."""
+    return AUTO_CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
