@@ -7,9 +7,7 @@ runs code without the hook.
 import gc
 import http.client
 import json
-import os
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterable
@@ -22,6 +20,7 @@ import psutil
 import torch
 
 from doubles.backbones import FAMILIES, tiny_backbone
+from doubles.processes import ended
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Method, TopK
@@ -71,9 +70,8 @@ def kinds_of(left: Iterable[object], *, at_least: int) -> Counter[str]:
 
 def in_new_process(*arguments: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what `main` prints in a process without the hook."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "doubles.garbage", *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this file
+    done = ended("import sys; from doubles.garbage import main; main(*sys.argv[1:])", *arguments)
+    assert done.status == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -151,7 +149,3 @@ def main(kind: str, *numbers: str) -> None:
     """Print the measurement of this name as JSON."""
     measure = {"work": left_by_work, "memory": memory_over_answers}[kind]
     print(json.dumps(measure(*map(int, numbers))))  # noqa: T201 - the answer of this process
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

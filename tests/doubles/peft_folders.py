@@ -2,8 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
@@ -43,7 +47,7 @@ class PeftBase:
 
     def model(self, task_type: str, num_labels: int) -> PreTrainedModel:
         """The base with a fresh head."""
-        return AUTO_CLASSES[task_type].from_pretrained(self.folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return deepcopy(_read(self.folder, task_type, num_labels))
 
     def train(self, config: PeftConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
         """An adapted model with random weights wherever training would have changed them."""
@@ -60,9 +64,18 @@ class PeftBase:
         return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
 
 
+@cache
+def _read(folder: Path, task_type: str, num_labels: int) -> PreTrainedModel:
+    """A model of a folder, whose reading takes several times as long as a copy in memory."""
+    return AUTO_CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
     """Save an adapter as peft does, with a `config.json` that names the labels of its logits."""
-    model.save_pretrained(str(folder))
+    # No import reads the card of a model, whose text takes longer than all of its weights.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PeftModel, "create_or_update_model_card", Mock())
+        model.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(meaning))
     return folder
 

@@ -14,6 +14,7 @@ from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
 from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportedTask
 from nunatak_exchange.peft_config import MERGED, NATIVE, PROMPTS
 from nunatak_exchange.peft_folders import import_peft
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward
@@ -83,7 +84,8 @@ def trained(base: PeftBase, folder: Path, config: Any) -> torch.nn.Module:  # no
     return base.load(folder, "SEQ_CLS", 3)
 
 
-def difference(folder: Path, backbone: Backbone, theirs: torch.nn.Module) -> float:
+def same_as(theirs: torch.nn.Module, folder: Path, backbone: Backbone) -> ImportedTask:
+    """Import a folder, whose answers must be those of peft's model."""
     imported = import_peft(Checkpoint(folder), backbone)
     branch = build_branch(imported.spec, backbone.config, imported.parameters)
     with torch.inference_mode():
@@ -91,7 +93,8 @@ def difference(folder: Path, backbone: Backbone, theirs: torch.nn.Module) -> flo
     expected = [logits_of(theirs, encoding) for encoding in ENCODINGS]
     largest = max(float(it.abs().max()) for it in expected)
     pairs = zip(answers, expected, strict=True)
-    return max(float((ours - it).abs().max()) for ours, it in pairs) / largest
+    assert max(float((ours - it).abs().max()) for ours, it in pairs) / largest <= TOLERANCE
+    return imported
 
 
 def test_each_merged_method_has_a_case() -> None:
@@ -103,8 +106,8 @@ def test_each_merged_method_has_a_case() -> None:
 def test_a_merged_method_answers_as_in_peft(base: PeftBase, tmp_path: Path, name: str) -> None:
     theirs = trained(base, tmp_path, METHODS[name]())
 
-    assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
-    imported = import_peft(Checkpoint(tmp_path), base.backbone)
+    imported = same_as(theirs, tmp_path, base.backbone)
+
     assert isinstance(imported.spec.method, TopK | Full)
     assert f"peft {MERGED[name]} folder, merged: " in imported.source
 
@@ -116,8 +119,7 @@ def test_a_variant_of_a_native_method_answers_as_in_peft(
 ) -> None:
     theirs = trained(base, tmp_path, VARIANTS[name]())
 
-    assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
-    assert isinstance(import_peft(Checkpoint(tmp_path), base.backbone).spec.method, TopK | Full)
+    assert isinstance(same_as(theirs, tmp_path, base.backbone).spec.method, TopK | Full)
 
 
 def test_layers_below_the_lowest_changed_one_stay_shared_and_the_cost_is_shown(
@@ -143,8 +145,8 @@ def test_an_adapter_of_the_embeddings_owns_them(bert: PeftBase, tmp_path: Path) 
     config = peft.LoraConfig(target_modules=["word_embeddings", "query"], r=2)
     theirs = trained(bert, tmp_path, config)
 
-    assert difference(tmp_path, bert.backbone, theirs) <= TOLERANCE
-    imported = import_peft(Checkpoint(tmp_path), bert.backbone)
+    imported = same_as(theirs, tmp_path, bert.backbone)
+
     assert imported.spec.method == Full()
     assert "merged: 4 of 4 layers and the embeddings its own" in imported.source
 
@@ -215,8 +217,8 @@ def test_adapters_of_split_maps_answer_as_in_peft(tmp_path: Path, name: str) -> 
     base = PeftBase(tmp_path / "base", family)
     theirs = trained(base, tmp_path / "it", make())
 
-    assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
-    method = import_peft(Checkpoint(tmp_path / "it"), base.backbone).spec.method
+    method = same_as(theirs, tmp_path / "it", base.backbone).spec.method
+
     assert isinstance(method, Lora | Ia3 if name in SPLIT else TopK)
 
 
@@ -243,8 +245,7 @@ def test_the_pooling_of_the_base_decides_the_answers(
     save(base.train(config, num_labels=3, seed=1), tmp_path / "it", meaning=meaning)
     theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
 
-    assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
-    assert isinstance(import_peft(Checkpoint(tmp_path / "it"), base.backbone).spec.method, Lora)
+    assert isinstance(same_as(theirs, tmp_path / "it", base.backbone).spec.method, Lora)
 
     edit_json(tmp_path / "it" / "config.json", {"classifier_pooling": None})
     with raises("unsupported_import", match="classifier_pooling"):

@@ -6,11 +6,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from doubles.drafts import make_draft
+from doubles.processes import forks
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from torture.mutants import Mutant
@@ -46,7 +46,7 @@ def race(
     """Run workers against one store; compare their replies with the final store."""
     tally = Tally(campaign=f"{num_workers} processes x {operations} operations", seed=seed)
     Registry.open(location).close()
-    context = get_context("spawn")
+    context = forks()
     start = context.Barrier(num_workers)
     logs = [scratch / f"worker{number}" for number in range(num_workers)]
     workers = [

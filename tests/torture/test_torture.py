@@ -102,11 +102,16 @@ def test_a_registry_of_a_thousand_versions_answers_at_once(tmp_path: Path) -> No
         assert min(times) < LIMIT_MS
 
 
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> OldRegistries:
+    return OldRegistries(tmp_path_factory.mktemp("old"), backbone, num_versions=40)
+
+
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_killed_upgrades_lose_nothing(
-    request: pytest.FixtureRequest, dialect: str, tmp_path: Path, backbone: Backbone
+    request: pytest.FixtureRequest, dialect: str, tmp_path: Path, old: OldRegistries
 ) -> None:
-    old, numbers = OldRegistries(tmp_path, backbone, num_versions=40), count()
+    numbers = count()
 
     def new_location() -> str:
         place = f"sqlite:///{tmp_path / f'index{next(numbers)}'}?"

@@ -21,7 +21,7 @@ from nunatak_training.train import TrainSettings, train
 from nunatak_versions import VersionDraft
 
 QUICK: dict[str, JsonValue] = {
-    "epochs": 8,
+    "epochs": 4,
     "min_steps": 0,
     "batch_size": 8,
     "max_length": 32,
@@ -196,7 +196,7 @@ def test_a_conversion_keeps_what_it_was_scored_with_and_drops_what_it_was_not(
     folder: Path, backbone: Path
 ) -> None:
     note = "x" * 4090 + "the end"
-    changes = {**QUICK, "calibrate": True, "thresholds": "f1"}
+    changes = {**QUICK, "epochs": 1, "calibrate": True, "thresholds": "f1"}
     trained(folder, backbone, TaskKind.MULTI_LABEL, LORA, changes=changes, note=note[-4096:])
 
     ran = convert(folder, f"{backbone}+int8", "--tolerance", "100")

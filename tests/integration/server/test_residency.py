@@ -145,6 +145,9 @@ async def test_an_evicted_version_leaves_nothing_behind(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     settings = room_for(2.5, versions[0], backbone)
+    # The objects of earlier tests are walked through once, and not at each count.
+    gc.collect()
+    gc.freeze()
     async with running_client(backbone, registry, settings) as client:
         before = num_branches()
         for index in range(3 * NUM_TASKS):

@@ -297,11 +297,11 @@ ROBERTA_BASE = replace(
 )  # fmt: skip
 MANY = 64
 MANY_CEILINGS = [
-    (AMPERE, LORA, 4, MANY, (106, 8)),
+    (AMPERE, LORA, 2, MANY, (66, 8)),
     (AMPERE, Bottleneck(size=64), 12, MANY, (774, 11)),
-    (AMPERE, TopK(num_layers=1), 4, 1, (124, 12)),
-    (TURING, LORA, 4, MANY, (139, 9)),
-    (TURING, TopK(num_layers=1), 4, 1, (146, 13)),
+    (AMPERE, TopK(num_layers=1), 2, 1, (104, 12)),
+    (TURING, LORA, 2, MANY, (91, 9)),
+    (TURING, TopK(num_layers=1), 2, 1, (126, 13)),
 ]
 """Most launches and copies of one forward of some texts to 64 tasks, on so many layers of RoBERTa
 base. Only the adapters of all twelve layers fill more than one page."""

@@ -1,6 +1,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -75,6 +76,7 @@ def branch_of(
     return convert_branch(branch, backbone)
 
 
+@cache
 def some_branches() -> list[Branch]:
     kinds = [HeadKind.SEQUENCE_CLASSIFICATION, HeadKind.TOKEN_CLASSIFICATION]
     return [branch_of(method, kind=kind) for method in METHODS for kind in kinds]

@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
@@ -84,6 +85,33 @@ def answers(
         return forward(backbone, rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """Versions of a backbone, questions, and the answer of each version alone."""
+
+    backbone: Backbone
+    stored: list[Branch]
+    questions: list[tuple[int, Encoding]]
+    answers: list[Tensor]
+
+
+@cache
+def answered_alone(family: Family) -> Alone:
+    plain = tiny_backbone(family=family)
+    methods = METHODS if family in BYTES else [*METHODS, FROZEN_NORMS]
+    stored = [
+        stored_branch(plain, methods[index // COPIES], index)
+        for index in range(COPIES * len(methods))
+    ]
+    questions = mixed_questions(methods, seed=1)
+    return Alone(
+        backbone=plain,
+        stored=stored,
+        questions=questions,
+        answers=answers(plain, stored, questions),
+    )
+
+
 @pytest.fixture(params=[kernel_groups, padded_groups], ids=["kernel", "padded"])
 def groups(request: pytest.FixtureRequest) -> PlanGroups:
     return request.param
@@ -96,21 +124,15 @@ def test_grouped_tasks_answer_as_each_by_itself(
     family: Family, page_bytes: int, groups: PlanGroups
 ) -> None:
     """Pages of one slot, of some, of all: the answers are the same for every grouping."""
-    plain = tiny_backbone(family=family)
-    served = with_gpu_kernels(plain, groups=groups, page_bytes=page_bytes)
-    methods = METHODS if family in BYTES else [*METHODS, FROZEN_NORMS]
-    stored = [
-        stored_branch(plain, methods[index // COPIES], index)
-        for index in range(COPIES * len(methods))
-    ]
-    questions = mixed_questions(methods, seed=page_bytes)
+    lone = answered_alone(family)
+    served = with_gpu_kernels(lone.backbone, groups=groups, page_bytes=page_bytes)
 
-    seen = answers(served, [convert_branch(it, served) for it in stored], questions)
+    seen = answers(served, [convert_branch(it, served) for it in lone.stored], lone.questions)
 
-    expected = answers(plain, stored, questions)
-    for (index, _), one, other in zip(questions, seen, expected, strict=True):
+    for (index, _), one, other in zip(lone.questions, seen, lone.answers, strict=True):
         assert one.shape == other.shape
-        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=str(methods[index // 3]))
+        method = str(lone.stored[index].spec.method)
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=method)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
@@ -118,41 +140,30 @@ def test_many_small_blocks_answer_as_few_large_ones(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If launches were cheap, every skew and every gap would divide the products."""
-    plain = tiny_backbone(family=family)
-    served = with_gpu_kernels(plain, groups=padded_groups)
-    stored = [
-        stored_branch(plain, METHODS[index // COPIES], index)
-        for index in range(COPIES * len(METHODS))
-    ]
-    branches = [convert_branch(it, served) for it in stored]
-    questions = mixed_questions(METHODS, seed=7)
-    few = answers(served, branches, questions)
+    lone = answered_alone(family)
+    served = with_gpu_kernels(lone.backbone, groups=padded_groups)
+    branches = [convert_branch(it, served) for it in lone.stored]
+    few = answers(served, branches, lone.questions)
     for module in (attention, grouped):
         monkeypatch.setattr(module, "LAUNCH_CELLS", 3)
     monkeypatch.setattr(grouped, "SLOT_CELLS", 1)
 
-    many = answers(served, branches, questions)
+    many = answers(served, branches, lone.questions)
 
     for one, other in zip(many, few, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: PlanGroups) -> None:
-    exact = tiny_backbone()
+    lone = answered_alone("bert")
     plain = tiny_backbone(dtype=torch.bfloat16)
     served = with_gpu_kernels(plain, groups=groups)
-    stored = [
-        stored_branch(exact, METHODS[index // COPIES], index)
-        for index in range(COPIES * len(METHODS))
-    ]
-    questions = mixed_questions(METHODS, seed=3)
-
+    stored, questions = lone.stored, lone.questions
     grouped = answers(served, [convert_branch(it, served) for it in stored], questions)
     looped = answers(plain, [convert_branch(it, plain) for it in stored], questions)
 
-    expected = answers(exact, stored, questions)
-    error = torch.cat([(a - b).flatten() for a, b in zip(grouped, expected, strict=True)])
-    usual = torch.cat([(a - b).flatten() for a, b in zip(looped, expected, strict=True)])
+    error = torch.cat([(a - b).flatten() for a, b in zip(grouped, lone.answers, strict=True)])
+    usual = torch.cat([(a - b).flatten() for a, b in zip(looped, lone.answers, strict=True)])
     assert error.square().mean().sqrt() <= 1.5 * usual.square().mean().sqrt()
 
 

@@ -4,6 +4,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -250,6 +251,37 @@ def distance(seen: list[Tensor], expected: list[Tensor]) -> float:
     return float((torch.stack(seen).float() - torch.stack(expected).float()).abs().max())
 
 
+@cache
+def stored_branches(family: Family) -> list[Branch]:
+    """Two versions of each method."""
+    plain, methods = tiny_backbone(family=family), list(METHODS)
+    if family in ("bert", "mpnet"):
+        reads = AdapterInput.NORMED_SUM
+        methods.append(Bottleneck(size=4, norms=Norms.FROZEN, reads=reads))
+    return [branch(method, plain, seed=seed) for seed, method in enumerate([*methods, *methods])]
+
+
+def mixed_answers(family: Family, backbone: Backbone, layout_of: Backbone) -> list[Tensor]:
+    chance = random.Random(0)
+    encodings = [
+        Encoding(
+            token_ids=tuple(chance.randint(5, 99) for _ in range(length)), type_ids=(0,) * length
+        )
+        for length in (1, 3, 8, 21, 40)
+    ]
+    branches = [convert_branch(it, layout_of) for it in stored_branches(family)]
+    rows = [Row(encoding=it, branch=own) for own in branches for it in encodings]
+    with torch.inference_mode():
+        return forward(backbone, rows)
+
+
+@cache
+def plain_answers(family: Family, dtype: torch.dtype) -> list[Tensor]:
+    """The answers by torch's own operations."""
+    plain = tiny_backbone(family=family, dtype=dtype)
+    return mixed_answers(family, plain, plain)
+
+
 @pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "deberta-v2", "mpnet"])
@@ -258,32 +290,12 @@ def test_a_mixed_batch_gets_the_answers_of_torchs_operations(
 ) -> None:
     plain = tiny_backbone(family=family, dtype=dtype)
     served = pack_backbone(plain)
-    methods = list(METHODS)
-    if family in ("bert", "mpnet"):
-        reads = AdapterInput.NORMED_SUM
-        methods.append(Bottleneck(size=4, norms=Norms.FROZEN, reads=reads))
-    chance = random.Random(0)
-    encodings = [
-        Encoding(
-            token_ids=tuple(chance.randint(5, 99) for _ in range(length)), type_ids=(0,) * length
-        )
-        for length in (1, 3, 8, 21, 40)
-    ]
-    stored = [branch(method, plain, seed=seed) for seed, method in enumerate([*methods, *methods])]
-
-    def answers(backbone: Backbone, layout_of: Backbone) -> list[Tensor]:
-        branches = [convert_branch(it, layout_of) for it in stored]
-        rows = [Row(encoding=it, branch=own) for own in branches for it in encodings]
-        with torch.inference_mode():
-            return forward(backbone, rows)
-
-    alone = tiny_backbone(family=family)
-    exact, expected = answers(alone, alone), answers(plain, plain)
+    exact, expected = plain_answers(family, torch.float32), plain_answers(family, dtype)
     # Rounding in bfloat16 moves the answers of torch's own operations, too.
     allowed = 1e-4 + 2 * distance(expected, exact)
 
-    assert distance(answers(served, served), exact) <= allowed
-    assert distance(answers(without_fast_kernels(served), served), exact) <= allowed
+    assert distance(mixed_answers(family, served, served), exact) <= allowed
+    assert distance(mixed_answers(family, without_fast_kernels(served), served), exact) <= allowed
     assert set(served.ops.fast_kernels()) >= set(NAMES[1:])
     assert ("native_attention" in served.fast_kernels) == (not plain.config.has_pair_terms)
     assert caplog.records == []
