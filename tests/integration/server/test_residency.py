@@ -141,13 +141,20 @@ async def test_an_alias_lets_go_of_the_version_it_means_alone(
         assert (left["version"], left["pinned"]) == (2, True)
 
 
+@pytest.fixture
+def earlier_objects_aside() -> Generator[None]:
+    """The objects of earlier tests are walked through once, and not at each count."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("earlier_objects_aside")
 async def test_an_evicted_version_leaves_nothing_behind(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     settings = room_for(2.5, versions[0], backbone)
-    # The objects of earlier tests are walked through once, and not at each count.
-    gc.collect()
-    gc.freeze()
     async with running_client(backbone, registry, settings) as client:
         before = num_branches()
         for index in range(3 * NUM_TASKS):
