@@ -4,7 +4,7 @@
 def main() -> None:
     """Run the command. Ctrl-C shows no traceback, also while the command is imported."""
     try:
-        from nunatak_cli.main import app
+        from nunatak_cli.main import app  # noqa: PLC0415
 
         app()
     except KeyboardInterrupt:
