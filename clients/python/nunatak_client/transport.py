@@ -4,9 +4,9 @@
 """
 
 import json
+import math
 import os
 import random
-import math
 import re
 import ssl
 import threading
