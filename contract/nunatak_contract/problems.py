@@ -205,15 +205,16 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "already_training": Reason(
         "another process trains the same task on the same data with the same recipe (the "
-        "checkpoint in {folder} is in use); wait for that process, or train anyway with --no-resume"
+        "checkpoint in {folder} is in use); wait for that process, or train anyway, with another "
+        "folder in NUNATAK_CACHE or with `nunatak train --no-resume`"
     ),
     "cache_unusable": Reason(
         "the cache folder {folder} cannot be used: {problem}; free space or allow writing there, "
-        "name another folder in NUNATAK_CACHE, or use no cache (--no-cache, --no-resume)"
+        "name another folder in NUNATAK_CACHE, or train with `nunatak train --no-cache --no-resume`"
     ),
     "invalid_sweep": Reason("{where}: {problem}"),
     "sweep_running": Reason(
-        "another sweep writes to {folder}; wait for its end, or name another folder (--results)"
+        "another sweep writes to {folder}; wait for its end, or name another folder"
     ),
     "corrupt_result": Reason(
         "{file} is no result of a sweep ({problem}); move the file away and start again"

@@ -32,6 +32,21 @@ def test_only_one_place_puts_the_errors_of_pydantic_into_words() -> None:
     assert read == {"record.py"}
 
 
+def test_errors_of_training_name_no_option_without_its_command() -> None:
+    """Python raises them too, where a command's option means nothing."""
+    texts = {
+        text
+        for file in house.product_files()["nunatak_training"]
+        for node in ast.walk(trees()[file])
+        for text in (_constants(node) if isinstance(node, ast.Constant) else [])
+    }
+    messages = texts | {REASONS[it].message for it in texts & REASONS.keys()}
+    bare = {it: re.sub("`[^`]*`", "", it) for it in messages}
+
+    assert {"already_training", "cache_unusable"} <= texts
+    assert [it for it in messages if re.search(r"(?<!\S)\(?--[a-z]", bare[it])] == []
+
+
 def made_errors() -> Iterator[Raised]:
     for file, tree in trees().items():
         for node in ast.walk(tree):

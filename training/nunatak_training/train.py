@@ -73,7 +73,7 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
         tried = ", ".join(f"{counted(it, 'layer')} {score:.4f}" for it, score in runs.items())
         found = (
             f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower `target`, or name "
-            "--layers or --method full"
+            "`layers`, or the method full"
         )
         raise NunatakError("target_missed", full_score=full, found=found)
     choice = LayerChoice(target=target, full_score=full, runs=made, layers=recipes[high][0])

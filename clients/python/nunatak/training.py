@@ -283,6 +283,8 @@ def _row(text: object, label: object) -> dict[str, object]:
             row: dict[str, object] = {"text": first, "text_pair": second}
         case _:
             row = {"text": text}
+    if hasattr(label, "tolist"):  # an array of numpy or torch
+        label = cast("Any", label).tolist()
     if isinstance(label, set | frozenset):
         label = sorted(cast("AbstractSet[object]", label), key=str)
     row["labels" if isinstance(label, list | tuple) else "label"] = label

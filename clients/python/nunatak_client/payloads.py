@@ -171,7 +171,7 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
     """
     kind = type(items)
     is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
-    if issubclass(kind, str | Mapping | set | frozenset) or not is_list:
+    if issubclass(kind, str | bytes | Mapping | set | frozenset) or not is_list:
         raise InvalidInputError(
             f"expected a list of items, got {kind.__name__}; pass a list, or one column"
         )

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -50,24 +51,26 @@ def server_url(url: str) -> httpx.URL:
     """
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, TypeError) as error:
         raise InvalidInputError(f"server must be a URL such as {DEFAULT_URL}: {error}") from error
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
+    is_reachable = parsed.host and (parsed.port or 1) < 2**16
+    if parsed.scheme not in {"http", "https"} or not is_reachable:
         raise InvalidInputError(f"server must be a URL such as {DEFAULT_URL}, got {url!r}")
     return parsed
 
 
-def seconds(name: str, value: float) -> float:
+def seconds(name: str, value: float, *, above: float = 0) -> float:
     """Check a length of time.
 
     Raises:
-        InvalidInputError: not a number, or longer than a timer can wait.
+        InvalidInputError: not a number, or no time that a timer can wait.
     """
     is_number = isinstance(value, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if is_number and value <= threading.TIMEOUT_MAX:
+    if is_number and above < value <= threading.TIMEOUT_MAX:
         return value
     raise InvalidInputError(
-        f"{name} must be a number of seconds, at most {threading.TIMEOUT_MAX:.0f}, got {value!r}"
+        f"{name} must be a number of seconds above 0, at most {threading.TIMEOUT_MAX:.0f}, "
+        f"got {value!r}"
     )
 
 
@@ -229,7 +232,11 @@ class Attempts:
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._ends_at = None if deadline_s is None else clock() + seconds("deadline_s", deadline_s)
+        self._ends_at = (
+            None
+            if deadline_s is None
+            else clock() + seconds("deadline_s", deadline_s, above=-math.inf)
+        )
         self._failed = 0
 
     def headers(self) -> dict[str, str]:

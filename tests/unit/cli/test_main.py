@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -109,6 +110,24 @@ def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error() ->
     )
 
     assert done.stdout == 3 * "1 '' error [missing_extra]\n"
+
+
+def test_an_interrupt_of_the_imports_shows_no_traceback() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, name = scripts["scripts"]["nunatak"].split(":")
+    code = (
+        f"from {module} import {name} as run\nimport sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, *_):\n"
+        "        raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\nrun()"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_waiting_threads_of_torch_let_other_programs_have_the_cores() -> None:

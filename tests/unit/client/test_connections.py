@@ -242,14 +242,16 @@ def test_a_compressed_answer_is_read_and_a_damaged_one_is_named() -> None:
             client.info()
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port", "http://a:65536", None]
+)
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient], url: str) -> None:
     with pytest.raises(InvalidInputError):
         kind(url)
 
 
-@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, "5"])
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, "5", 0, -1])
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_time_that_no_timer_can_wait_is_refused(
     kind: type[Client | AsyncClient], timeout_s: float

@@ -5,11 +5,14 @@
 
 import csv
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import nunatak
 from doubles.backbones import save_tiny_backbone
@@ -107,6 +110,17 @@ def test_texts_and_labels_that_no_order_pairs_are_refused(
 ) -> None:
     with pytest.raises(nunatak.NunatakError, match="expected a list of items"):
         trained(places, *data)
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_labels_in_arrays_are_those_in_lists(
+    places: tuple[Path, Path], array: Callable[[object], Iterable[object]]
+) -> None:
+    one = trained(places, TEXTS, array([it % 2 for it in range(len(TEXTS))]))
+    several = trained(places, TEXTS, array([[3, 4 + it % 2] for it in range(len(TEXTS))]), task="b")
+
+    assert one.manifest.head.labels == ("0", "1")
+    assert several.manifest.head.labels == ("3", "4", "5")
 
 
 def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:

@@ -50,7 +50,7 @@ class BadRows:
         return read
 
     def without(
-        self, read: Sequence[ReadExample], fault_of: Callable[[ReadExample], NunatakError | None]
+        self, read: Iterable[ReadExample], fault_of: Callable[[ReadExample], NunatakError | None]
     ) -> list[ReadExample]:
         good = list[ReadExample]()
         for it in read:

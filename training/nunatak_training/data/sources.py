@@ -167,10 +167,14 @@ def load_task_data(
     chosen_dev, tested = (bad.examples(rows, kind) for rows in parts[1:])
     taught = taught_labels(train, teacher) if spelt.is_taught else ()
     lone = splits.lone_label(train, kind)
-    train = bad.without(train, splits.unknown_label(taught) if taught else lone)
+    train = bad.without(
+        splits.in_words_of(taught, train), splits.unknown_label(taught) if taught else lone
+    )
     labels = taught or splits.label_names(train, kind)
     fault = splits.unknown_label(labels)
-    chosen_dev, tested = bad.without(chosen_dev, fault), bad.without(tested, fault)
+    chosen_dev, tested = (
+        bad.without(splits.in_words_of(labels, part), fault) for part in (chosen_dev, tested)
+    )
     bad.settle()
     splits.check_train(train, kind, found.name)
     if dev_rows is None:
@@ -210,7 +214,7 @@ def load_test_rows(
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
-    found = bad.without(read, splits.unknown_label(labels))
+    found = bad.without(splits.in_words_of(labels, read), splits.unknown_label(labels))
     bad.settle()
     splits.check_scored(found, path.name, split="test")
     return found

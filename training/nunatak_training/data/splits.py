@@ -2,8 +2,8 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
@@ -181,6 +181,16 @@ def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
     grades = [label.grade for label in labels if isinstance(label, Relevance)]
     if grades and max(grades) <= 0:
         raise too_few(name, f"no {split} document has a grade above 0, so no ranking can be right")
+
+
+def in_words_of(labels: Collection[str], read: Iterable[ReadExample]) -> Iterator[ReadExample]:
+    """Booleans are `true` in JSON and Parquet; pandas writes `True` into CSV, and Excel `TRUE`."""
+    booleans = {it.casefold(): it for it in labels if it.casefold() in {"true", "false"}}
+    for it in read:
+        label = it.example.label
+        if isinstance(label, str) and label not in labels:
+            label = booleans.get(label.casefold(), label)
+        yield replace(it, example=replace(it.example, label=label))
 
 
 def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakError | None]:

@@ -1,6 +1,7 @@
 """`nunatak task import|export|push|pull`: exchange versions with other programs and the hub."""
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
+import csv
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +43,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Names of the logits, in order. Absent: the names in the folder.",
+            help="Names of the logits, in order; a name with a comma in quotes, as in CSV. Absent: "
+            "the names in the folder.",
         ),
     ] = None,
     default_label: Annotated[
@@ -114,7 +116,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_exchange.importing import draft_imported, import_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     choices = ImportChoices(
-        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        labels=None if labels is None else _labels(labels),
         problem_type=problem_type,
         logit_use=head,
         allows_other_base=allow_other_base,
@@ -245,6 +247,11 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
     return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
+
+
+def _labels(given: str) -> tuple[str, ...]:
+    rows = csv.reader(given.splitlines(), skipinitialspace=True)
+    return tuple(label.strip() for row in rows for label in row)
 
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:

@@ -108,11 +108,11 @@ def test_import_takes_an_adapter_of_another_base_only_on_request(
 
 def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, ...]) -> None:
     found = nunatak(
-        *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", "a, b,c"),
+        *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", 'a, "b, too",c'),
         *("--note", "from the archive", "--promote", "prod", "--json", *place),
     ).json()
 
-    assert found["labels"] == ["a", "b", "c"]
+    assert found["labels"] == ["a", "b, too", "c"]
     assert str(found["note"]).endswith("; from the archive")
     assert found["alias"] == "prod"
     shown = nunatak("task", "show", "mood@prod", *place[:2]).stdout

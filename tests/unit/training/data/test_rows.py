@@ -24,6 +24,7 @@ from nunatak_training.data import (
 )
 from nunatak_training.data.bad_rows import look_alikes, spelt_out
 from nunatak_training.data.examples import sorted_labels
+from nunatak_training.data.sources import load_test_rows
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
@@ -264,6 +265,28 @@ def test_labels_of_another_kind_are_not_given_out() -> None:
     assert examples.labels(float) == [1.5]
     with pytest.raises(TypeError, match=r"expected labels of type str, got 1\.5"):
         examples.labels(str)
+
+
+@pytest.mark.parametrize(
+    ("trained", "scored"),
+    [(("True", "False"), (True, False)), ((True, False), ("TRUE", "FALSE"))],
+)
+def test_a_boolean_is_the_label_that_spells_it(
+    tmp_path: Path, trained: tuple[JsonValue, ...], scored: tuple[JsonValue, ...]
+) -> None:
+    def rows(labels: tuple[JsonValue, ...]) -> list[dict[str, JsonValue]]:
+        return [{"text": f"{turn} {it}", "label": it} for it in labels for turn in "ab"]
+
+    train = write_jsonl(tmp_path / "train.jsonl", rows(trained))
+    dev = write_jsonl(tmp_path / "dev.jsonl", rows(scored))
+
+    loaded = load_task_data(train, dev=dev)
+    known = set(loaded.train.labels(str))
+
+    assert len(known) == 2
+    assert set(loaded.dev.labels(str)) == known
+    read = load_test_rows(dev, kind=loaded.kind, labels=loaded.labels)
+    assert {it.example.label for it in read} == known
 
 
 @pytest.mark.parametrize(
