@@ -21,7 +21,7 @@ from nunatak_model.branch import (
     parameter_shapes,
     stored_parameters,
 )
-from nunatak_model.checkpoint import load_backbone, read_config
+from nunatak_model.checkpoint import load_backbone, read_config, source_of
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
@@ -106,6 +106,7 @@ __all__ = [
     "quantized_digest",
     "read_config",
     "run_trunk",
+    "source_of",
     "stored_parameters",
     "tensors_from_bytes",
     "tensors_to_bytes",

@@ -68,6 +68,12 @@ def load_backbone(
     return _load_folder(folder, name, dtype, torch.device(device))
 
 
+def source_of(name: str) -> str:
+    """Return what loads the backbone of that recorded name here, or else the default."""
+    known = {MINILM_NAME, *(it.name for it in added_backbones().glob("*"))}
+    return name if name.removesuffix(INT8_SUFFIX) in known else DEFAULT_BACKBONE
+
+
 def read_config(source: str | Path = DEFAULT_BACKBONE) -> BackboneConfig:
     """Read the shape of a backbone without its weights; errors as of `load_backbone`."""
     folder, _ = _found(str(source).removesuffix(INT8_SUFFIX))
@@ -75,7 +81,7 @@ def read_config(source: str | Path = DEFAULT_BACKBONE) -> BackboneConfig:
 
 
 def _found(source: str) -> tuple[Path, str]:
-    if source == DEFAULT_BACKBONE:
+    if source in {DEFAULT_BACKBONE, MINILM_NAME}:
         return _minilm_folder(), MINILM_NAME
     for folder in (Path(source), added_backbones() / source):
         if folder.is_dir():

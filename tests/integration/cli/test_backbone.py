@@ -9,7 +9,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_model import load_backbone
+from nunatak_model import DEFAULT_BACKBONE, load_backbone, source_of
 from nunatak_registry import Registry
 
 
@@ -39,8 +39,35 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(tmp_path: Path, dat
 
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone("mine"), task="tone")
-    places = ("--registry", str(tmp_path / "registry"), "--backbone", "mine")
-    assert nunatak("predict", "hello", "--task", "tone", *places).exit_code == 0
+    (tmp_path / "texts.jsonl").write_text('{"text": "hello", "label": "no"}\n')
+    rows, places = str(tmp_path / "texts.jsonl"), ("--registry", str(tmp_path / "registry"))
+    for command in (
+        ("predict", "hello", "--task", "nope", "--task", "tone", "--json"),
+        ("predict-file", rows, str(tmp_path / "out.jsonl"), "--task", "tone"),
+        ("task", "promote", "tone", "1"),
+        ("task", "export", "tone/1", str(tmp_path / "exported")),
+        ("task", "verify", "--probe"),
+    ):
+        ran = nunatak(*command, *places)
+        said = ran.stdout + ran.stderr
+        assert "mismatch" not in said, command
+        assert "not_probed" not in said, command
+        assert ran.exit_code == ("nope" in command), command
+    # Any other backbone is named, as before.
+    named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", "minilm")
+    assert "[backbone_mismatch]" in named.stdout
+
+
+def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
+    tmp_path: Path, data: Path
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "tiny")
+    nunatak("backbone", "add", str(folder), "--name", "mine")
+
+    assert [source_of(it) for it in ("mine", "mine+int8")] == ["mine", "mine+int8"]
+    for name in (str(folder), f"../backbones/{data.name}", "absent", "", ".."):
+        assert source_of(name) == DEFAULT_BACKBONE
+    assert load_backbone(source_of(load_backbone().name)).digest == load_backbone().digest
 
 
 def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:

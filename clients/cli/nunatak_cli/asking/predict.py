@@ -116,7 +116,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 "--stream; put the texts into columns of the file"
             )
         inputs = open_inputs(file, file_format, columns.spelt)
-        with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+        with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:
         raise invalid_option("expected a TEXT, or --file (with --format where needed)")
@@ -128,7 +128,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             answers = _stream_server(server, source, task, parameters=parameters)
             has_failed = _print_stream(answers, as_json=as_json)
         else:
-            with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+            with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
                 found = predictor.ask_one(source, task, parameters)
             has_failed = _print_answers(found, as_json=as_json)
     if has_failed:

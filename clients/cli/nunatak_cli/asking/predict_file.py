@@ -11,6 +11,7 @@ import typer
 from nunatak_cli import options
 from nunatak_cli.asking.corpus.chunks import Chunk
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.predictors import backbone_of
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
@@ -106,6 +107,8 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         existing_registry(settings.registry) as opened,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
+        if "backbone" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"backbone": backbone_of(opened, task)})
         outcome = run_job(job, opened, settings=settings, on_chunk=ChunkProgress(progress))
     if outcome is None:
         error_console().print(f"{out} is complete: the last run was killed after its last row")

@@ -8,7 +8,7 @@ Inputs may come from a file or from standard input, row by row.
 import json
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.errors import needs_extra
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import unreadable
@@ -96,8 +96,9 @@ Predictor = ServerPredictor | RegistryPredictor
 
 @contextmanager
 def open_predictor(
-    server: str | None, *, registry: str | None, backbone: str | None
+    server: str | None, tasks: Iterable[str], *, registry: str | None, backbone: str | None
 ) -> Generator[Predictor]:
+    """Without a server, tasks compute on `backbone`, or on that of the first task."""
     if server is not None:
         from nunatak_client import Client
 
@@ -105,13 +106,23 @@ def open_predictor(
             yield ServerPredictor(client=client)
         return
     with needs_extra("server"):
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_model import load_backbone
         from nunatak_server.local import LocalPredictor
-    with (
-        existing_registry(registry) as opened,
-        LocalPredictor(opened, load_backbone(backbone or DEFAULT_BACKBONE)) as predictor,
-    ):
-        yield RegistryPredictor(registry=opened, predictor=predictor)
+    with existing_registry(registry) as opened:
+        loaded = load_backbone(backbone or backbone_of(opened, tasks))
+        with LocalPredictor(opened, loaded) as predictor:
+            yield RegistryPredictor(registry=opened, predictor=predictor)
+
+
+def backbone_of(registry: "Registry", tasks: Iterable[str]) -> str:
+    """Return what loads the backbone of the first task that is there."""
+    from nunatak_model import DEFAULT_BACKBONE, source_of
+
+    for task in tasks:
+        # The prediction says what is wrong with a task.
+        with suppress(NunatakError):
+            return source_of(registry.resolve(task).backbone.name)
+    return DEFAULT_BACKBONE
 
 
 def predicted_of(answer: "TaskResult") -> "PredictedValue | None":

@@ -174,7 +174,7 @@ def export(
             export_sentence_transformers,
             export_transformers,
         )
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_model import load_backbone, source_of
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
     with existing_registry(registry) as opened:
@@ -187,7 +187,7 @@ def export(
         if (write := writers.get(wanted)) is None:
             write_hub_folder(manifest, _blobs(opened, manifest), target)
         else:
-            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            loaded = load_backbone(backbone or source_of(manifest.backbone.name))
             version = load_task(manifest, opened.read_blob(manifest, PARAMETERS_ROLE), loaded)
             write(version, target, loaded)
     document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
@@ -234,12 +234,12 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("model"):
         from nunatak_exchange import hub
         from nunatak_exchange.hub import HuggingFaceHub, draft_pulled, fetched, read_hub_folder
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_model import load_backbone, source_of
     with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)
         with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
             found = read_hub_folder(there.folder)
-            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            loaded = load_backbone(backbone or source_of(found.manifest.backbone.name))
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)
         there_named = f"{found.manifest.reference} there"
         _publish(draft, opened, promote, found=there_named, as_json=as_json)

@@ -4,6 +4,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,12 +83,13 @@ class ProvingOptions:
             return
         with needs_extra("server"):
             from nunatak_contract.names import TaskReference
-            from nunatak_model import DEFAULT_BACKBONE, load_backbone
+            from nunatak_model import load_backbone, source_of
             from nunatak_versions import load_task
 
         manifest = opened.resolve(TaskReference(task=task, version=version))
         data = opened.read_blob(manifest)
-        load_task(manifest, data, load_backbone(self.backbone or DEFAULT_BACKBONE))
+        loaded = load_backbone(self.backbone or source_of(manifest.backbone.name))
+        load_task(manifest, data, loaded)
 
 
 def _probe_versions(
@@ -95,13 +97,13 @@ def _probe_versions(
 ) -> list[Check]:
     """Load every version except `skipped` as a server does, and return the failures."""
     with needs_extra("server"):
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_model import load_backbone, source_of
 
-    backbone = load_backbone(source or DEFAULT_BACKBONE)
+    loaded = cache(load_backbone)
     names = [summary.name for summary in registry.tasks()] if task is None else [task]
     manifests = [manifest for name in names for manifest in registry.versions(name)]
     checks = (
-        _probe(registry, manifest, backbone)
+        _probe(registry, manifest, loaded(source or source_of(manifest.backbone.name)))
         for manifest in manifests
         if manifest.reference not in skipped
     )

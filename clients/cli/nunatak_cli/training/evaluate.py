@@ -91,7 +91,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         import_module("nunatak_training")
     spelt = rows.spelt_in(str(data))
     with (
-        open_predictor(server, registry=registry, backbone=backbone) as predictor,
+        open_predictor(server, [reference], registry=registry, backbone=backbone) as predictor,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         scored = score_version(reference, data, predictor, spelt, progress)
