@@ -150,7 +150,7 @@ class Runtime:
         # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
         # work on the same cores would look like slow batches, and the time model could not see how
         # time grows with tokens.
-        self._memory_return = MemoryReturn(return_memory)
+        self._memory_return = MemoryReturn(return_memory, self._measure)
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),

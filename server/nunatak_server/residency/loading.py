@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import psutil
-
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -153,11 +151,11 @@ class MemoryReturn:
     only a part of that memory, and a busy process would grow to several times what it needs.
     """
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
+    def __init__(self, give_back: Callable[[], None], measure: Callable[[], int]) -> None:
         self._give_back = give_back
+        self._measure = measure
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._process = psutil.Process()
         self._kept_bytes = 0
 
     async def start(self) -> None:
@@ -181,15 +179,12 @@ class MemoryReturn:
         self._timer = None
         if left:
             self._wait(left)
-        if not left or self._rss_bytes() > self._kept_bytes + MOST_GROWTH_BYTES:
+        if not left or self._measure() > self._kept_bytes + MOST_GROWTH_BYTES:
             asyncio.get_running_loop().run_in_executor(None, self._return)
 
     def _return(self) -> None:
         self._give_back()
-        self._kept_bytes = self._rss_bytes()
-
-    def _rss_bytes(self) -> int:
-        return self._process.memory_info().rss
+        self._kept_bytes = self._measure()
 
     def close(self) -> None:
         if self._timer is not None:

@@ -272,7 +272,8 @@ async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_
         calls.append(None)
         loop.call_soon_threadsafe(returned.set)
 
-    later = MemoryReturn(give_back)
+    size = 0
+    later = MemoryReturn(give_back, lambda: size)
     later.after_batch(None)
     await later.start()
     assert len(calls) == 1
@@ -292,18 +293,19 @@ async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_
 
     monkeypatch.setattr(loading, "CHECKS", 10**6)
     monkeypatch.setattr(loading, "MOST_GROWTH_BYTES", 2**22)
-    later = MemoryReturn(give_back)
+    later = MemoryReturn(give_back, lambda: size)
     await later.start()
     assert len(calls) == 3
     later.soon()
     await asyncio.sleep(0.05)
     assert len(calls) == 3
     returned.clear()
-    grown = bytearray(b"x" * 2**25)
+    size = 2**22 + 1
     await returned.wait()
     assert len(calls) == 4
+    await asyncio.sleep(0.05)
+    assert len(calls) == 4
     later.close()
-    del grown
 
 
 def test_the_trunk_cache_takes_a_part_of_the_backbones_in_all_processes_together() -> None:
