@@ -81,9 +81,11 @@ def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> 
 
 
 @pytest.mark.parametrize(
-    "texts", [{"text": "a"}, {"a", "b"}, pd.DataFrame({"text": ["a"]})], ids=type
+    "texts", [{"text": "a"}, {"a", "b"}, b"a", pd.DataFrame({"text": ["a"]})], ids=type
 )
-def test_no_policy_judges_names_of_fields_in_place_of_their_texts(texts: list[str]) -> None:
+def test_no_policy_judges_names_of_fields_or_bytes_in_place_of_their_texts(
+    texts: list[str],
+) -> None:
     with pytest.raises(InvalidInputError, match="pass a list, or one column"):
         judge("guard", texts)
     with pytest.raises(InvalidInputError, match="pass a list, or one column"):
