@@ -69,7 +69,7 @@ def seconds(name: str, value: float, *, above: float = 0) -> float:
     if is_number and above < value <= threading.TIMEOUT_MAX:
         return value
     raise InvalidInputError(
-        f"{name} must be a number of seconds above 0, at most {threading.TIMEOUT_MAX:.0f}, "
+        f"{name} must be a number of seconds above {above:g}, at most {threading.TIMEOUT_MAX:.0f}, "
         f"got {value!r}"
     )
 

@@ -19,7 +19,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data" / "nunatak" / "backbones"
 
 
-def test_an_added_backbone_is_listed_shown_verified_and_used(tmp_path: Path, data: Path) -> None:
+def test_an_added_backbone_is_listed_shown_verified_and_used(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny_backbone(tmp_path / "tiny")
     digest = load_backbone(folder).digest
     assert nunatak("backbone", "list").stdout.startswith("built in: minilm ")
@@ -56,6 +58,9 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(tmp_path: Path, dat
     # Any other backbone is named, as before.
     named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", "minilm")
     assert "[backbone_mismatch]" in named.stdout
+    monkeypatch.setenv("NUNATAK_BACKBONE", "minilm")
+    named = nunatak("predict-file", rows, str(tmp_path / "no.jsonl"), "--task", "tone", *places)
+    assert "[backbone_mismatch]" in named.stderr
 
 
 def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(

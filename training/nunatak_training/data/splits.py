@@ -188,9 +188,11 @@ def in_words_of(labels: Collection[str], read: Iterable[ReadExample]) -> Iterato
     booleans = {it.casefold(): it for it in labels if it.casefold() in {"true", "false"}}
     for it in read:
         label = it.example.label
-        if isinstance(label, str) and label not in labels:
-            label = booleans.get(label.casefold(), label)
-        yield replace(it, example=replace(it.example, label=label))
+        known = booleans.get(label.casefold()) if isinstance(label, str) else None
+        if known is None or label in labels:
+            yield it
+        else:
+            yield replace(it, example=replace(it.example, label=known))
 
 
 def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakError | None]:
