@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -41,6 +42,8 @@ from nunatak_server.telemetry.logs import log_failure, write_log
 PR_SET_PDEATHSIG: Final = 1
 """The option of `prctl` in `linux/prctl.h`."""
 THREADS: Final = Path("/proc/self/task")
+LISTED_S: Final = 1.0
+"""For how long, at most, the system lists a thread that was joined."""
 DRAIN_DELAY_S: Final = 2
 """The drain delay without an own choice: in this time callers learn to leave their connections."""
 CPU: Final = torch.device("cpu")
@@ -195,14 +198,25 @@ def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSet
     return settings.model_copy(update={"port": port, "replica_id": name})
 
 
-def check_single() -> None:
-    names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
-    if len(names) > 1:
-        raise invalid_settings(
-            f"processes: the backbone was loaded by several threads ({', '.join(names)}), "
-            "so its memory cannot be shared. Copy a backbone of a hub to this machine first, with "
-            "`nunatak backbone add`"
-        )
+def check_single(threads: Path = THREADS) -> None:
+    ends_at = time.monotonic() + LISTED_S
+    while len(names := _names_of(threads)) > 1:
+        if time.monotonic() > ends_at:
+            raise invalid_settings(
+                f"processes: the backbone was loaded by several threads ({', '.join(names)}), "
+                "so its memory cannot be shared. Copy a backbone of a hub to this machine first, "
+                "with `nunatak backbone add`"
+            )
+        time.sleep(LISTED_S / 100)
+
+
+def _names_of(threads: Path) -> list[str]:
+    names: list[str] = []
+    for thread in threads.iterdir():
+        # A thread may end between the listing and the reading.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names.append((thread / "comm").read_text().strip())
+    return names
 
 
 def end_with(parent: int) -> None:

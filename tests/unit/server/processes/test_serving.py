@@ -30,7 +30,7 @@ from nunatak_server.processes.serving import (
     serve,
 )
 from nunatak_server.processes.supervisor import PLACE_VARIABLE, ReplicaPlace
-from nunatak_server.processes.template import check_single, divided, settings_of
+from nunatak_server.processes.template import LISTED_S, check_single, divided, settings_of
 from nunatak_server.settings import ServerSettings
 
 NUM = 4
@@ -215,6 +215,20 @@ def test_a_process_with_several_threads_does_not_fork() -> None:
     finally:
         ends.set()
         waiting.join()
+
+
+def test_a_thread_that_has_ended_does_not_keep_a_process_from_forking(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "comm").write_text("main\n")
+    listed_alone = tmp_path / "2"
+    listed_alone.mkdir()
+    check_single(tmp_path)
+
+    (listed_alone / "comm").write_text("joined\n")
+    ends = threading.Timer(LISTED_S / 20, (listed_alone / "comm").unlink)
+    ends.start()
+    check_single(tmp_path)
+    ends.join()
 
 
 def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
