@@ -64,7 +64,8 @@ class TrunkActivations:
 class TrunkCache:
     """The most recently read states, within a budget of bytes; the least recently used go first.
 
-    One thread at a time uses the cache. Any thread may read `stats`.
+    A cache that was filled and replaced without one read rests: it holds no states, until a text
+    comes a second time. One thread at a time uses the cache. Any thread may read `stats`.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
@@ -74,6 +75,10 @@ class TrunkCache:
         self._states: OrderedDict[tuple[TrunkSource, int], Tensor] = OrderedDict()
         self._depths: dict[TrunkSource, set[int]] = {}
         self._num_bytes = 0
+        self._unread_bytes = 0
+        """Of states dropped since the last read."""
+        self._passing: _PassingStates | None = None
+        """None unless the cache rests."""
         self._hits = 0
         self._misses = 0
         self._evictions = 0
@@ -98,6 +103,7 @@ class TrunkCache:
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
         state = self._states[source, depth]
         self._states.move_to_end((source, depth))
+        self._unread_bytes = 0
         self._hits += 1
         self._saved_tokens += len(state)
         return state
@@ -107,6 +113,9 @@ class TrunkCache:
         self._misses += 1
         if state.nbytes > self._max_bytes or (source, depth) in self._states:
             return
+        if self._passing and not self._passing.comes_again(hash((source, depth)), state.nbytes):
+            return
+        self._passing = None
         if source.encoding.alignment is not None:
             # The budget counts states only, so the cache keeps no places of tokens.
             source = replace(source, encoding=replace(source.encoding, alignment=None))
@@ -116,12 +125,36 @@ class TrunkCache:
         self._num_bytes += state.nbytes
         while self._num_bytes > self._max_bytes:
             self._evict()
+        if self._unread_bytes >= self._max_bytes:
+            while self._states:
+                self._evict()
+            self._unread_bytes = 0
+            self._passing = _PassingStates(self._max_bytes)
 
     def _evict(self) -> None:
         (source, depth), state = self._states.popitem(last=False)
         self._num_bytes -= state.nbytes
+        self._unread_bytes += state.nbytes
         self._evictions += 1
         depths = self._depths[source]
         depths.remove(depth)
         if not depths:
             del self._depths[source]
+
+
+class _PassingStates:
+    """The keys of the states that a full cache would hold now, and their sizes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._num_bytes = 0
+
+    def comes_again(self, key: int, num_bytes: int) -> bool:
+        if key in self._sizes:
+            return True
+        self._sizes[key] = num_bytes
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._sizes.popitem(last=False)[1]
+        return False

@@ -19,7 +19,7 @@ CEILINGS = {
     "nunatak_contract": (4250, 20),
     "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1104, 7),
-    "nunatak_model": (9511, 49),
+    "nunatak_model": (9544, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4274, 23),
     "nunatak_server": (20249, 97),
@@ -27,7 +27,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_685, 320
+MAX_LINES, MAX_FILES = 63_718, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

@@ -107,6 +107,31 @@ def test_a_state_above_the_whole_budget_drops_nothing() -> None:
     assert list(cache.depths(large)) == []
 
 
+def test_a_cache_that_nobody_reads_rests_until_a_text_comes_again() -> None:
+    cache = TrunkCache(max_bytes=3 * STATE_BYTES)
+    texts = [source_of(it) for it in range(20)]
+
+    def offer(*numbers: int) -> None:
+        for it in numbers:
+            cache.offer(texts[it], 3, state_of(texts[it], float(it)))
+
+    offer(0, 1, 2, 3, 4)
+    cache.read(texts[4], 3)
+    offer(5, 6)
+    assert cache.stats.states == 3  # a read within each turn
+
+    offer(7)
+    assert (cache.stats.states, cache.stats.bytes, cache.stats.evictions) == (0, 0, 8)
+
+    offer(8, 9, 10, 11, 8)
+    assert cache.stats.states == 0  # a full cache would not hold 8 either
+
+    offer(10)
+    assert torch.equal(cache.read(texts[10], 3), state_of(texts[10], 10.0))
+    offer(12, 13)
+    assert [list(cache.depths(texts[it])) for it in (10, 12, 13)] == [[3], [3], [3]]
+
+
 def test_reads_are_hits_and_offers_are_misses() -> None:
     cache, source = TrunkCache(max_bytes=1000), source_of(1, 2, 3)
 
@@ -138,13 +163,23 @@ def test_sources_that_differ_in_anything_share_no_state(changes: dict[str, objec
     assert list(cache.depths(replace(source, **changes))) == []  # pyright: ignore[reportArgumentType] - one field each
 
 
+def drop_oldest(states: list[tuple[int, int]]) -> int:
+    """Keep at most five tokens; return the number of dropped ones."""
+    num_dropped = 0
+    while sum(size for size, _ in states) > 5:
+        num_dropped += states.pop(0)[0]
+    return num_dropped
+
+
 class CacheMachine(RuleBasedStateMachine):
-    """Any uses of a cache, compared with a list from the least to the most recently used."""
+    """Any uses of a cache, compared with lists from the least to the most recently used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = TrunkCache(max_bytes=5 * STATE_BYTES)
         self.held: list[tuple[int, int]] = []
+        self.passing: list[tuple[int, int]] | None = None  # while it rests
+        self.unread = 0
 
     @rule(size=st.integers(1, 6), depth=st.integers(1, 3))
     def offer(self, size: int, depth: int) -> None:
@@ -152,9 +187,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.offer(source, depth, state_of(source, float(depth)))
         if size > 5 or (size, depth) in self.held:
             return
+        if self.passing is not None and (size, depth) not in self.passing:
+            self.passing.append((size, depth))
+            drop_oldest(self.passing)
+            return
+        self.passing = None
         self.held.append((size, depth))
-        while sum(size for size, _ in self.held) > 5:
-            self.held.pop(0)
+        self.unread += drop_oldest(self.held)
+        if self.unread >= 5:
+            self.held, self.passing, self.unread = [], [], 0
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -166,6 +207,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert torch.equal(self.cache.read(source, depth), state_of(source, float(depth)))
         self.held.remove(used)
         self.held.append(used)
+        self.unread = 0
 
     @invariant()
     def holds_what_was_used_last_and_counts_its_bytes(self) -> None:
