@@ -255,8 +255,7 @@ class _AdapterHubImport(checks.Import):
         file = checkpoint.parsed(CONFIG_FILE, AdapterFile)
         bottleneck = read_bottleneck(checkpoint, file)
         self._check_backbone(file)
-        if checkpoint.settings:
-            self.check_reading()
+        self.check_tokenizer(is_adapter=True)
         layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
         shapes = self._shapes(bottleneck, layers, file.name)
         tensors = checkpoint.adapter_tensors(WEIGHTS_STEM, advice=PICKLE_ADVICE)

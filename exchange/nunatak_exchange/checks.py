@@ -135,13 +135,23 @@ class Import:
         if differences:
             raise self.checkpoint.foreign(self.backbone, "; ".join(differences))
 
-    def check_tokenizer(self) -> None:
-        """Refuse a folder whose tokenizer may give other token ids or types than the backbone's."""
-        checkpoint = self.checkpoint
+    def check_tokenizer(self, *, is_adapter: bool = False) -> None:
+        """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
+
+        An adapter's folder may leave the tokenizer to its base.
+        """
+        checkpoint, settings = self.checkpoint, self.checkpoint.settings
         with checkpoint.backbone_errors():
-            data = definition_of(checkpoint.tokenizer_file, checkpoint.config, checkpoint.settings)
-        if data is None:
+            data = definition_of(checkpoint.tokenizer_file, self._reading_config(), settings)
+        if data is not None:
+            self._check_definition(data)
+        elif not is_adapter:
             raise checkpoint.invalid(f"it has no {TOKENIZER}; {SAVE_ADVICE}")
+        if data is not None or settings:
+            self._check_reading()
+
+    def _check_definition(self, data: bytes) -> None:
+        checkpoint = self.checkpoint
         with checkpoint.failures(
             lambda it: checkpoint.corrupt(TOKENIZER, f"is no tokenizer: {it}")
         ):
@@ -162,13 +172,14 @@ class Import:
         if differing:
             names = ", ".join("vocabulary" if part == "model" else part for part in differing)
             raise checkpoint.foreign(self.backbone, f"its tokenizer differs in: {names}")
-        self.check_reading()
 
-    def check_reading(self) -> None:
+    def _reading_config(self) -> dict[str, JsonValue]:
+        found = self.checkpoint.config if self.checkpoint.has(CONFIG) else {}
+        return {"model_type": self.backbone.config.model_type, **found}
+
+    def _check_reading(self) -> None:
         """Refuse other settings of reading texts; for missing files, the backbone's count."""
-        checkpoint, backbone = self.checkpoint, self.backbone
-        config = checkpoint.config if checkpoint.has(CONFIG) else {}
-        config = {"model_type": backbone.config.model_type, **config}
+        checkpoint, backbone, config = self.checkpoint, self.backbone, self._reading_config()
         ours = backbone.tokenizer.tells_texts_apart
         with checkpoint.backbone_errors():
             check_settings(config, checkpoint.settings, checkpoint.definition(backbone))

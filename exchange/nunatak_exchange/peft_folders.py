@@ -105,8 +105,7 @@ class _PeftImport(checks.Import):
 
     def task(self) -> checks.ImportedTask:
         self._check_types()
-        if self.checkpoint.settings:
-            self.check_reading()
+        self.check_tokenizer(is_adapter=True)
         num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
         cross_encoder = read_cross_encoder(self.checkpoint, self.backbone)
         ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(

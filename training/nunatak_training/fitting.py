@@ -163,7 +163,7 @@ def fit_task(
             data_digest=data.dev.digest,
             seed=recipe.seed,
         )
-        for name in (OUTPUT_WEIGHT, OUTPUT_BIAS):
+        for name in finished.keys() & {OUTPUT_WEIGHT, OUTPUT_BIAS}:
             finished[name] = finished[name] / calibration.temperature
         logits = [row / calibration.temperature for row in logits]
         thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)

@@ -134,7 +134,7 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
 def with_values(settings: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
     """Set the groups first, then their settings."""
     found = dict(settings)
-    for name, value in values.items():
+    for name, value in sorted(values.items(), key=lambda it: it[0].count(".")):
         group, _, inner = name.partition(".")
         if not inner:
             found[name] = value

@@ -202,6 +202,12 @@ def _language_model(
     parameters: Mapping[str, Tensor], recipe: Recipe, backbone: Backbone, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], LanguageLoss]:
     config, device = backbone.config, backbone.device
+    words = parameters.get(WORDS, backbone.words)
+    if words.shape[1] != config.hidden_width:
+        raise InvalidRecipeError(
+            f"tapt predicts words from vectors of the words' width, {words.shape[1]}; the "
+            f"backbone's vectors have {config.hidden_width}; leave tapt out"
+        )
     # The branch's head is the first map of the language head.
     head_spec = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=config.hidden_width)
     spec = BranchSpec(method=recipe.method, head=head_spec)
@@ -214,7 +220,6 @@ def _language_model(
         NORM_BIAS: torch.zeros(config.hidden_width, device=device),
         OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
     }
-    words = own.get(WORDS, backbone.words)
 
     def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
         rows = [Row(encoding=text.encoding, branch=branch) for text in texts]

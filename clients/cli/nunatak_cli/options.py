@@ -205,10 +205,12 @@ class LabelledRows(TextColumns):
 
     def spelt_in(self, data: str) -> RowFormat:
         """Return the format of the rows of `data`, with the file for the bad ones."""
-        rejected = None
-        if self.on_bad_row is OnBadRow.SKIP:
-            rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
-        return replace(self.spelt, rejected=rejected)
+        return self.spelt_of(Path(data.replace(":", "-")).name.split(".")[0])
+
+    def spelt_of(self, task: str) -> RowFormat:
+        """Return the format of the rows of a task of many, with the file for the bad ones."""
+        is_skipped = self.on_bad_row is OnBadRow.SKIP
+        return replace(self.spelt, rejected=Path(f"{task}.rejected.jsonl") if is_skipped else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,6 +141,9 @@ def file_cases(
     for file, contents in configs.items():
         for number, data in enumerate(contents):
             yield f"corrupt-{number}-{file}", written(file, data), "corrupt_file", file
+    other = tiny_backbone().tokenizer.definition.replace('"a":', '"?":').replace('"b":', '"a":')
+    words = "tokenizer differs in: vocabulary"
+    yield "other-tokenizer", written("tokenizer.json", other.encode()), "foreign_backbone", words
     for file, pickle in weights.items():
         yield f"pickle-{file}", renamed(file, pickle), "pickled_weights", re.escape(pickle)
         # The reader of weights has all hostile files in tests/unit/registry/blobs.

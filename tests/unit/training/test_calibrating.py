@@ -73,6 +73,15 @@ def test_only_the_output_layer_contains_the_temperature(
         assert torch.equal(calibrated.parameters[name], expected)
 
 
+def test_a_decoders_head_without_offset_is_calibrated_too() -> None:
+    llama = tiny_backbone(num_layers=2, family="llama")
+
+    trained = fit_task(noisy_data(), recipe_of(calibrate=True, epochs=1), llama, report=Report())
+
+    assert trained.calibration is not None
+    assert "head.output.bias" not in trained.parameters
+
+
 def test_every_answer_and_every_score_of_answers_stays(
     pair: tuple[TrainedTask, TrainedTask], backbone: Backbone
 ) -> None:

@@ -210,6 +210,15 @@ def test_a_vocabulary_without_mask_token_is_refused(tokenizer: TextTokenizer) ->
         masking(maskless)
 
 
+def test_words_of_another_width_than_the_vectors_are_refused(backbone: Backbone) -> None:
+    narrow = {"embeddings.word": torch.zeros(len(backbone.words), 8)}
+    recipe = default_recipe(Full(), changes={"tapt": {}})
+    encodings = backbone.tokenizer.encode(["a text"], max_length=8)
+
+    with pytest.raises(InvalidRecipeError, match="leave tapt out"):
+        adapt(narrow, encodings, TaptSettings(), recipe, backbone, report=Report())
+
+
 def _places(text: MaskedText) -> list[int]:
     return cast("list[int]", text.places.tolist())
 

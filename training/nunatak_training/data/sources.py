@@ -104,23 +104,17 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
         if names is not None:
             names_of[column] = cast("list[str]", names)
     for number, item in enumerate(dataset, start=1):
-        place = f"{where}:{number}"
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
-            values[column] = _named(values[column], names, column, place)
+            values[column] = _named(values[column], names)
         yield FileRow(file=where, number=number, values=values, header=where)
 
 
-def _named(value: object, names: list[str], column: str, where: str) -> object:
+def _named(value: object, names: list[str]) -> object:
     if isinstance(value, list):
-        return [_named(each, names, column, where) for each in cast("list[object]", value)]
+        return [_named(each, names) for each in cast("list[object]", value)]
     # Unlabelled rows carry the class -1.
-    if not isinstance(value, int) or not 0 <= value < len(names):
-        raise bad_row(
-            where,
-            f"{column!r} must be in [0, {len(names)}), got {value!r}",
-        )
-    return names[value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +233,17 @@ def _read(
             break
     kind = _kind_told(first[-1], bad.spelt) if first else TaskKind.SINGLE_LABEL
     read = bad.examples(chain(first, rows), kind)
-    if kind is TaskKind.REGRESSION and all(float(str(it.example.label)) % 1 == 0 for it in read):
+    if kind is TaskKind.REGRESSION and read and all(_is_whole(it.example.label) for it in read):
         raise invalid_option(
             f"{bad.source}: all labels are whole numbers with a decimal point, as a "
             "missing value makes of integers; set kind to regression if they are values, or to "
             "single-label if they are names"
         )
     return kind, read
+
+
+def _is_whole(label: object) -> bool:
+    return float(str(label)) % 1 == 0
 
 
 def _kind_told(row: FileRow, spelt: RowFormat) -> TaskKind:

@@ -29,11 +29,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
+from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
-from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
+from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes, tensors_to_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
 from nunatak_training.errors import TrainingDivergedError
+from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
@@ -190,7 +192,24 @@ def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -
     parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
+        parts += head_start(data.kind, recipe, backbone)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def head_start(kind: TaskKind, recipe: Recipe, backbone: Backbone) -> list[str]:
+    """What a new head takes from the backbone beyond the backbone's digest."""
+    pooling = recipe.pooling or backbone.pooling
+    if kind.head.reads_tokens or (pooling is Pooling.MEAN and not recipe.dense):
+        return []
+    block = {
+        f"{name}.{part}": tensor
+        for name, it in (("dense", backbone.pooler), ("norm", backbone.pooler_norm))
+        if it is not None
+        for part, tensor in (("weight", it.weight), ("bias", it.bias))
+        if tensor is not None
+    }
+    digest = hashlib.sha256(tensors_to_bytes(block)).hexdigest()
+    return [pooling, str(backbone.config.padding_id), digest]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,8 +22,9 @@ from nunatak_training.data.splits import sameness
 from nunatak_training.errors import InvalidRecipeError, too_few
 from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
+from nunatak_training.loop.checkpoint import head_start
 from nunatak_training.recipes import METHODS, Recipe, RegularizerName, TaptSettings, default_recipe
-from nunatak_training.run_settings import method_settings, read_settings
+from nunatak_training.run_settings import RunSettings, method_settings, read_settings
 from nunatak_training.settings import (
     Setting,
     Settings,
@@ -64,7 +65,7 @@ class MethodAxis(Settings, extra="allow"):
         try:
             named = list(self.choices())
             for it in named:
-                read_settings(it)
+                _check_of_method(read_settings(it), self.kind)
         except InvalidRecipeError as error:
             raise ValueError(str(error)) from error
         if not named:
@@ -82,6 +83,14 @@ class MethodAxis(Settings, extra="allow"):
         ]
         for chosen in product(*values):
             yield {"method": self.kind, **dict(zip(named, chosen, strict=True))}
+
+
+def _check_of_method(read: RunSettings, kind: str) -> None:
+    if read.layer_target is not None:
+        raise ValueError("layers: auto is a search; a sweep runs the numbers of a list of layers")
+    if read.changes:
+        names = ", ".join(read.changes)
+        raise ValueError(f"{names}: no setting of method {kind!r}; write it under recipe")
 
 
 def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
@@ -172,9 +181,10 @@ DIGEST_VERSION = 1
 def cut_data(data: TaskData, cut: results.Cut) -> TaskData:
     """Draw a random part, equal for every seed of training, in the order of the files.
 
-    Only examples that choose no epoch become test examples.
-    A larger part contains every smaller part, and has the labels of the whole data. Documents of
-    one query stay together, so a part may be a little smaller than its cap.
+    Only examples that choose no epoch become test examples. No dev example of the train set has a
+    text of a train example. A larger part contains every smaller part, and has the labels of the
+    whole data. Documents of one query stay together, so a part may be a little smaller than its
+    cap.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
@@ -191,6 +201,8 @@ def cut_data(data: TaskData, cut: results.Cut) -> TaskData:
             f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
+    learned = {it.model_input for it in train.examples}
+    dev = ExampleSet(examples=tuple(it for it in dev.examples if it.model_input not in learned))
     _check_cap(data.name, "dev", dev, cut.dev)
     return replace(data, train=train, dev=dev, test=data.dev)
 
@@ -292,6 +304,8 @@ def describe(
             **recipe.model_dump(mode="json", include={"method", "regularizer"}),
         },
     }
+    if start := head_start(data.kind, recipe, backbone):
+        determining["head"] = list[JsonValue](start)
     text = json.dumps(determining, sort_keys=True, separators=(",", ":"))
     return results.RunDescription(
         digest=hashlib.sha256(text.encode()).hexdigest(),

@@ -246,13 +246,20 @@ def dead_run(run: Run, message: str) -> RunRecord:
 
 
 def run_sweep(
-    runs: Sequence[Run], results: ResultsFolder, runner: Runner, progress: Progress
+    runs: Sequence[Run],
+    results: ResultsFolder,
+    runner: Runner,
+    progress: Progress,
+    *,
+    retries_failed: bool = False,
 ) -> tuple[RunRecord, ...]:
     """Do the runs without a result; return the results of all, in the order of `runs`.
 
     Every result is stored at once, so a killed sweep continues after its last result.
     """
     with results.held():
+        if retries_failed:
+            results.drop_failures()
         found = {record.run.digest: record for record in results.records()}
         pending = [run for run in runs if run.description.digest not in found]
         work = Work("sweep", unit="run", total=len(runs), done=len(runs) - len(pending))

@@ -224,7 +224,7 @@ def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[Trai
                 note=said.note or "",
                 settings=read_settings(said.named),
                 promote=said.promote,
-                spelt=LabelledRows(**said.model_dump(include=SPELT)).spelt_in(task),
+                spelt=LabelledRows(**said.model_dump(include=SPELT)).spelt_of(task),
                 strict=strict,
             )
         runs.append(run)
@@ -296,16 +296,17 @@ def _named(file: Path, task: str) -> Generator[None]:
 
 def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSettings:
     common, own = overlaid(shared.named), overlaid(task.named)
-    method = common.get(METHOD, "topk")
-    if own.get(METHOD, method) != method:
-        # The shared settings of a method apply only to tasks of this method.
-        of_methods = {name for kind in METHODS for name in method_settings(kind)}
-        common = {name: value for name, value in common.items() if name not in of_methods}
+    method = own.get(METHOD, common.get(METHOD, "topk"))
+    # The shared settings of a method apply only to tasks of this method.
+    of_others = {name for kind in METHODS for name in method_settings(kind)}
+    if method in METHODS and common.get(METHOD, method) == method:
+        of_others -= method_settings(str(method)).keys()
+    common = {name: value for name, value in common.items() if name not in of_others}
     if {"layers", "frozen"} & own.keys():
         # The shared `target` applies only to tasks with `layers: auto`.
         dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
         common = {name: it for name, it in common.items() if name not in dropped}
-    said = {**shared.model_dump(exclude_none=True), **task.model_dump(exclude_none=True)}
+    said = shared.model_dump(exclude_unset=True) | task.model_dump(exclude_unset=True)
     of_task = {name: value for name, value in said.items() if name in TaskSettings.model_fields}
     merged: dict[str, object] = {**of_task, **overlaid(common, task.named)}
     if (folder / task.data).exists():

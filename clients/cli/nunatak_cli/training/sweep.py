@@ -64,8 +64,6 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     context = running.RunContext(device=device)
     runs = planning.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
     kept = ResultsFolder(results)
-    if retry_failed:
-        kept.drop_failures()
     with ExitStack() as held:
         if on is not None:
             runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
@@ -74,7 +72,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         else:
             runner = running.InProcesses(jobs=jobs, device=device)
         progress = held.enter_context(shown_progress(quiet=quiet, as_json=as_json))
-        records = running.run_sweep(runs, kept, runner, progress)
+        records = running.run_sweep(runs, kept, runner, progress, retries_failed=retry_failed)
     failures = [(it.run, it.outcome) for it in records if isinstance(it.outcome, Failed)]
     for found, failure in failures:
         print_failure(failure.code, f"{run_text(found)}: {failure.message}")

@@ -13,6 +13,7 @@ from nunatak_cli.training.runs import (
     read_task_file,
     runs_of,
 )
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, TopK
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.run_settings import read_settings
 
@@ -89,6 +90,19 @@ def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its
     one, other = read_task_file(written(tmp_path, shared)).tasks.values()
 
     assert (one.named["layers"], one.named["target"], other.named["target"]) == ("auto", 0.9, 0.8)
+
+
+def test_shared_settings_of_methods_reach_the_tasks_of_these_methods(tmp_path: Path) -> None:
+    shared = "shared: {rank: 4, first_layer: 3, size: 16, on_bad_row: skip}\n"
+    tasks = "tasks: {a: {data: a, method: lora}, b: {data: b, method: bottleneck}, c.1: {data: c}}"
+    path = written(tmp_path, shared + tasks)
+
+    lora, bottleneck, topk = (run for run in runs_of(read_task_file(path), path))
+
+    assert lora.settings.method == Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE, first_layer=3)
+    assert bottleneck.settings.method == Bottleneck(size=16, first_layer=3)
+    assert topk.settings.method == TopK(num_layers=2)
+    assert topk.spelt.rejected == Path("c.1.rejected.jsonl")
 
 
 @pytest.mark.parametrize("said", ["tapt: {epochs: 2}", "tapt.epochs: 2"])

@@ -191,6 +191,24 @@ def test_unlabelled_row_of_a_data_set_is_named() -> None:
     assert caught.value.fields["where"] == "toy/train:2"
 
 
+def test_unlabelled_rows_of_a_data_set_can_be_skipped(tmp_path: Path) -> None:
+    texts, labels = [f"text {it}" for it in range(41)], [*[0, 1] * 20, -1]
+    spelt = RowFormat(rejected=tmp_path / "rejected.jsonl")
+
+    shelf = DatasetShelf(train=labelled(texts, labels))
+    data = load_task_data("datasets:toy", spelt=spelt, load_dataset=shelf)
+
+    assert len(data.train) + len(data.dev) == 40
+    assert '"row": 41' in (tmp_path / "rejected.jsonl").read_text()
+
+
+def test_a_file_of_bad_rows_alone_is_refused_for_the_rows(tmp_path: Path) -> None:
+    rows = [{"text": "", "label": 1.5 + it} for it in range(3)]
+
+    with raises("invalid_row"):
+        load_task_data(write_jsonl(tmp_path / "bad.jsonl", rows))
+
+
 def test_class_numbers_in_lists_become_names_too() -> None:
     features = Features(
         {"tokens": List(Value("string")), "tags": List(ClassLabel(names=["O", "B-X"]))}

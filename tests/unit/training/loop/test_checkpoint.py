@@ -1,5 +1,6 @@
 """Laws of resuming: from any step, with any optimizer and regularizer, to the same bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
 from doubles.refusals import raises
+from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
 from nunatak_training.fitting import fit_task
@@ -255,6 +257,8 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": toy_data(num_train=30, num_dev=8)}, recipe, BACKBONE),
         run_key({"tone": DATA}, recipe_of(HeadOnly(), seed=1), BACKBONE),
         run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=3, seed=1)),
+        run_key({"tone": DATA}, recipe, replace(BACKBONE, pooling=Pooling.MEAN)),
+        run_key({"tone": DATA}, recipe, replace(BACKBONE, pooler=BACKBONE.layers[0].qkv)),
     }
 
-    assert len(keys) == 6
+    assert len(keys) == 8

@@ -270,6 +270,18 @@ def test_dev_from_train_is_disjoint_from_train_and_leaves_dev_for_the_test() -> 
     assert cut.test == DATA.dev
 
 
+def test_equal_texts_of_one_train_set_are_not_on_both_sides_of_the_cut() -> None:
+    rows = tuple(Example(text=f"text {it // 2}", label="ab"[it // 2 % 2]) for it in range(80))
+
+    cut = cut_data(
+        replace(DATA, train=ExampleSet(examples=rows)), Cut(train=20, dev=40, dev_from_train=True)
+    )
+
+    assert len(cut.train) == 20
+    assert len(cut.dev) > 10
+    assert not set(texts(cut.train)) & set(texts(cut.dev))
+
+
 def test_labels_stay_as_in_the_whole_data() -> None:
     assert cut_data(DATA, Cut(train=1)).labels == DATA.labels
 
@@ -360,6 +372,9 @@ def test_options_take_the_place_of_the_file(tmp_path: Path) -> None:
         ("a.yaml", YAML.replace("kind: topk,", "kind: topk, layers: 2,"), "give one of them"),
         ("a.yaml", YAML.replace("kind: full", "kind: lora, rnk: 4"), "nearest is 'rank'"),
         ("a.yaml", YAML.replace("kind: full", "kind: full, rank: 4"), "belongs to method lora"),
+        ("a.yaml", YAML.replace("kind: full", "kind: full, seed: 3"), "seed: .* under recipe"),
+        ("a.yaml", YAML.replace("kind: full", "kind: full, tapt: {epochs: 2}"), "under recipe"),
+        ("a.yaml", YAML.replace("frozen: [3, 4]", "layers: [1, auto]"), "auto is a search"),
         ("a.yaml", YAML.replace("kind: full", "kind: lora, rank: []"), "methods.1: .*has no value"),
         ("a.yaml", YAML + "name: twice", "'name' stands twice"),
         ("a.yaml", YAML + "dev_from_train: true", "dev_from_train needs numbers"),
