@@ -126,6 +126,7 @@ def make_service(
         settings=settings,
         stages=stages,
         metrics=metrics,
+        observers=(metrics.observe_prediction,),
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
     )
     readiness.move_to(State.READY)

@@ -73,6 +73,8 @@ class HashingEngine(Withdrawing):
         self.computed = list[tuple[str, Encoding]]()
         self.sick = frozenset[str]()
         self.is_silent = self.is_calm = self.finds_names = False
+        self.denied = set[tuple[str, Encoding]]()
+        """Windows in which a classifier finds its second label."""
         self.num_waiting = 0
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
@@ -87,6 +89,8 @@ class HashingEngine(Withdrawing):
             logits = answer_of(row.task, row.encoding)
             if self.is_calm:
                 logits = [4.0 * (not it % 5) for it in range(len(logits))]
+            if (row.task, row.encoding) in self.denied:
+                logits = [0.0, 4.0]
             if self.finds_names and row.task == "names":
                 logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.encoding.num_tokens
             answer = RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
@@ -170,6 +174,14 @@ class StreamBench:
 
     def stream(self) -> VerdictStream:
         return VerdictStream(self.judge, self.published, HANDLING, clock=self.clock)
+
+    async def windows(self, text: str, task: str) -> list[Encoding]:
+        """Return the windows of a whole text that a task reads, in order."""
+        self.engine.computed.clear()
+        await self.whole(text)
+        found = [encoding for asked, encoding in self.engine.computed if asked == task]
+        self.engine.computed.clear()
+        return list(dict.fromkeys(found))
 
     async def streamed(self, chunks: Sequence[str]) -> Outcome:
         outcome = Outcome()

@@ -46,6 +46,7 @@ class Growing:
         """The windows of the readings of this step."""
         self._known = dict[tuple[str, int, Encoding], "array[float]"]()
         """Logits. Those of tokens are many, and a list would need four times the memory."""
+        self._counted = set[tuple[str, str]]()
 
     @property
     def covered(self) -> int:
@@ -63,12 +64,23 @@ class Growing:
         """Characters until a window is closed, about."""
         return min((it.num_missing_chars for it in self._read.values()), default=0)
 
+    def counts(self, reference: str, outcome: str) -> bool:
+        """Whether this outcome of a reference is new; later looks say it again."""
+        is_new = (reference, outcome) not in self._counted
+        self._counted.add((reference, outcome))
+        return is_new
+
     def grow(self, text: str, *, takes_open: bool) -> None:
         self.text, self.takes_open = text, takes_open
         self._read.clear()
 
     def release(self, end: int) -> None:
-        """Forget the windows of released text. What versions have answered stays known."""
+        """Forget the windows of released text. What versions have answered stays known.
+
+        With an open window nothing is forgotten: the next look records what these windows say.
+        """
+        if self.takes_open:
+            return
         for it in self._windows.values():
             it.closed = [window for window in it.closed if _places(window)[-1][1] > end]
 
@@ -121,13 +133,13 @@ class Growing:
         return dict.fromkeys(it for it in encodings if (*key, it) not in self._known)
 
     def complete(
-        self, manifest: TaskManifest, read: Sequence[Encodings], outcomes: Sequence[RowOutcome]
+        self,
+        manifest: TaskManifest,
+        read: Sequence[Encodings],
+        found: Mapping[Encoding, RowOutcome],
     ) -> Sequence[RowOutcome]:
+        """Return the outcome of each window, from those of the windows that were asked."""
         windows = tuple(chain.from_iterable(read))
-        unknown = self.unknown(manifest, windows)
-        if len(outcomes) < len(unknown):
-            return outcomes
-        found = dict[Encoding, RowOutcome](zip(unknown, outcomes, strict=False))
         key = manifest.task, manifest.version
         # An open window grows, so its answer is of no use later.
         lasting = windows[:-1] if self.takes_open else windows

@@ -134,8 +134,8 @@ class PredictionService:
             pace = self._pace(request)
             answered, tokenize_s = await self._answer(request, permit, pace)
             results = await self._conclude(request, answered, pace)
-        for result in results:
-            self._metrics.observe_request(*_metric_labels(result))
+        for each, result in zip(answered, results, strict=True):
+            self._observe_answer(request, each, result)
         lateness = lateness_of(answered)
         if lateness is not None:
             raise lateness
@@ -258,7 +258,13 @@ class PredictionService:
         if part is not None:
             part.begin(read, tokenize_s=tokenize_s)
         report = part.put if part else None
-        await self._dispatcher.ask(asked, pace=pace, report=report)
+        try:
+            await self._dispatcher.ask(asked, pace=pace, report=report)
+        except asyncio.CancelledError:
+            # A verdict that is certain needs no more answers; those that came were computed.
+            answered = [it for it in asked if it.outcomes]
+            await self._record(answered, tokenize_s, pace, read_at=read_at)
+            raise
         await self._record(asked, tokenize_s, pace, read_at=read_at)
         return read, tokenize_s
 
@@ -271,15 +277,29 @@ class PredictionService:
             async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
                 async for answered, tokenize_s in taken:
                     (result,) = await self._conclude(request, [answered], pace)
-                    self._metrics.observe_request(*_metric_labels(result))
+                    self._observe_answer(request, answered, result)
                     yield StreamedResult(
                         result=result,
                         timings=await _timings_of([answered], tokenize_s, pace),
                         refusal=_refusal_in(result),
                     )
 
+    def _observe_answer(self, request: PredictionRequest, asked: Asked, result: TaskAnswer) -> None:
+        task, outcome = _metric_labels(result)
+        if request.growing is not None and not request.growing.counts(result.reference, outcome):
+            return
+        self._metrics.observe_request(task, outcome)
+        if isinstance(asked, AskedTask) and asked.arm is not None:
+            self._rollouts.metrics.observe_answer(asked.manifest.task, asked.arm, outcome)
+
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
-        """Yield the cached references together, and each reference that needs a look-up alone."""
+        """Yield the cached references together, and each reference that needs a look-up alone.
+
+        A look at a growing text is one part, because its references share the windows.
+        """
+        if request.growing is not None:
+            yield request
+            return
         is_known = {
             it: self._preprocessor.is_known(it, request.handling.tasks) for it in request.references
         }
@@ -327,10 +347,6 @@ class PredictionService:
             results = ()
             for part in _parts(answered, sizes):
                 results += await self._results_in_turn(request, part, pace)
-        for each, result in zip(answered, results, strict=True):
-            if isinstance(each, AskedTask) and each.arm is not None:
-                task, (_, code) = each.manifest.task, _metric_labels(result)
-                self._rollouts.metrics.observe_answer(task, each.arm, code)
         return results
 
     async def _results_in_turn(

@@ -225,8 +225,9 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
         return asked
     manifest = asked.manifest
     outcomes = asked.outcomes
-    if request.growing is not None:
-        outcomes = request.growing.complete(manifest, asked.encodings, outcomes)
+    if request.growing is not None and len(outcomes) == len(asked.rows):
+        answered = zip((row.encoding for row in asked.rows), outcomes, strict=True)
+        outcomes = request.growing.complete(manifest, asked.encodings, dict(answered))
     logits = list[Sequence[float]]()
     for row in outcomes:
         if not isinstance(row, RowAnswer):

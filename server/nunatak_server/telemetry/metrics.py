@@ -169,7 +169,8 @@ class Metrics:
     ) -> None:
         label = self._caller_labels.of(caller)
         self._count["caller_requests"](label, status).inc()
-        num_tokens = sum(version.num_tokens for it in predictions for version in it.versions)
+        versions = (version for it in predictions for version in it.versions)
+        num_tokens = sum(it.num_tokens for it in versions if it.slowest is not None)
         self._count["caller_tokens"](label).inc(num_tokens)
 
     def observe_prediction(self, record: PredictionRecord) -> None:

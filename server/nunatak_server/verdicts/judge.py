@@ -201,8 +201,13 @@ class Judge:
                     result = streamed.result
                     answers[result.reference] = result
                     times.append(streamed.timings)
-                    if stops_early and blocks_for_certain(
-                        policy, answers, num_texts=len(texts), latest=result.reference
+                    is_last = len(answers) == len(policy.references)
+                    if (
+                        stops_early
+                        and not is_last
+                        and blocks_for_certain(
+                            policy, answers, num_texts=len(texts), latest=result.reference
+                        )
                     ):
                         break
         except DeadlineExceededError as late:

@@ -9,6 +9,7 @@ decision by `on_failure` is not certain while the text grows, so the text is onl
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -166,7 +167,10 @@ class VerdictStream:
             yield StreamedVerdict(judgement=judgement, is_final=False)
         growing = self._growing
         end = len(growing.text)
-        if not self._has_late_finding(decision):
+        # A window about which a task failed stays, because the task is asked again about held text.
+        has_failed = any(isinstance(it, TaskFailure) for it in judgement.answers.values())
+        is_held = has_failed and self._on_failure is OnFailure.BLOCK
+        if not is_held and not self._has_late_finding(decision):
             for piece in self._release(decision, end if is_expired else growing.covered):
                 yield piece
         # A part of what is judged and still held, because each look decides about all of it.
@@ -275,10 +279,14 @@ class VerdictStream:
     def _has_late_finding(self, decision: TextDecision) -> bool:
         """Return whether a mask belongs into released text; never if the policy lets that pass."""
         return self._on_failure is OnFailure.BLOCK and any(
-            span.start < self._released
-            and not any(it.start <= span.start and span.end <= it.end for it in self._masked)
+            span.start < self._released and not self._is_masked(span)
             for span in self._spans(decision, applied=True)
         )
+
+    def _is_masked(self, span: FoundSpan) -> bool:
+        # Masks lie in order and apart, so one of them alone can hold the span.
+        place = bisect_right(self._masked, span.start, key=lambda it: it.start)
+        return place > 0 and span.end <= self._masked[place - 1].end
 
     def _release(self, decision: TextDecision, covered: int) -> Iterator[Released]:
         """Release text up to a place before which nothing can change."""

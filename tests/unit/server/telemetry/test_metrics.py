@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.rendering import STATE, rendered
 from nunatak_server.engine.compute import BatchReport
+from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.telemetry.metrics import (
     MAX_LABEL_VALUES,
     Metrics,
@@ -46,10 +47,13 @@ def test_tasks_and_callers_beyond_the_bound_are_one_sum() -> None:
 
 
 def record(num_tokens: int) -> PredictionRecord:
+    """The record of two versions that answered, and of one whose rows nobody computed."""
+    answer = RowAnswer(logits=[], queue_s=0.0, compute_s=0.0, batch_rows=1)
     work = VersionWork(
-        task="tone", version=1, outcome="ok", num_rows=1, num_tokens=num_tokens, slowest=None
+        task="tone", version=1, outcome="ok", num_rows=1, num_tokens=num_tokens, slowest=answer
     )
-    return PredictionRecord(tokenize_started_at=0.0, tokenize_s=0.0, versions=(work, work))
+    late = replace(work, outcome="deadline_exceeded", slowest=None)
+    return PredictionRecord(tokenize_started_at=0.0, tokenize_s=0.0, versions=(work, work, late))
 
 
 def test_requests_and_tokens_are_counted_by_caller() -> None:

@@ -9,6 +9,7 @@ from doubles.drafts import CREATED_AT
 from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
+from doubles.rendering import rendered
 from doubles.services import Bench
 from doubles.serving import make_facts
 from nunatak_contract.enums import OnFailure, VerdictAction
@@ -87,6 +88,9 @@ async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:
     assert list(found.answers) == ["tone"]
     assert all(row.future.cancelled() for row in engine.rows if row.task == "attack")
     assert bench.admission.num_requests == 0
+    lines = rendered(bench.metrics)
+    assert 'nunatak_task_rows_total{task="tone"} 2.0' in lines
+    assert 'nunatak_task_rows_total{task="attack"}' not in lines
 
 
 @pytest.mark.parametrize("on_failure", OnFailure)

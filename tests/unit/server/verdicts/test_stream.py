@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 
 from doubles.leases import until
+from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
-from doubles.streams import LOOPS, TASKS, Said, StreamBench, divided, essence, guard
+from doubles.rendering import rendered
+from doubles.streams import HANDLING, LOOPS, TASKS, Said, StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
-from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_model import Encoding
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.predict.readiness import State
+from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import mask
-from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict
+from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict, VerdictStream
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
 BERT = TokenizerFamily.BERT
@@ -239,6 +243,112 @@ async def test_a_version_that_finds_something_in_released_text_blocks() -> None:
     last = rest[-1]
     assert isinstance(last, StreamedVerdict)
     assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+
+
+async def test_a_first_look_at_many_windows_judges_each_of_them() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench, num_words=200).replace(" ", "\n")
+    windows = await bench.windows(text, "attack")
+    cold = StreamBench(BERT, guard())
+    cold.engine.is_calm = True
+    lines = text.splitlines(keepends=True)
+    judged = set[Encoding]()
+
+    async def chunks() -> AsyncGenerator[str]:
+        for chunk in ("".join(lines[:100]), *lines[100:]):
+            yield chunk
+            await Said(cold.admission).settle()
+        judged.update(encoding for task, encoding in cold.engine.computed if task == "attack")
+
+    async with aclosing(cold.stream().events(chunks())) as events:
+        async for _ in events:
+            pass
+
+    assert judged >= set(windows[: len(windows) // 2])
+
+
+@pytest.mark.parametrize("second", ["attack", "attack/1"])
+async def test_two_references_of_one_version_have_each_windows_own_answer(second: str) -> None:
+    rules = (
+        make_rule(when("attack", "yes", threshold=0.999), name="sure", action=VerdictAction.FLAG),
+        make_rule(when(second, "yes", threshold=0.5), name="block"),
+    )
+    bench = StreamBench(BERT, make_policy(*rules))
+    text = harmless(bench)
+    first, bad, *_ = await bench.windows(text, "attack")
+    bench.engine.denied = {("attack", bad)}
+    submit, has_waited = bench.engine.submit, False
+
+    def late_once(rows: Sequence[PendingRow]) -> None:
+        """Only the first window is answered in time in the first look."""
+        nonlocal has_waited
+        in_time = [it for it in rows if has_waited or it.encoding == first]
+        has_waited = has_waited or len(in_time) < len(rows)
+        submit(in_time)
+
+    async def chunks() -> AsyncGenerator[str]:
+        words = by_word(text)
+        yield "".join(words[:25])
+        await asyncio.sleep(0.3)
+        for word in words[25:]:
+            yield word
+
+    bench.engine.submit = late_once
+    handling = replace(HANDLING, default_deadline_s=0.1)
+    stream = VerdictStream(bench.judge, bench.published, handling, clock=bench.clock)
+    async with aclosing(stream.events(chunks())) as events:
+        found = [event async for event in events]
+
+    last = found[-1]
+    assert isinstance(last, StreamedVerdict)
+    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+
+
+@pytest.mark.parametrize("disturbance", ["nothing", "failure", "long hold"])
+async def test_findings_of_two_tasks_meet_also_after_a_disturbance(disturbance: str) -> None:
+    conditions = when("attack", "yes"), when("tone", "sharp")
+    both = make_rule(*conditions, name="both", combine=Combine.ALL)
+    is_long = disturbance == "long hold"
+    policy = make_policy(both, on_failure=OnFailure.ALLOW if is_long else OnFailure.BLOCK)
+    longest, passes = 1000 if is_long else None, frozenset({UnjudgedPart.UNREAD})
+    changes = {"max_delay_ms": longest, "unjudged": passes}
+    bench = StreamBench(BERT, policy.model_copy(update=changes))
+    text = harmless(bench, num_words=200)
+    attacks, tones = [await bench.windows(text, it) for it in ("attack", "tone")]
+    bench.engine.denied = {("attack", attacks[1]), ("tone", tones[len(tones) // 2])}
+    said = Said(bench.admission)
+
+    async def chunks() -> AsyncGenerator[str]:
+        words = by_word(text)
+        bench.engine.sick = frozenset({"attack"} if disturbance == "failure" else ())
+        for number, chunk in enumerate(["".join(words[:60]), *words[60:]]):
+            said.arrived += chunk
+            yield chunk
+            if number == 0 and is_long:
+                bench.clock.now += 2
+            await said.settle()
+            if number == 3:
+                bench.engine.sick = frozenset()
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        found = [event async for event in events]
+
+    last = found[-1]
+    assert isinstance(last, StreamedVerdict)
+    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+    assert len(said.arrived) < len(text) * 0.7
+
+
+async def test_a_stream_counts_once_for_each_task() -> None:
+    bench = StreamBench(BERT, guard())
+    text = harmless(bench)
+
+    await bench.streamed(by_word(text))
+
+    lines = rendered(bench.bench.metrics).splitlines()
+    counted = [it for it in lines if it.startswith("nunatak_requests_total{")]
+    assert len(counted) == len(TASKS)
+    assert all(it.endswith(" 1.0") for it in counted)
 
 
 async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
