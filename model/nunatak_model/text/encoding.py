@@ -17,11 +17,10 @@ token. Language models and people read many of these characters. A guard must kn
 - Characters for private use, combining letters, and runs of invisible characters, control
   characters or marks, whose kinds can spell a text as bits do. No ordinary writing has as many of
   them in a row.
-- Letters, their marks and digits in an unknown token, also those that symbols show, such as squared letters and
-  Braille, and characters that are newer than this Python's tables.
+- Letters, their marks and digits in an unknown token, also those that symbols show, such as squared
+  letters and Braille, and characters that are newer than this Python's tables.
 - A space, a control character or a lost character between letters that the tokenizer joins to one
   word.
-
 - All of a text that leaves no token, because a task would answer about nothing.
 
 Other characters are no text: emoji, marks that a tokenizer drops, joiners, soft hyphens.
