@@ -216,7 +216,7 @@ class PolicyVerdict(Result):
     )
     rules: tuple[AppliedRule, ...]
     texts: str | tuple[str, ...] | None = Field(
-        description="all texts, with the found parts masked; null unless `decided` is `mask`"
+        description="all texts, with the found parts masked; null unless `action` is `mask`"
     )
     tasks: tuple[str, ...] = Field(description="the versions that answered, as `name/version`")
     failures: tuple[FailedTask, ...] = Field(description="tasks without an answer that decides")

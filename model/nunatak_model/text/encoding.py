@@ -14,14 +14,16 @@ token. Language models and people read many of these characters. A guard must kn
 - Hidden characters that spell a text: tag characters and variation selectors (Unicode 16,
   sections 23.4 and 23.9). Variation selectors of emoji, symbols, digits and ideographs, and the
   three flags with tag characters are ordinary writing.
-- Characters for private use, combining letters, and runs of invisible or control characters, whose
-  kinds can spell a text as bits do. No ordinary writing has as many of them in a row.
-- Letters and digits in an unknown token, also those that symbols show, such as squared letters and
-  Braille, and characters that are newer than this Python's tables.
+- Characters for private use, combining letters, and runs of invisible characters, control
+  characters or marks, whose kinds can spell a text as bits do. No ordinary writing has as many of
+  them in a row.
+- Letters, their marks and digits in an unknown token, also those that symbols show, such as squared
+  letters and Braille, and characters that are newer than this Python's tables.
 - A space, a control character or a lost character between letters that the tokenizer joins to one
   word.
+- All of a text that leaves no token, because a task would answer about nothing.
 
-Other characters are no text: emoji, combining marks, joiners, soft hyphens, direction marks.
+Other characters are no text: emoji, marks that a tokenizer drops, joiners, soft hyphens.
 """
 
 import itertools
@@ -46,9 +48,12 @@ INVISIBLE: Final = "\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2
 BREAK: Final = "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\ufffd"
 """Characters that part words for people and language models, though some tokenizers drop them."""
 SPELLING: Final = f"{SELECTOR}\U000e0000-\U000e007f{PRIVATE}{COMBINING_LETTERS}"
-HIDDEN: Final = re.compile(f"[{SPELLING}]+|[{INVISIBLE}{BREAK}]{{8,}}")
+MARKS: Final = "".join(it for it in map(chr, range(0x10000)) if unicodedata.category(it)[0] == "M")
+SILENT: Final = f"(?:[{INVISIBLE}{BREAK}{MARKS}]|(?!\\w)[\U00010000-\U0001efff])"
+"""Above U+FFFF all signs below the pictures: single members of such a set would cost too much."""
+HIDDEN: Final = re.compile(f"[{SPELLING}]+|{SILENT}{{8,}}")
 """Characters that may hide a text."""
-ANY: Final = re.compile(f"[{SPELLING}{INVISIBLE}{BREAK}]")
+ANY: Final = re.compile(f"[{SPELLING}{INVISIBLE}{BREAK}{MARKS}\U00010000-\U0001efff]")
 """One character that needs a closer look. Most texts have none, so most texts cost one search."""
 BREAKS: Final = re.compile(f"[{BREAK}]")
 SELECTORS: Final = re.compile(f"[{SELECTOR}]")
@@ -69,7 +74,9 @@ def is_unspaced(character: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_text(character: str) -> bool:
     name, category = unicodedata.name(character, ""), unicodedata.category(character)
-    may_be_text = category in {"Cn", "Co"} and ord(character) not in PICTURES
+    may_be_text = category in {"Cn", "Co", "Mc", "Mn"} and ord(character) not in PICTURES
+    if SELECTORS.fullmatch(character):
+        return False
     shows_text = " LETTER " in name or "DIGIT" in name or name.startswith("BRAILLE")
     return category[0] in "LN" or shows_text or may_be_text
 

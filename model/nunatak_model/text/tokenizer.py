@@ -181,6 +181,8 @@ class TextTokenizer:
 
     def _num_unread(self, item: TextInput, *token_ids: Sequence[int]) -> int:
         texts = (item,) if isinstance(item, str) else item
+        if len(texts) == 1 and len(token_ids[0]) == self._num_framing:
+            return len(texts[0])
         count = sum(num_hidden(text, self._normalizer) for text in texts)
         unknown = self.unknown_id
         if unknown is None or not any(unknown in ids for ids in token_ids):

@@ -231,6 +231,9 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadError(f"at most {MAX_HEAD_BYTES} bytes of a head are read")
         if self.parser.get_http_version() not in VERSIONS or self.parser.get_method() == b"CONNECT":
             raise HeadError("HTTP/1.0 and HTTP/1.1 are read, without tunnels")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise HeadError("the parser would pass on a body of another coding as it is")
         if self.parser.should_upgrade():
             # The head comes again, without the offer.
             return

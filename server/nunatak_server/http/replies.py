@@ -102,7 +102,7 @@ def verdict_fields(
 ) -> dict[str, Any]:
     published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
     texts = None
-    if judgement.decided is VerdictAction.MASK:
+    if judgement.action is VerdictAction.MASK:
         decisions = zip(judgement.decisions, sent, strict=True)
         masked = [text if it.masked is None else it.masked for it, text in decisions]
         texts = masked[0] if isinstance(inputs, str) else masked

@@ -85,7 +85,7 @@ async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
         assert (allowed.action, allowed.rules, allowed.texts) == ("allow", (), None)
 
 
-async def test_a_mask_replaces_whole_words_by_their_label_and_counts_code_points(
+async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
     backbone: Backbone, registry: Registry
 ) -> None:
     rule = make_rule(when("names", "X"), action=VerdictAction.MASK)
@@ -93,12 +93,15 @@ async def test_a_mask_replaces_whole_words_by_their_label_and_counts_code_points
     async with running_client(backbone, registry) as client:
         spans = await native(client, "names", TEXT, aggregation_strategy="first")
         found = await judged(client, [TEXT, TEXT])
+        registry.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
+        dry = await until_version(client, 2)
 
     expected = TEXT
     for it in reversed(spans):
         expected = expected[: it["start"]] + "[X]" + expected[it["end"] :]
     assert spans, "the tiny task finds something in the text"
     assert (found.action, found.texts) == ("mask", (expected, expected))
+    assert (dry.action, dry.decided, dry.texts) == ("allow", "mask", None)
 
 
 async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(

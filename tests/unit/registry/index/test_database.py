@@ -39,11 +39,11 @@ def test_index_of_another_layout_is_refused_and_left_alone(
     assert (folder / "index.sqlite3").read_bytes() == before
 
 
-def test_index_that_is_no_database_is_unavailable(folder: Path) -> None:
+def test_index_that_is_no_database_says_so_and_what_to_do(folder: Path) -> None:
     folder.mkdir()
     (folder / "index.sqlite3").write_bytes(b"no database at all" * 100)
 
-    with pytest.raises(StoreUnavailableError, match="not a database"):
+    with pytest.raises(StoreUnavailableError, match=r"not a database; .* restore it from a backup"):
         Registry.open(folder)
 
 

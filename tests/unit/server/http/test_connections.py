@@ -152,6 +152,11 @@ async def test_offers_in_one_segment_are_all_ignored() -> None:
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", id="preface"),
         pytest.param(b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\n\r\n" + SMUGGLED, id="connect"),
         pytest.param(posted(H2C + b"x: y\r\n" * MAX_HEADERS, LENGTH), id="many-headers"),
+        *(
+            pytest.param(posted(b"transfer-encoding: " + it, CHUNKS), id=f"coded-{place}")
+            for place, it in enumerate((b"gzip\r\n", b"chunked\r\n", b"\r\n"))
+        ),
+        pytest.param(posted(b"", CHUNKS.replace(b": ", b": gzip, ")), id="coded-in-one-field"),
         pytest.param(posted(H2C + b"transfer-encoding: chunked\r\n", LENGTH), id="two-lengths"),
     ],
 )
