@@ -58,8 +58,10 @@ def server_url(url: str) -> httpx.URL:
     is_reachable = parsed.host and (parsed.port or 1) < 2**16
     if parsed.scheme not in {"http", "https"} or not is_reachable:
         raise InvalidInputError(f"server must be a URL such as {DEFAULT_URL}, got {url!r}")
-    if parsed.query or parsed.fragment:  # They may hold a secret.
-        raise InvalidInputError("a server's URL has no query or fragment; a key has its own option")
+    if parsed.userinfo or parsed.query or parsed.fragment:  # They may hold a secret.
+        raise InvalidInputError(
+            "a server's URL has no user, query or fragment; a key has its own option"
+        )
     return parsed
 
 
@@ -296,9 +298,8 @@ class Attempts:
 
 
 def failure_of(error: Exception, url: httpx.URL) -> NunatakClientError:
-    """The error of this package for an error of httpx or httpcore."""
     reason = str(error).removesuffix(".") or type(error).__name__
-    server = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
+    server = f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
     match error:
         case httpx.DecodingError():
             return InvalidResponseError(f"the answer of {server} cannot be decoded: {error}")

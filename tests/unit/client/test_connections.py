@@ -101,10 +101,6 @@ def status_in_fork(ask: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(ended)
 
 
-def reset(request: httpx.Request) -> httpx.Response:
-    raise httpx.ReadError("reset", request=request)
-
-
 def headers_sent(api_key: str | None = None) -> list[str | None]:
     """The key that each client sends."""
     seen: list[str | None] = []
@@ -249,7 +245,7 @@ def test_a_compressed_answer_is_read_and_a_damaged_one_is_named() -> None:
     "url",
     [
         *("", "localhost:8080", "ftp://host", "http://", "http://a:port", "http://a:65536", None),
-        *("http://a?key=secret", "http://a/base#secret"),
+        *("http://a?key=secret", "http://a/base#secret", "http://user:secret@a"),
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -301,15 +297,6 @@ def test_a_time_that_no_timer_can_wait_is_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match="timeout_s must be a number of seconds"):
         kind(timeout_s=timeout_s)
-
-
-def test_password_in_the_address_stays_out_of_messages() -> None:
-    client = Client("http://user:secret@tests.invalid", transport=httpx.MockTransport(reset))
-
-    with client, pytest.raises(ConnectionFailedError) as caught:
-        client.info()
-
-    assert "secret" not in str(caught.value)
 
 
 def test_no_key_is_sent_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

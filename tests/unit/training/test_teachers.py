@@ -333,8 +333,8 @@ def test_calls_are_bounded(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("choice", "problem"),
     [
-        (upstream(url=f"https://me:{SECRET}@host"), "no user"),
-        (upstream(url=f"https://host/v1/systemone?key={SECRET}"), "no query or fragment"),
+        (upstream(url=f"https://me:{SECRET}@host"), "no user, query or fragment"),
+        (upstream(url=f"https://host/v1/systemone?key={SECRET}"), "no user, query or fragment"),
         (upstream(url="https://host/v1/chat"), "must end in /v1/systemone or /v1/decisions"),
         (upstream(url="ftp://host"), "server must be a URL"),
         (upstream({**URGENT, "criteria": {"true": "now"}}, f"{URL}/v1/decisions"), "cannot say"),

@@ -129,7 +129,7 @@ def test_a_file_holds_a_question_or_a_card(folder: Path, content: object, tmp_pa
 
     ran = adopted(folder, "--upstream", "http://me:secret@host", "--question", str(file))
 
-    assert "no user" in ran.stderr
+    assert "no user, query or fragment" in ran.stderr
     assert "secret" not in ran.stderr
 
 
