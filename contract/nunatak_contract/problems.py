@@ -126,8 +126,8 @@ MODEL: Mapping[str, Reason] = {
 
 ARTIFACT: Mapping[str, Reason] = {
     "backbone_mismatch": Reason(
-        "{reference} was trained on {part} {wanted}, and here is only {served}; name the backbone "
-        "of the training, or train the task again on a backbone that is here",
+        "{reference} was trained on {part} {wanted}, and here is only {served}; give the option "
+        "`backbone` of the training, or train the task again on a backbone that is here",
         _CONFLICT,
     ),
     "unservable_task": Reason(

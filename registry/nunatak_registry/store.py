@@ -84,6 +84,12 @@ class Registry(Upkeep):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check_writable(self, num_bytes: int) -> None:
+        """Refuse, before long work, if a version of this size cannot be stored now."""
+        self._blobs.check_writable(num_bytes)
+        with self._writing():
+            pass
+
     def publish(self, draft: TaskDraft, blobs: Mapping[str, bytes]) -> TaskManifest:
         """Store a task version under the task's next number and return its manifest.
 

@@ -91,9 +91,7 @@ def verify_version(record: VersionRecord, counted: set[str], blobs: BlobStore) -
     if counted != {blob.sha256 for blob in manifest.blobs}:
         yield index_finding(record.reference, "has other blobs in the index than in its manifest")
     for blob in manifest.blobs:
-        finding = _check_blob(record, blob, blobs)
-        if finding is not None:
-            yield finding
+        yield from _check_blob(record, blob, blobs)
 
 
 def index_finding(subject: str, message: str) -> Finding:
@@ -143,19 +141,18 @@ def check_counters(
             )
 
 
-def _check_blob(record: VersionRecord, blob: BlobRecord, blobs: BlobStore) -> Finding | None:
+def _check_blob(record: VersionRecord, blob: BlobRecord, blobs: BlobStore) -> Iterator[Finding]:
     try:
         read_header(blobs.get(blob.sha256, blob.size_bytes))
     except CorruptBlobError as error:
-        return Finding(
+        yield Finding(
             subject=record.reference,
             kind=FindingKind.BLOB,
             message=str(error),
             key=blob_key(blob.sha256),
         )
     except InvalidArtifactError as error:
-        return Finding(subject=record.reference, kind=FindingKind.HEADER, message=str(error))
-    return None
+        yield Finding(subject=record.reference, kind=FindingKind.HEADER, message=str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +192,11 @@ class Upkeep(Store):
         for record in records:
             key = (record.task, record.version)
             findings += verify_version(record, counted.get(key, set()), self._blobs)
-        spare = [
-            file
-            for file in stored
+        findings += [
+            leftover(file, self._blobs)
+            for file in sorted(stored, key=lambda it: it.key)
             if file.kind is not FileKind.BLOB or file.digest not in referenced
         ]
-        findings += [leftover(file, self._blobs) for file in sorted(spare, key=lambda f: f.key)]
         return self._quarantined(findings) if quarantine and findings else findings
 
     def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
@@ -257,10 +253,8 @@ class Upkeep(Store):
         if written is None or written > before:
             return False
         if file.kind is FileKind.BLOB:
-            if change.has_blob(file.digest):
-                return False
             retired = change.retired_since(file.digest)
-            if retired is not None and retired > before:
+            if change.has_blob(file.digest) or (retired is not None and retired > before):
                 return False
         self._blobs.remove(file)
         return True

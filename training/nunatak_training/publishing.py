@@ -1,5 +1,6 @@
 """Publishing: a trained task becomes a version in the registry."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_contract.record import problems_of
-from nunatak_model import Backbone, TextInput
+from nunatak_model import Backbone, TextInput, parameter_shapes
 from nunatak_registry import Registry
 from nunatak_training.data import Example, ExampleSet, Label, LabelSet, TaskData
 from nunatak_training.data.rows import label_of
@@ -43,8 +44,8 @@ def publish(
     return registry.publish(draft.manifest, draft.blobs)
 
 
-def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Called before training."""
+def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> int:
+    """Called before training; returns the number of bytes of the parameters."""
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
         "note": lambda: TypeAdapter(Note).validate_python(note),
@@ -58,6 +59,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
             place, problem = problems_of(error)[0]
             place = f"{part}.{place}".removesuffix(".")
             raise NunatakError("unpublishable", place=place, problem=problem) from error
+    return sum(4 * math.prod(it) for it in parameter_shapes(spec, backbone.config).values())
 
 
 def draft_trained(
@@ -141,20 +143,18 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
 def metric_records(
     scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
 ) -> tuple[evidence.MetricRecord, ...]:
-    digest, records = examples.digest, list[evidence.MetricRecord]()
-    for metric, value in scores.items():
-        interval = intervals.get(metric)
-        records.append(
-            evidence.MetricRecord(
-                name=metric.value,
-                value=value,
-                interval=None if interval is None else (interval.low, interval.high),
-                interval_method=None if interval is None else interval.method,
-                data_digest=digest,
-                num_examples=len(examples),
-            )
+    digest = examples.digest
+    return tuple(
+        evidence.MetricRecord(
+            name=metric.value,
+            value=value,
+            interval=None if (it := intervals.get(metric)) is None else (it.low, it.high),
+            interval_method=None if it is None else it.method,
+            data_digest=digest,
+            num_examples=len(examples),
         )
-    return tuple(records)
+        for metric, value in scores.items()
+    )
 
 
 def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.TeacherRecord | None:

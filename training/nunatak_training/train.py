@@ -217,7 +217,7 @@ def run(  # noqa: PLR0913 - a run has many parts
     `checkpoints`, to the same weights.
     """
     started = time.perf_counter()
-    check_publishable(data, recipe, backbone, note=note)
+    registry.check_writable(check_publishable(data, recipe, backbone, note=note))
     report = report or Report()
     with ExitStack() as held:
 

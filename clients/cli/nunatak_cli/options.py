@@ -87,6 +87,7 @@ CacheOption = Annotated[
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--no-resume", help="Continue a killed run of the same command.")
 ]
+DeviceOption = Annotated[DeviceName, typer.Option(help="Compute on the CPU or a CUDA device.")]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
@@ -217,9 +218,7 @@ class LabelledRows(TextColumns):
 class ComputeOptions:
     """The options of a command that computes in this process."""
 
-    device: Annotated[
-        DeviceName, typer.Option(help="Where to compute: on the CPU, or on the CUDA device.")
-    ] = DeviceName.CPU
+    device: DeviceOption = DeviceName.CPU
     threads: ThreadsOption = None
 
     def prepare(self) -> None:

@@ -37,8 +37,7 @@ def load(
     """Load a backbone, and open a registry whose tasks then predict in this process.
 
     Args:
-        registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else a folder in the user's
-            data directory.
+        registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else the user's data folder.
         backbone: the backbone of the tasks: `minilm`, an added one, a folder or a hub id.
         device: `cpu` or `cuda`.
 

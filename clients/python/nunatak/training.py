@@ -138,7 +138,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_training.trunk import DiskTrunkStore
     run = TrainSettings(
         task=task,
-        data=_given(data, labels),
+        data=_given(data, labels, kind),
         teacher=teacher,
         settings=read_settings(settings),
         kind=kind_named(kind),
@@ -253,7 +253,7 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
     )
 
 
-def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN401 - checked by the reader
+def _given(data: Any, labels: Iterable[object] | None, kind: str | None = None) -> "Data":  # noqa: ANN401 - checked by the reader
     """Return data as the training package reads it: texts and labels become rows."""
     if labels is None:
         return data
@@ -267,7 +267,7 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
             f"expected one label for each text, got "
             f"{counted(len(texts), 'text')} and {counted(len(named), 'label')}"
         )
-    return [_row(text, label) for text, label in zip(texts, named, strict=True)]
+    return [_row(text, label, kind) for text, label in zip(texts, named, strict=True)]
 
 
 def _spelt(
@@ -277,7 +277,7 @@ def _spelt(
     return RowFormat(text=text, label=label, pair=pair, rejected=path)
 
 
-def _row(text: object, label: object) -> dict[str, object]:
+def _row(text: object, label: object, kind: str | None = None) -> dict[str, object]:
     match text:
         case tuple((str() as first, str() as second)):
             row: dict[str, object] = {"text": first, "text_pair": second}
@@ -287,7 +287,8 @@ def _row(text: object, label: object) -> dict[str, object]:
         label = cast("Any", label).tolist()
     if isinstance(label, set | frozenset):
         label = sorted(cast("AbstractSet[object]", label), key=str)
-    row["labels" if isinstance(label, list | tuple) else "label"] = label
+    many = kind == "multi-label" if kind else isinstance(label, list | tuple)
+    row["labels" if many else "label"] = [label] if many and isinstance(label, str) else label
     return row
 
 

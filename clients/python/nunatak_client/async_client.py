@@ -28,6 +28,7 @@ from nunatak_client.transport import (
     Lines,
     RetryPolicy,
     VerdictExchange,
+    failure_of,
     key_headers,
     seconds,
     server_url,
@@ -209,7 +210,7 @@ class AsyncClient:
             finally:
                 await network.aclose()
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
-            raise ConnectionFailedError(f"the stream to {url.host} broke: {error!r}") from error
+            raise failure_of(error, url) from error
 
     async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""

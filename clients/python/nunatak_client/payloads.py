@@ -184,8 +184,7 @@ def predict_body(
     body: dict[str, JsonValue] = {"inputs": inputs.value}
     if tasks is not None:
         body["tasks"] = list(tasks)
-    wanted = wire_parameters(**shown)
-    if wanted:
+    if wanted := wire_parameters(**shown):
         body["parameters"] = wanted
     return json_body(body)
 

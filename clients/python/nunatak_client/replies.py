@@ -232,10 +232,7 @@ class FanOut(Result):
 
     def __getitem__(self, reference: str) -> TaskResult:
         """The result of the task with this reference in the request."""
-        for result in self.results:
-            if result.reference == reference:
-                return result
-        raise KeyError(reference)
+        return {it.reference: it for it in reversed(self.results)}[reference]
 
     @property
     def refused(self) -> tuple[int, ...]:

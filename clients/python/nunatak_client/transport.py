@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from urllib.request import getproxies
 
 import h11
+import httpcore
 import httpx
 from pydantic import ValidationError
 
@@ -41,6 +42,7 @@ DEFAULT_TIMEOUT_S = 30.0
 DEADLINE_SLACK_S = 1.0
 
 _SENDABLE_KEY = re.compile(r"[!-~]+")
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpcore.ConnectError, httpcore.ConnectTimeout)
 
 
 def server_url(url: str) -> httpx.URL:
@@ -56,6 +58,10 @@ def server_url(url: str) -> httpx.URL:
     is_reachable = parsed.host and (parsed.port or 1) < 2**16
     if parsed.scheme not in {"http", "https"} or not is_reachable:
         raise InvalidInputError(f"server must be a URL such as {DEFAULT_URL}, got {url!r}")
+    if parsed.userinfo or parsed.query or parsed.fragment:  # They may hold a secret.
+        raise InvalidInputError(
+            "a server's URL has no user, query or fragment; a key has its own option"
+        )
     return parsed
 
 
@@ -268,10 +274,9 @@ class Attempts:
             ConnectionFailedError: there is no further attempt.
             InvalidResponseError: an answer arrived, but was garbled.
         """
-        never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        delay_s = self._next_delay_s(0.0) if never_sent else None
+        delay_s = self._next_delay_s(0.0) if isinstance(error, _UNSENT) else None
         if delay_s is None:
-            raise _translated(error) from error
+            raise failure_of(error, error.request.url) from error
         return delay_s
 
     def after_reply(self, reply: Reply) -> float | None:
@@ -292,26 +297,28 @@ class Attempts:
         return None if self._ends_at is None else self._ends_at - self._clock()
 
 
-def _translated(error: httpx.RequestError) -> NunatakClientError:
-    url = error.request.url
-    server = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
+def failure_of(error: Exception, url: httpx.URL) -> NunatakClientError:
+    reason = str(error).removesuffix(".") or type(error).__name__
+    server = f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
     match error:
         case httpx.DecodingError():
             return InvalidResponseError(f"the answer of {server} cannot be decoded: {error}")
-        case httpx.ConnectError() | httpx.ConnectTimeout():
+        case _ if isinstance(error, _UNSENT):
             has_proxy = not getproxies().keys().isdisjoint({"http", "https", "all"})
             proxy = ", and the proxy of the environment" if has_proxy else ""
-            return ConnectionFailedError(
-                f"cannot connect to {server} ({str(error) or 'timed out'}); is the server"
-                f"{proxy} running?"
-            )
-        case httpx.TimeoutException():
+            advice = f"is the server{proxy} running?"
+            if "SSL" in reason:
+                advice = f"if it speaks http, use http{server[5:]}"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                advice = "name the file of its authority in SSL_CERT_FILE"
+            return ConnectionFailedError(f"cannot connect to {server} ({reason}); {advice}")
+        case httpx.TimeoutException() | httpcore.TimeoutException():
             return ConnectionFailedError(
                 f"no answer from {server} in time; allow more with timeout_s or deadline_s"
             )
         case _:
-            reason = str(error) or type(error).__name__
-            return ConnectionFailedError(f"the connection to {server} broke: {reason}")
+            other = f"; if it speaks https, use https{server[4:]}" if url.scheme == "http" else ""
+            return ConnectionFailedError(f"the connection to {server} broke: {reason}{other}")
 
 
 PIECE_BYTES: Final = 65536
@@ -344,12 +351,8 @@ class VerdictExchange:
         self._protocol = h11.Connection(h11.CLIENT)
         target = f"{url.path.rstrip('/')}/v1/verdicts/{path_segment('policy', policy)}/stream"
         fields = {name: headers[name] for name in ("authorization",) if name in headers}
-        fields |= {
-            "host": url.netloc.decode(),
-            "content-type": LINES_TYPE,
-            "accept": LINES_TYPE,
-            "transfer-encoding": "chunked",
-        }
+        fields |= dict.fromkeys(("content-type", "accept"), LINES_TYPE)
+        fields |= {"host": url.netloc.decode(), "transfer-encoding": "chunked"}
         request = h11.Request(method="POST", target=target, headers=list(fields.items()))
         self._head = self._protocol.send(request) or b""
         self._reply: h11.Response | None = None

@@ -114,8 +114,8 @@ class BlobStore:
     def has_folder(self) -> bool:
         return self._files.has_folder(_FOLDER)
 
-    def check_writable(self) -> None:
-        self._files.check_writable()
+    def check_writable(self, room: int = 0) -> None:
+        self._files.check_writable(room)
 
     def files(self) -> Iterator[StoredFile]:
         for key in self._files.list_keys():

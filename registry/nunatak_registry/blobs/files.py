@@ -22,6 +22,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol, cast
 
 from fsspec import AbstractFileSystem
@@ -44,8 +45,8 @@ class Files(Protocol):
     Every method raises `StoreUnavailableError` if the place cannot be reached.
     """
 
-    def check_writable(self) -> None:
-        """Raise `StoreReadOnlyError` once a write may have been lost."""
+    def check_writable(self, room: int = 0) -> None:
+        """Raise `StoreReadOnlyError` once a write may have been lost; look for `room` bytes."""
         ...
 
     def write(self, key: str, data: bytes) -> None:
@@ -109,9 +110,13 @@ class LocalFiles:
         self._root = root
         self._sync_failure: str | None = None
 
-    def check_writable(self) -> None:
+    def check_writable(self, room: int = 0) -> None:
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
+        if room:
+            folder = next(it for it in (self._root, *self._root.parents) if it.exists())
+            with _local_refusals(f"write {room:,} bytes"), TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, room)
 
     def write(self, key: str, data: bytes) -> None:
         self.check_writable()
@@ -292,7 +297,7 @@ class RemoteFiles:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
 
-    def check_writable(self) -> None:
+    def check_writable(self, room: int = 0) -> None:
         """Do nothing: an object store is responsible for its own disks."""
 
     def write(self, key: str, data: bytes) -> None:
@@ -319,11 +324,8 @@ class RemoteFiles:
         return True
 
     def delete(self, key: str) -> None:
-        with _remote_refusals("delete"):
-            try:
-                self._filesystem.rm_file(self._path(key))
-            except FileNotFoundError:
-                return
+        with _remote_refusals("delete"), contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._path(key))
 
     def move(self, key: str, target: str) -> bool:
         if not self.exists(key):
@@ -334,12 +336,10 @@ class RemoteFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        with _remote_refusals("look for"):
-            try:
-                moment = cast("datetime", self._filesystem.modified(self._path(key)))
-            except FileNotFoundError:
-                return None
+        with _remote_refusals("look for"), contextlib.suppress(FileNotFoundError):
+            moment = cast("datetime", self._filesystem.modified(self._path(key)))
             return moment.astimezone(UTC)
+        return None
 
     def list_keys(self) -> Iterator[str]:
         with _remote_refusals("list"):

@@ -89,6 +89,14 @@ def candidates(page: Page) -> Generator[None]:
         page.request.post(f"/v1/tasks/topic/aliases/prod/{role}/end")
 
 
+ENDS = """(it) => {
+    const text = document.createRange();
+    text.selectNodeContents(it);
+    return [it.getBoundingClientRect().right, text.getBoundingClientRect().right];
+}"""
+"""The right end of an element, and of the text in it."""
+
+
 def fill_in(page: Page, *tasks: str, text: str = TEXT) -> None:
     page.goto("/")
     page.wait_for_selector("#chips input")
@@ -166,6 +174,17 @@ def test_a_hostile_task_name_is_shown_as_text(page: Page) -> None:
     expect(page.locator("#tasks th")).to_have_text(HOSTILE)
     expect(page.locator("#chips label")).to_have_text(HOSTILE)
     assert page.locator("main img").count() == 0
+
+
+def test_a_text_from_right_to_left_begins_at_the_right(page: Page) -> None:
+    ask(page, "names", text="שלום")
+
+    text = card(page, "names/1").locator(".passage")
+    expect(text).to_be_visible()
+    for it in page.locator("textarea, #question, .passage").all():
+        expect(it).to_have_css("unicode-bidi", "plaintext")
+    begin, end = text.evaluate(ENDS)
+    assert begin - end < 2
 
 
 def test_spans_are_marked_where_the_server_found_them(page: Page) -> None:

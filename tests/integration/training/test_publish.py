@@ -167,6 +167,18 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
     assert not place.exists()
 
 
+def test_a_registry_that_cannot_store_the_version_is_refused_before_training(
+    folder: Path, registry: Registry, backbone: Backbone, tmp_path: Path
+) -> None:
+    (tmp_path / "registry" / "blobs").write_text("a file", encoding="utf-8")
+    report = RecordingReport()
+
+    with raises("store_unavailable"):
+        train(settings(HeadOnly(), folder), registry=registry, backbone=backbone, report=report)
+
+    assert report.losses == []
+
+
 def test_layers_found_by_a_target_stand_in_the_manifest(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:

@@ -1,10 +1,13 @@
 """Connections of the clients: processes, proxies, addresses, keys and retries."""
 
 import asyncio
+import contextlib
 import gc
 import gzip
 import json
 import os
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
@@ -96,10 +99,6 @@ def status_in_fork(ask: Callable[[], bool]) -> int:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(ended)
-
-
-def reset(request: httpx.Request) -> httpx.Response:
-    raise httpx.ReadError("reset", request=request)
 
 
 def headers_sent(api_key: str | None = None) -> list[str | None]:
@@ -243,12 +242,52 @@ def test_a_compressed_answer_is_read_and_a_damaged_one_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port", "http://a:65536", None]
+    "url",
+    [
+        *("", "localhost:8080", "ftp://host", "http://", "http://a:port", "http://a:65536", None),
+        *("http://a?key=secret", "http://a/base#secret", "http://user:secret@a"),
+    ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient], url: str) -> None:
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError) as caught:
         kind(url)
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(name="secured")
+def serve_tls() -> Generator[str]:
+    """Serve TLS, and return the address with the scheme `http`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    caller, _ = server.accept()
+                    with caller, contextlib.suppress(ssl.SSLError):
+                        context.wrap_socket(caller, server_side=True)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def judged(client: Client) -> None:
+    list(client.judge_stream("guard", ["a"]))
+
+
+@pytest.mark.parametrize("ask", [Client.info, judged])
+def test_a_server_of_the_other_scheme_is_named_with_its_address(
+    site: Site, secured: str, ask: Callable[[Client], object]
+) -> None:
+    for url, scheme in (site.url.replace("http", "https"), "http"), (secured, "https"):
+        hint = f"if it speaks {scheme}, use {scheme}{url[url.index(':') :]}$"
+        with Client(url, retries=0) as client, pytest.raises(ConnectionFailedError, match=hint):
+            ask(client)
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, "5", 0, -1])
@@ -258,15 +297,6 @@ def test_a_time_that_no_timer_can_wait_is_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match="timeout_s must be a number of seconds"):
         kind(timeout_s=timeout_s)
-
-
-def test_password_in_the_address_stays_out_of_messages() -> None:
-    client = Client("http://user:secret@tests.invalid", transport=httpx.MockTransport(reset))
-
-    with client, pytest.raises(ConnectionFailedError) as caught:
-        client.info()
-
-    assert "secret" not in str(caught.value)
 
 
 def test_no_key_is_sent_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

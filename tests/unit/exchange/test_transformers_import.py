@@ -11,6 +11,7 @@ from safetensors.torch import (
     save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from torch import Tensor
+from transformers import BertConfig
 
 from doubles.adapter_folders import edit_json
 from doubles.backbones import ANSWERING, Family, save_tiny_backbone
@@ -154,6 +155,20 @@ def test_labels_that_transformers_leaves_out_have_its_names(
     edit(tmp_path / "config.json", id2label=None, label2id=None)
 
     assert import_transformers(Checkpoint(tmp_path), bert.backbone).labels == ("LABEL_0", "LABEL_1")
+
+
+@pytest.mark.parametrize("other", [{"label 0": 1, "label 1": 0}, {"LABEL_0": 0, "LABEL_1": 1}])
+def test_labels_are_those_of_transformers_pipeline_where_the_maps_of_labels_disagree(
+    bert: TwinFactory, tmp_path: Path, other: dict[str, int]
+) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=2)
+    edit(tmp_path / "config.json", label2id=other)
+
+    stored = json.loads((tmp_path / "config.json").read_text())
+    named = BertConfig(**{it: stored[it] for it in ("id2label", "label2id")}).id2label
+    assert named is not None
+    labels = tuple(named.values())
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).labels == labels
 
 
 def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_path: Path) -> None:

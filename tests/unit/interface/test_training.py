@@ -123,6 +123,15 @@ def test_labels_in_arrays_are_those_in_lists(
     assert several.manifest.head.labels == ("3", "4", "5")
 
 
+def test_the_kind_says_how_labels_are_read(places: tuple[Path, Path]) -> None:
+    lists = [[it] for it in LABELS]
+    one, same = (trained(places, TEXTS, it, kind="multi-label").manifest for it in (LABELS, lists))
+
+    assert one == same
+    with pytest.raises(nunatak.NunatakError, match="'label' must be"):
+        trained(places, TEXTS, lists, kind="single-label")
+
+
 def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
     texts, labels = [*TEXTS, TEXTS[0]], [*LABELS, LABELS[1]]
 

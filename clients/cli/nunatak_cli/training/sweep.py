@@ -140,7 +140,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     calibrate: options.CalibrateOption = False,
     quiet: options.QuietOption = False,
     as_json: options.JsonOption = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    device: options.DeviceOption = options.DeviceName.CPU,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="CPU threads that compute. Absent: as in the sweep."),
@@ -148,7 +148,6 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
-        from nunatak_model import compute_with
         from nunatak_training.report import ProgressReport
         from nunatak_training.sweeps.reporting import run_text
         from nunatak_training.sweeps.results import Finished
@@ -157,13 +156,14 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
     recorded = best.environment.get("threads")
-    compute_with(threads or (recorded if isinstance(recorded, int) else None))
+    threads = threads or (recorded if isinstance(recorded, int) else None)
+    options.ComputeOptions(device=device, threads=threads).prepare()
     with (
         publishing_registry(registry, create=create) as opened,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         progress.tell(f"best by dev score: {run_text(best.run)}; trained again")
-        context, report = RunContext(device=device), ProgressReport(task, progress)
+        context, report = RunContext(device=device.value), ProgressReport(task, progress)
         found = publish_best(
             best, opened, context, task=task, note=note, calibrate=calibrate, report=report
         )

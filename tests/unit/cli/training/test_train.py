@@ -119,9 +119,11 @@ def test_wrong_data_and_options_are_one_line(
     assert (tmp_path / "registry").exists() == ("broken.jsonl" in options)
 
 
-@pytest.mark.parametrize("command", ["train", "train-all"])
+@pytest.mark.parametrize("command", ["train", "train-all", "doubts", "sweep run", "sweep publish"])
 def test_only_cpu_and_cuda_are_devices(command: str) -> None:
-    assert nunatak(command, "--device", "gpu").exit_code == 2
+    ran = nunatak(*command.split(), "--device", "gpu")
+
+    assert (ran.exit_code, "'cpu', 'cuda'" in ran.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(3, 3), (None, 1)])

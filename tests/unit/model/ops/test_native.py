@@ -148,6 +148,23 @@ def test_adapters_are_torchs_for_every_activation_and_size(
     assert_near(seen, expected, dtype)
 
 
+@pytest.mark.parametrize("activation", [it for it in Activation if it.value.startswith("gelu")])
+@pytest.mark.parametrize("x", [5.0, 11.0, 88.0, 1e4, 1e15, 3e37])
+def test_gelu_of_a_huge_number_is_the_number_or_zero(
+    level: int, activation: Activation, x: float
+) -> None:
+    rows = torch.tensor([[x], [-x]])
+    seen, one = torch.zeros(2, 1), laid_by_columns(torch.ones(1, 1))
+    none = [torch.zeros(1)]
+
+    torch.ops.nunatak_ops.adapters_(
+        seen, rows, [one], none, [one], none, [0], [2], ACTIVATIONS.index(activation), level
+    )
+
+    for found in (seen, activate(rows, activation)):
+        torch.testing.assert_close(found, torch.tensor([[x], [0.0]]), rtol=1e-6, atol=2e-6)
+
+
 @EXAMPLES
 @given(SPREADS, WIDTHS, DTYPES)
 def test_norms_are_torchs_for_every_task_and_width(

@@ -229,6 +229,16 @@ def test_failed_write_is_unavailable_and_leaves_nothing(root: Path) -> None:
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
+def test_room_for_a_blob_is_looked_for_and_nothing_is_left(root: Path) -> None:
+    store = BlobStore.open(str(root))
+
+    store.check_writable(1 << 20)
+    with pytest.raises(StoreUnavailableError, match="cannot write 1,152,921,504,606,846,976 bytes"):
+        store.check_writable(1 << 60)
+
+    assert not list(root.parent.iterdir())
+
+
 def test_root_that_is_a_file_is_unavailable(root: Path) -> None:
     root.write_bytes(b"")
 
