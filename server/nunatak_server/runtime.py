@@ -39,7 +39,7 @@ from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
-from nunatak_server.predict.service import PredictionService, Stages
+from nunatak_server.predict.service import PredictionService
 from nunatak_server.residency.loading import (
     Loader,
     LoadThrottle,
@@ -203,15 +203,13 @@ class Runtime:
         self.service = PredictionService(
             readiness=self.readiness,
             settings=settings,
-            stages=Stages(
-                admission=self.admission,
-                facts=self.facts,
-                residency=self.residency,
-                tokenization=self._tokenization,
-                engine=self._engine,
-                rollouts=self.rollouts,
-                turns=self._turns,
-            ),
+            admission=self.admission,
+            facts=self.facts,
+            residency=self.residency,
+            tokenization=self._tokenization,
+            engine=self._engine,
+            rollouts=self.rollouts,
+            turns=self._turns,
             metrics=self.metrics,
             observers=(
                 self.metrics.observe_prediction,
