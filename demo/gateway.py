@@ -17,12 +17,12 @@ from dedicated import measure_growth
 from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
+from server_process import ServerProcess
 
 import nunatak_cli.training
 from nunatak_client import Client, MemoryReport
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
 from nunatak_contract.progress import shown_progress
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry

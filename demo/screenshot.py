@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+from server_process import ServerProcess
 
 from nunatak_client import Client
-from nunatak_loadtest.processes import ServerProcess
 
 ROOT = Path(__file__).parent.parent
 REGISTRY = ROOT / ".nunatak" / "demo"

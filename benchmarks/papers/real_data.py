@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
 from benchmarks.papers.scoring import score
+from demo.server_process import ServerProcess
 from nunatak_client import Client
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.progress import shown_progress
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.kinds import Metric

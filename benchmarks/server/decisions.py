@@ -26,10 +26,10 @@ import httpx
 from benchmarks.harness.makers import LABELS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.tenants import publish
+from demo.server_process import ServerProcess
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_contract.questions import QuestionCard, TypedQuestion
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 

@@ -426,9 +426,6 @@ COMMAND: Mapping[str, Reason] = {
         "{path}: {place}: {problem}; docs/questions.md shows the format"
     ),
     "invalid_collection": Reason("the folder of collected texts {folder}: {problem}"),
-    "server_start_failed": Reason(
-        "the server ended with code {exit_code} before it was ready; {where}"
-    ),
     "loadtest_failed": Reason(
         "Locust ended with code {exit_code} and without a report; its last error: {said}"
     ),

@@ -39,7 +39,7 @@ from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
-from nunatak_server.predict.service import PredictionService, Stages
+from nunatak_server.predict.service import PredictionService
 from nunatak_server.residency.loading import (
     Loader,
     LoadThrottle,
@@ -64,7 +64,7 @@ from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState, take_stock
+from nunatak_server.telemetry.memory import MemoryLedger, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
@@ -132,12 +132,12 @@ class Runtime:
             max_stall_s=settings.stall_s,
             lease=lease,
         )
-        self._build = BuildInfo(
-            version=version("nunatak"),
-            backbone=",".join(it.name for it in backbones),
-            device=str(backbone.device),
-            dtype=str(backbone.dtype).removeprefix("torch."),
-        )
+        self._build = {
+            "version": version("nunatak"),
+            "backbone": ",".join(it.name for it in backbones),
+            "device": str(backbone.device),
+            "dtype": str(backbone.dtype).removeprefix("torch."),
+        }
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
         trunk = self.trunk_cache if trunk_bytes else None
@@ -203,15 +203,13 @@ class Runtime:
         self.service = PredictionService(
             readiness=self.readiness,
             settings=settings,
-            stages=Stages(
-                admission=self.admission,
-                facts=self.facts,
-                residency=self.residency,
-                tokenization=self._tokenization,
-                engine=self._engine,
-                rollouts=self.rollouts,
-                turns=self._turns,
-            ),
+            admission=self.admission,
+            facts=self.facts,
+            residency=self.residency,
+            tokenization=self._tokenization,
+            engine=self._engine,
+            rollouts=self.rollouts,
+            turns=self._turns,
             metrics=self.metrics,
             observers=(
                 self.metrics.observe_prediction,
@@ -359,7 +357,7 @@ class Runtime:
                 key=self.catalog.reader,
                 id=self.replica_id,
                 address=self.settings.address_of_replica,
-                release=self._build.version,
+                release=self._build["version"],
                 started=self._started,
                 lease_s=self.settings.registry_lease_s,
                 seen=seen,

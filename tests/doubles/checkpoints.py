@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import tiny_tokenizer
 from doubles.published import Twin, TwinFactory
+from doubles.published_names import WITHOUT_TYPES
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.manifest import TaskManifest
@@ -94,13 +95,15 @@ def loaded_task(
     return load_task(manifest, draft.blobs["parameters"], backbone)
 
 
-def published_logits(model: PreTrainedModel, encoding: Encoding) -> Tensor:
-    """Return the answer of a model of transformers to one input."""
+def published_logits(model: nn.Module, encoding: Encoding) -> Tensor:
+    """Logits of a model of transformers or peft for one input alone."""
+    config = getattr(model, "config", None)
+    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([encoding.token_ids]),
-            token_type_ids=torch.tensor([encoding.type_ids]),
             attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+            **({"token_type_ids": torch.tensor([encoding.type_ids])} if reads_types else {}),
         )
     if isinstance(output, QuestionAnsweringModelOutput):
         return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)

@@ -10,18 +10,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from torch import Tensor, nn
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, save_tiny_backbone
-from doubles.published_names import WITHOUT_TYPES
-from nunatak_model import Backbone, Encoding, load_backbone
+from nunatak_model import Backbone, load_backbone
 
 NUM_LAYERS = 4
 AUTO_CLASSES = {
@@ -83,18 +80,3 @@ def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Pa
 def id2label(num_labels: int) -> dict[str, object]:
     """A `config.json` that names the labels."""
     return {"id2label": {str(index): f"label {index}" for index in range(num_labels)}}
-
-
-def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
-    """Logits of a model of transformers or peft for one input alone."""
-    config = getattr(model, "config", None)
-    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([encoding.token_ids]),
-            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-            **({"token_type_ids": torch.tensor([encoding.type_ids])} if reads_types else {}),
-        )
-    if isinstance(output, QuestionAnsweringModelOutput):
-        return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
-    return output.logits[0]

@@ -1,7 +1,7 @@
 """Metrics as text, with the memory of a server that holds little."""
 
 from nunatak_contract.memory import DeviceTierMemory, HostTierMemory
-from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState
+from nunatak_server.telemetry.memory import MemoryLedger, ServerState
 from nunatak_server.telemetry.metrics import Metrics
 
 DEVICE = DeviceTierMemory(
@@ -9,7 +9,7 @@ DEVICE = DeviceTierMemory(
 )
 HOST = HostTierMemory(budget_bytes=4000, bytes=700, blobs=3, hits=5, misses=6)
 STATE = ServerState(
-    build=BuildInfo(version="1.0", backbone="tiny", device="cpu", dtype="float32"),
+    build={"version": "1.0", "backbone": "tiny", "device": "cpu", "dtype": "float32"},
     is_ready=True,
     reads_registry=True,
     holds_versions=True,

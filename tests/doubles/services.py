@@ -24,7 +24,7 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.readiness import Readiness, State
-from nunatak_server.predict.service import PredictionService, Stages
+from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -112,7 +112,9 @@ def make_service(
     )
     for collector in rollouts.metrics.collectors():
         metrics.include(collector)
-    stages = Stages(
+    service = PredictionService(
+        readiness=readiness,
+        settings=settings,
         admission=admission,
         facts=facts,
         residency=residency,
@@ -120,11 +122,6 @@ def make_service(
         engine=engine,
         rollouts=rollouts,
         turns=turns,
-    )
-    service = PredictionService(
-        readiness=readiness,
-        settings=settings,
-        stages=stages,
         metrics=metrics,
         observers=(metrics.observe_prediction,),
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),

@@ -6,11 +6,14 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import httpx
 
+from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
+from doubles.tasks import publish_tiny_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -264,3 +267,15 @@ def running_server(
             # Flushed as at the end of a process, so that one test's log lines do not appear in
             # another.
             handler.flush()
+
+
+@contextlib.contextmanager
+def serving_tone(
+    folder: Path, settings: ServerSettings | None = None, *, backbone: Backbone | None = None
+) -> Generator[str]:
+    """Run the real server on a new registry with the tiny task `tone`; yields its address."""
+    backbone = backbone or tiny_backbone()
+    with Registry.open(folder) as registry:
+        publish_tiny_task(registry, backbone)
+        with running_server(backbone, registry, settings) as address:
+            yield address

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
+from demo.server_process import ServerProcess
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import toy_examples, write_jsonl
 from nunatak_contract.memory import MemoryReport
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_loadtest.report import LoadReport
 
 # One fixture runs three trainings, each in its own process.

@@ -22,8 +22,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.harness.environments import interpreter
+from demo.server_process import ServerProcess
 from nunatak_cli.main import app
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_registry import Registry
 
 ROOT = Path(__file__).parents[2]

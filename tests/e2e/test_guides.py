@@ -17,12 +17,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from demo.server_process import ServerProcess
 from doubles.backbones import save_tiny_backbone
 from doubles.hubs import running_hub
 from doubles.policies import make_policy, make_rule, when
 from doubles.tasks import LABELS, publish_tiny_task
 from nunatak_contract.enums import HeadKind
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 

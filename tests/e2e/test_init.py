@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from demo.server_process import ServerProcess
 from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
-from nunatak_loadtest.processes import ServerProcess
 from nunatak_server.settings import ServerSettings
 from nunatak_training.data import load_task_data
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_loadtest.processes import ServerProcess
+from demo.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from doubles.adapter_folders import ADAPTERHUB, adapterhub_folder, edit_json
 from doubles.backbones import Family, tiny_backbone
 from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
 from doubles.checkpoints import logits as answer_of
-from doubles.peft_folders import PeftBase, id2label, logits_of, save
+from doubles.peft_folders import PeftBase, id2label, save
 from doubles.published import AUTO_CLASSES, TwinFactory
 from doubles.published_names import PEFT_TARGETS
 from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, ProblemType
@@ -172,7 +172,7 @@ def test_an_adapter_answers_alike_imported_and_exported_back(
 
 def answers_in_peft(base: PeftBase, folder: Path, texts: Sequence[Encoding]) -> list[Tensor]:
     model = base.load(folder, "SEQ_CLS", 3)
-    return [logits_of(model, it) for it in texts]
+    return [published_logits(model, it) for it in texts]
 
 
 def edited(name: str, changes: Mapping[str, object]) -> Callable[[Path], None]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from doubles.adapter_folders import edit_json, loaded_task
 from doubles.backbones import ANSWERING, FAMILIES, Family
-from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
+from doubles.checkpoints import published_logits
+from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, save
 from doubles.published_names import PEFT_TARGETS
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
@@ -159,7 +160,7 @@ def difference(task: LoadedTask, backbone: Backbone, model: torch.nn.Module) -> 
     with torch.inference_mode():
         answers = forward(backbone, rows)
     return max(
-        (answer - logits_of(model, encoding)).abs().max().item()
+        (answer - published_logits(model, encoding)).abs().max().item()
         for answer, encoding in zip(answers, ENCODINGS, strict=True)
     )
 
@@ -355,7 +356,7 @@ def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
         theirs = base.train(config, num_labels=3, seed=number)
         folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
         task = loaded(import_peft(Checkpoint(folder), base.backbone), base.backbone)
-        adapted.append((task.branch, [logits_of(theirs, it) for it in ENCODINGS]))
+        adapted.append((task.branch, [published_logits(theirs, it) for it in ENCODINGS]))
 
     for served in (base.backbone, with_gpu_kernels(base.backbone)):
         branches = [convert_branch(branch, served) for branch, _ in adapted]
@@ -413,7 +414,8 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
     folder = save(adapted, tmp_path / "theirs", meaning={})
     pair = Encoding(token_ids=(2, 20, 3, 21, 22, 3), type_ids=(0, 0, 0, 1, 1, 1))
     plain = Encoding(token_ids=pair.token_ids, type_ids=(0,) * 6)
-    assert torch.equal(logits_of(adapted, pair), logits_of(adapted, plain)), "peft reads types"
+    answers = [published_logits(adapted, it) for it in (pair, plain)]
+    assert torch.equal(*answers), "peft reads types"
 
     with raises("unsupported_import", match="token types"):
         import_peft(Checkpoint(folder), base.backbone)

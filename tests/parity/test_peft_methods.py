@@ -10,7 +10,8 @@ import torch
 
 from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
-from doubles.peft_folders import PeftBase, id2label, logits_of, save
+from doubles.checkpoints import published_logits
+from doubles.peft_folders import PeftBase, id2label, save
 from doubles.refusals import raises
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
 from nunatak_exchange.checkpoint import Checkpoint
@@ -90,7 +91,7 @@ def same_as(theirs: torch.nn.Module, folder: Path, backbone: Backbone) -> Import
     branch = build_branch(imported.spec, backbone.config, imported.parameters)
     with torch.inference_mode():
         answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
-    expected = [logits_of(theirs, encoding) for encoding in ENCODINGS]
+    expected = [published_logits(theirs, encoding) for encoding in ENCODINGS]
     largest = max(float(it.abs().max()) for it in expected)
     pairs = zip(answers, expected, strict=True)
     assert max(float((ours - it).abs().max()) for ours, it in pairs) / largest <= TOLERANCE

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import MissingExtraError, invalid_option
 from nunatak_rows import RowFormat
 
@@ -42,6 +43,26 @@ ReferenceArgument = Annotated[
     str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
 ]
 
+TasksOption = Annotated[
+    list[str],
+    typer.Option(
+        "--task", metavar="REF", help="Task: name, name@alias or name/version. Repeatable."
+    ),
+]
+AskedServerOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Ask this server. Absent: load the tasks into this process."),
+]
+ExamplesOption = Annotated[
+    Path, typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads.")
+]
+OnLongOption = Annotated[
+    OnLong | None,
+    typer.Option(
+        help="Treatment of a text with more tokens than the task reads at once. Absent: the task "
+        "version decides."
+    ),
+]
 OnOption = Annotated[
     str | None,
     typer.Option(

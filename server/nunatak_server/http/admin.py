@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
 
@@ -182,20 +182,15 @@ WaitQuery = Annotated[
 ]
 
 
-class Expecting(Protocol):
-    @property
-    def expected_version(self) -> int | None: ...
-
-
 async def _change(
     request: Request,
     wait_s: int | None,
-    body: Expecting | None,
+    expected: int | None,
     make: Callable[..., AliasEvent | CandidateEvent],
     *place: object,
 ) -> Response:
     """Make a change, let this server follow it at once, and wait for the others if asked to."""
-    runtime, expected = runtime_of(request), body.expected_version if body else None
+    runtime = runtime_of(request)
     event = await runtime.catalog.change(
         make, *place, expected_version=expected, by=actor_of(request.scope)
     )
@@ -239,7 +234,7 @@ async def set_candidate(
     await _preload(request, task, alias, body.version, deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
     rollouts = runtime_of(request).registry.rollouts
-    return await _change(request, wait_s, body, rollouts.set, candidate)
+    return await _change(request, wait_s, body.expected_version, rollouts.set, candidate)
 
 
 @router.change("/v1/tasks/{task}/aliases/{alias}/{role}/end", answer=wire.CandidateChange)
@@ -254,8 +249,8 @@ async def end_candidate(
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
-    rollouts = runtime_of(request).registry.rollouts
-    return await _change(request, wait_s, body, rollouts.end, task, alias, role)
+    end, expected = runtime_of(request).registry.rollouts.end, body and body.expected_version
+    return await _change(request, wait_s, expected, end, task, alias, role)
 
 
 @router.read("/v1/tasks/{task}/shadow", answer=wire.ShadowReport)
@@ -302,7 +297,8 @@ async def promote(
     """
     await _preload(request, task, alias, body.version, deadline_ms)
     promote_to = runtime_of(request).registry.promote
-    return await _change(request, wait_s, body, promote_to, task, alias, body.version)
+    place = (task, alias, body.version)
+    return await _change(request, wait_s, body.expected_version, promote_to, *place)
 
 
 @router.change("/v1/tasks/{task}/aliases/{alias}/rollback", answer=wire.AliasChange)
@@ -322,14 +318,12 @@ async def roll_back(
     check_task_name(task)
     check_alias_name(alias)
     await catalog_of(request).task(task)
-    expected = body.expected_version if body else None
     current, target = await runtime.catalog.change(
-        runtime.registry.next_rollback, task, alias, expected_version=expected
+        runtime.registry.next_rollback, task, alias, expected_version=body and body.expected_version
     )
     await _preload(request, task, alias, target, deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    loaded = RollbackRequest(expected_version=current)
-    return await _change(request, wait_s, loaded, runtime.registry.rollback, task, alias)
+    return await _change(request, wait_s, current, runtime.registry.rollback, task, alias)
 
 
 @router.change("/v1/tasks/{task}/preload", answer=wire.ResidencyReport)

@@ -310,7 +310,19 @@ class StrictRoute(APIRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
-        return await read_strictly(request, settings, held=held, parse=self.parse)
+        """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
+        limit_s, scope = settings.receive_timeout_s, request.scope
+        reading = _read(request, settings.max_body_bytes, held)
+        late = partial(NunatakError, "receive_timeout", limit_s=limit_s)
+        body = await within(limit_s, reading, late=late)
+        if not body:
+            return StrictRequest(request, body=body, parsed=None)
+        encoding = header_of(scope, b"content-encoding") or b"identity"
+        if encoding.strip().lower() != b"identity":
+            raise NunatakError("compressed_body")
+        is_long, parse = len(body) > MAX_BYTES_ON_LOOP, self.parse
+        parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
+        return StrictRequest(request, body=body, parsed=parsed)
 
     def parse(self, scope: Scope, body: bytes) -> object:
         if media_type_of(scope) != b"application/json":
@@ -365,29 +377,6 @@ def declared_bytes(scope: Scope) -> int | None:
 def media_type_of(scope: Scope) -> bytes:
     content_type = header_of(scope, b"content-type") or b""
     return content_type.partition(b";")[0].strip().lower()
-
-
-async def read_strictly(
-    request: Request,
-    settings: ServerSettings,
-    *,
-    held: HeldBytes,
-    parse: Callable[[Scope, bytes], object],
-) -> StrictRequest:
-    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
-    limit_s = settings.receive_timeout_s
-    reading = _read(request, settings.max_body_bytes, held)
-    body = await within(
-        limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
-    )
-    if not body:
-        return StrictRequest(request, body=body, parsed=None)
-    encoding = header_of(request.scope, b"content-encoding") or b"identity"
-    if encoding.strip().lower() != b"identity":
-        raise NunatakError("compressed_body")
-    scope, is_long = request.scope, len(body) > MAX_BYTES_ON_LOOP
-    parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
-    return StrictRequest(request, body=body, parsed=parsed)
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:

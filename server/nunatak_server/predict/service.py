@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -65,26 +65,21 @@ MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 """Most logits of one turn at the thread that makes outputs; a task has one turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    admission: Admission
-    facts: KnownFacts
-    residency: Residency
-    tokenization: Tokenization
-    engine: RowSink
-    rollouts: Rollouts
-    turns: Turns
-
-
 class PredictionService:
     """Answers requests; only the event loop thread may use it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators, by name
         self,
         *,
         readiness: Readiness,
         settings: ServerSettings,
-        stages: Stages,
+        admission: Admission,
+        facts: KnownFacts,
+        residency: Residency,
+        tokenization: Tokenization,
+        engine: RowSink,
+        rollouts: Rollouts,
+        turns: Turns,
         metrics: Metrics,
         observers: Sequence[PredictionObserver] = (),
         backbones: Backbones,
@@ -92,27 +87,24 @@ class PredictionService:
     ) -> None:
         self._readiness = readiness
         self._settings = settings
-        self._admission = stages.admission
-        self._rollouts = stages.rollouts
+        self._admission = admission
+        self._rollouts = rollouts
         self._metrics = metrics
         self._observers = observers
         self._backbones = backbones
         self._embedding_branches = {it.digest: embedding_branch(it) for it in backbones}
         self._preprocessor = Preprocessor(
-            facts=stages.facts,
-            tokenization=stages.tokenization,
-            rollouts=stages.rollouts,
+            facts=facts,
+            tokenization=tokenization,
+            rollouts=rollouts,
             metrics=metrics,
             backbones=backbones,
             clock=clock,
         )
         self._dispatcher = Dispatcher(
-            residency=stages.residency,
-            engine=stages.engine,
-            shadow=stages.rollouts.shadows.start,
-            clock=clock,
+            residency=residency, engine=engine, shadow=rollouts.shadows.start, clock=clock
         )
-        self._turns = stages.turns
+        self._turns = turns
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:

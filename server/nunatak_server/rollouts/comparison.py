@@ -1,21 +1,18 @@
 """Comparison of a shadow with the answering version, and the reports and metrics of candidates."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from cachetools import LRUCache
 from prometheus_client import Counter, Histogram
 from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_server.outputs.entities import TokenEntity
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.telemetry.metrics import LabelValues
 
 FULL_OPTIONS: Final = Parameters(ignore_labels=[])
@@ -127,11 +124,6 @@ def _applying(head: HeadRecord, scores: Mapping[str, float]) -> set[str]:
 
 DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds of the histogram of drifts; one more count holds the drifts above."""
-MAX_PAIRS: Final = 1000
-"""Reports in memory. The pair with the oldest entry is dropped first."""
-
-Pair = tuple[VersionKey, VersionKey]
-"""The version that answered, and the shadow."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,39 +148,14 @@ class ShadowComparison:
     def mean_drift(self) -> float | None:
         return self.drift_sum / self.num_scores if self.num_scores else None
 
-
-def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
-    return key_of(answered), key_of(shadow)
-
-
-class Reports:
-    """Adds up comparisons by pair; only the event loop thread may use it."""
-
-    def __init__(self) -> None:
-        self._reports = LRUCache[Pair, ShadowComparison](MAX_PAIRS)
-
-    def report(self, pair: Pair) -> ShadowComparison:
-        return self._reports.get(pair) or ShadowComparison()
-
-    def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
-        report = self._report(pair)
-        for comparison in comparisons:
-            report.compared += 1
-            report.agreed += comparison.agreement
-            report.num_scores += len(comparison.drifts)
-            report.drift_sum += sum(comparison.drifts)
-            if comparison.drifts:
-                report.max_drift = max(report.max_drift or 0.0, comparison.max_drift)
-            report.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
-
-    def add_errors(self, pair: Pair, num_inputs: int) -> None:
-        self._report(pair).errors += num_inputs
-
-    def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        self._report(pair).dropped += num_inputs
-
-    def _report(self, pair: Pair) -> ShadowComparison:
-        return self._reports.setdefault(pair, ShadowComparison())
+    def add(self, comparison: Comparison) -> None:
+        self.compared += 1
+        self.agreed += comparison.agreement
+        self.num_scores += len(comparison.drifts)
+        self.drift_sum += sum(comparison.drifts)
+        if comparison.drifts:
+            self.max_drift = max(self.max_drift or 0.0, comparison.max_drift)
+        self.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
 
 
 AGREED: Final = "agreed"

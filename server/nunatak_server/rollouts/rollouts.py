@@ -23,6 +23,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from cachetools import LRUCache
+
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
@@ -37,11 +39,9 @@ from nunatak_server.rollouts.comparison import (
     ERROR,
     FULL_OPTIONS,
     Comparison,
-    Reports,
     RolloutMetrics,
     ShadowComparison,
     compare_outputs,
-    pair_of,
 )
 from nunatak_server.scheduler.rows import (
     ANONYMOUS,
@@ -177,6 +177,8 @@ PAUSE_S: Final = 60.0
 """Pause of a failed shadow, because each batch that fails is computed twice."""
 MAX_RUNNING: Final = 64
 """Most runs in progress. Further runs are dropped."""
+MAX_PAIRS: Final = 1000
+"""Reports in memory. The pair with the oldest entry is dropped first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,8 @@ class Shadows:
         turns: Turns,
         clock: Callable[[], float],
     ) -> None:
-        self._reports = Reports()
+        self._reports = LRUCache[tuple[VersionKey, VersionKey], ShadowComparison](MAX_PAIRS)
+        """By the version that answered, and the shadow."""
         self._turns = turns
         self._residency = residency
         self._validation = validation
@@ -250,17 +253,20 @@ class Shadows:
         return rows
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
-        self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
+        self._report(answered, shadow).dropped += num_inputs
         self._metrics.observe_inputs(answered.task, DROPPED, num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
-        return self._reports.report(pair_of(answered, shadow))
+        return self._reports.get((key_of(answered), key_of(shadow))) or ShadowComparison()
 
     async def aclose(self) -> None:
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    def _report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
+        return self._reports.setdefault((key_of(answered), key_of(shadow)), ShadowComparison())
 
     def _end(self, rows: Sequence[PendingRow], lease: Lease, running: asyncio.Task[None]) -> None:
         self._running.discard(running)
@@ -289,7 +295,7 @@ class Shadows:
             self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
         if any(isinstance(outcome, TaskError) for outcome in shadow):
             num_inputs = len(run.inputs)
-            self._reports.add_errors(pair_of(run.answered, run.shadow), num_inputs)
+            self._report(run.answered, run.shadow).errors += num_inputs
             self._metrics.observe_inputs(run.answered.task, ERROR, num_inputs)
         elif len(other) < len(shadow):
             # If there was no memory, the version did not cause the failure.
@@ -308,8 +314,9 @@ class Shadows:
             comparisons = await self._turns.on_thread(
                 lambda _: self._comparisons(run, own, other), caller=ANONYMOUS
             )
-        self._reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
+        report = self._report(run.answered, run.shadow)
         for comparison in comparisons:
+            report.add(comparison)
             self._metrics.observe_comparison(run.answered.task, comparison)
 
     def _comparisons(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nunatak_contract.memory import DeviceTierMemory, HostTierMemory, ProcessMemory
@@ -116,20 +116,11 @@ def measure_process() -> ProcessMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildInfo:
-    """The facts about the process that never change."""
-
-    version: str
-    backbone: str
-    device: str
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """The state that a scrape shows next to the counters."""
 
-    build: BuildInfo
+    build: dict[str, str]
+    """The facts about the process that never change."""
     is_ready: bool
     reads_registry: bool
     holds_versions: bool
@@ -151,12 +142,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         build, host = self._state.build, self._state.host
-        names = ("version", "backbone", "device", "dtype")
-        info = GaugeMetricFamily(
-            "nunatak_build_info", "1, with labels about the server", labels=names
-        )
-        info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
-        yield info
+        yield InfoMetricFamily("nunatak_build", "1, with labels about the server", build)
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"nunatak_{name}", text, value=value)
         device = self._state.device

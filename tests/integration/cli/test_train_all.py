@@ -8,10 +8,9 @@ import pytest
 from pydantic import JsonValue
 from typer.testing import CliRunner
 
-from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
-from doubles.serving import running_server
-from doubles.tasks import publish_tiny_task
+from doubles.serving import serving_tone
 from doubles.terminals import Ran, nunatak
 from nunatak_cli.main import app
 from nunatak_registry import Registry
@@ -38,12 +37,8 @@ def trained(folder: Path, tasks: dict[str, JsonValue], *options: str) -> Ran:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    folder: Path = tmp_path_factory.mktemp("registry")
-    backbone = tiny_backbone()
-    with Registry.open(folder) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry) as address:
-            yield address
+    with serving_tone(tmp_path_factory.mktemp("registry")) as address:
+        yield address
 
 
 def memory(server: str, *arguments: str) -> str:

@@ -15,9 +15,7 @@ from doubles.backbones import tiny_backbone, tiny_tokenizer
 from doubles.bad_requests import corpus
 from doubles.events import catch_from
 from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
-from doubles.serving import make_settings, running_server
-from doubles.tasks import publish_tiny_task
-from nunatak_registry import Registry
+from doubles.serving import make_settings, serving_tone
 
 RECEIVE_S, KEEP_ALIVE_S = 1, 1
 LIMIT_S = 15.0
@@ -26,12 +24,9 @@ NUM_MUTATIONS = 150
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
     settings = make_settings(receive_timeout_s=RECEIVE_S, keep_alive_s=KEEP_ALIVE_S)
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry, settings) as found:
-            yield found
+    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
+        yield found
 
 
 def answer_of(address: str) -> object:
@@ -67,12 +62,9 @@ def test_no_bad_request_harms_the_server(
 def test_a_text_that_the_tokenizer_gives_up_on_is_refused(tmp_path: Path, length: int) -> None:
     library = tiny_tokenizer("bert")
     library.pre_tokenizer = Split(Regex("(a+)+$"), behavior="isolated")
-    backbone = tiny_backbone(tokenizer=library)
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry) as address:
-            refused = httpx.post(address + PREDICT, json={"inputs": ["hi", "a" * length + "!"]})
-            answered = httpx.post(address + PREDICT, json={"inputs": "hi"})
+    with serving_tone(tmp_path, backbone=tiny_backbone(tokenizer=library)) as address:
+        refused = httpx.post(address + PREDICT, json={"inputs": ["hi", "a" * length + "!"]})
+        answered = httpx.post(address + PREDICT, json={"inputs": "hi"})
 
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_text")
     assert refused.json()["detail"].startswith("input 1: the text contains a run of characters")

@@ -5,22 +5,16 @@ from collections.abc import Generator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from doubles.backbones import tiny_backbone
 from doubles.browsers import IN_A_BROWSER
-from doubles.serving import make_settings, running_server
-from doubles.tasks import publish_tiny_task
-from nunatak_registry import Registry
+from doubles.serving import serving_tone
 
 pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry, make_settings()) as url:
-            yield url
+    with serving_tone(tmp_path_factory.mktemp("registry")) as url:
+        yield url
 
 
 def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:

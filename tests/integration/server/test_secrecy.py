@@ -13,8 +13,7 @@ from fastapi import Request, Response
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.events import catch_from
-from doubles.serving import make_settings, running_server, running_transport
-from doubles.tasks import publish_tiny_task
+from doubles.serving import make_settings, running_transport, serving_tone
 from nunatak_registry import Registry
 from nunatak_server.app import Application
 
@@ -70,15 +69,12 @@ def client(
     tmp_path_factory: pytest.TempPathFactory, keys: Path, key: dict[str, str]
 ) -> Generator[httpx.Client]:
     assert key, "there must be a key before the server reads the file"
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone)
-        settings = make_settings(api_keys_file=keys)
-        with (
-            running_server(backbone, registry, settings) as address,
-            httpx.Client(base_url=address) as found,
-        ):
-            yield found
+    settings = make_settings(api_keys_file=keys)
+    with (
+        serving_tone(tmp_path_factory.mktemp("registry"), settings) as address,
+        httpx.Client(base_url=address) as found,
+    ):
+        yield found
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *ANSWERED])

@@ -11,10 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.events import catch_from
 from doubles.raw_request import PREDICT
-from doubles.serving import make_settings, running_server
+from doubles.serving import make_settings, serving_tone
 from doubles.slow_clients import (
     BEHAVIOURS,
     HOLDING,
@@ -24,8 +23,6 @@ from doubles.slow_clients import (
     slow_clients,
     slow_process,
 )
-from doubles.tasks import publish_tiny_task
-from nunatak_registry import Registry
 from nunatak_server.processes import serving
 
 RECEIVE_S = 1
@@ -38,12 +35,9 @@ HOLD_S = 30.0
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
     settings = make_settings(receive_timeout_s=RECEIVE_S)
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry, settings) as found:
-            yield found
+    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
+        yield found
 
 
 def test_every_slow_connection_is_closed_in_time(
@@ -95,17 +89,14 @@ def test_more_connections_than_the_server_may_hold_cost_a_normal_caller_little(
         assert (tally.answered, tally.failures) == (NUM_NORMAL, ())
         return list(tally.seconds)
 
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry, make_settings()) as address:
-            alone = ask(address)
-            with slow_process(address, NUM_HOLDING, HOLDING):
-                beside, ends_at = list[float](), time.monotonic() + HOLD_S
-                while time.monotonic() < ends_at:
-                    beside += ask(address)
-            # Before and after, because other work on this machine comes and goes.
-            alone = max(p99(alone), p99(ask(address)))
+    with serving_tone(tmp_path) as address:
+        alone = ask(address)
+        with slow_process(address, NUM_HOLDING, HOLDING):
+            beside, ends_at = list[float](), time.monotonic() + HOLD_S
+            while time.monotonic() < ends_at:
+                beside += ask(address)
+        # Before and after, because other work on this machine comes and goes.
+        alone = max(p99(alone), p99(ask(address)))
 
     assert p99(beside) <= 3 * alone
 

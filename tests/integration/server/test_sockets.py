@@ -8,10 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
-from doubles.serving import make_settings, running_server
-from doubles.tasks import publish_tiny_task
-from nunatak_registry import Registry
+from doubles.serving import make_settings, serving_tone
 from nunatak_server.app import create_app
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.protocol import MAX_HEAD_BYTES
@@ -26,12 +23,9 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
     settings = make_settings(receive_timeout_s=1, max_body_bytes=100_000)
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone)
-        with running_server(backbone, registry, settings) as found:
-            yield found
+    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
+        yield found
 
 
 def open_socket(address: str) -> socket.socket:

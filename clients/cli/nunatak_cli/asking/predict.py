@@ -45,10 +45,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Argument(metavar="[TEXT]", help="The text, context or query to ask about."),
     ] = None,
     *,
-    task: Annotated[
-        list[str],
-        typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
-    ],
+    task: options.TasksOption,
     file: Annotated[
         str | None,
         typer.Option(
@@ -84,21 +81,8 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             help="The rule that joins tokens with labels to entities. Absent: one item per token."
         ),
     ] = None,
-    on_long: Annotated[
-        OnLong | None,
-        typer.Option(
-            help=(
-                "Treatment of a text with more tokens than the task reads at once. Absent: the "
-                "task version decides."
-            )
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Ask this server. Absent: load the tasks into this process."
-        ),
-    ] = None,
+    on_long: options.OnLongOption = None,
+    server: options.AskedServerOption = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),

@@ -14,7 +14,7 @@ from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_cli.asking.predictors import backbone_of
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
@@ -39,10 +39,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ],
     *,
-    task: Annotated[
-        list[str],
-        typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
-    ],
+    task: options.TasksOption,
     columns: options.TextColumns,
     keep: Annotated[
         list[str] | None,
@@ -58,13 +55,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         AggregationStrategy,
         typer.Option(help="The rule that joins tokens with labels to entities."),
     ] = AggregationStrategy.NONE,
-    on_long: Annotated[
-        OnLong | None,
-        typer.Option(
-            help="Treatment of a text with more tokens than the task reads at once; refuse rejects "
-            "the row. Absent: the task version decides."
-        ),
-    ] = None,
+    on_long: options.OnLongOption = None,
     on: options.OnOption = None,
     scorers: Annotated[
         int | None,

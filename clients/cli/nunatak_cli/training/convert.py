@@ -35,10 +35,7 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
             "--backbone", metavar="NAME+int8", help="The quantized form of the version's backbone."
         ),
     ],
-    data: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
-    ],
+    data: options.ExamplesOption,
     tolerance: Annotated[
         float, typer.Option(metavar="POINTS", min=0, help="Points of 100 that the score may fall.")
     ] = 0.5,

@@ -59,10 +59,7 @@ class Scored:
 def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     reference: options.ReferenceArgument,
     *,
-    data: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
-    ],
+    data: options.ExamplesOption,
     wrong: Annotated[
         Path | None,
         typer.Option(
@@ -73,12 +70,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     rows: options.LabelledRows,
     escape_formulas: options.EscapeFormulasOption = False,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Ask this server. Absent: load the task into this process."
-        ),
-    ] = None,
+    server: options.AskedServerOption = None,
     registry: options.RegistryOption = None,
     backbone: options.BackboneOption = None,
     quiet: options.QuietOption = False,

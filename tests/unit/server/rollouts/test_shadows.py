@@ -23,17 +23,13 @@ from nunatak_server.outputs.entities import AnswerScore, Entity, TokenEntity
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Predictions, TaskPrediction
-from nunatak_server.residency.resident_set import VersionKey
 from nunatak_server.rollouts.comparison import (
     DRIFT_BOUNDS,
-    MAX_PAIRS,
     Comparison,
-    Pair,
-    Reports,
     ShadowComparison,
     compare_outputs,
 )
-from nunatak_server.rollouts.rollouts import PAUSE_S
+from nunatak_server.rollouts.rollouts import MAX_PAIRS, PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
@@ -131,13 +127,6 @@ async def ask_once(
     await engine.aclose()
     await bench.residency.aclose()
     return found, report, observer, compute
-
-
-def pair(*, task: str = "tone", version: int = 2, content: str = "b") -> Pair:
-    return VersionKey(task, 1, "a"), VersionKey(task, version, content)
-
-
-PAIR = pair()
 
 
 def head(kind: HeadKind, problem: ProblemType | None = None) -> HeadRecord:
@@ -268,20 +257,11 @@ async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
 
 
 def test_a_report_is_the_mean_over_what_was_compared() -> None:
-    reports = Reports()
-    reports.add_comparisons(
-        PAIR,
-        [
-            Comparison(agreement=1.0, drifts=(0.0, 0.1)),
-            Comparison(agreement=0.5, drifts=(0.3, 0.0)),
-        ],
-    )
-    reports.add_errors(PAIR, 3)
-    reports.add_dropped(PAIR, 4)
+    report = ShadowComparison()
+    report.add(Comparison(agreement=1.0, drifts=(0.0, 0.1)))
+    report.add(Comparison(agreement=0.5, drifts=(0.3, 0.0)))
 
-    report = reports.report(PAIR)
-
-    assert (report.compared, report.agreement, report.errors, report.dropped) == (2, 0.75, 3, 4)
+    assert (report.compared, report.agreement) == (2, 0.75)
     assert report.mean_drift == pytest.approx(0.1)
     assert report.max_drift == 0.3
 
@@ -290,30 +270,33 @@ def test_a_report_is_the_mean_over_what_was_compared() -> None:
     ("drift", "place"), [(0.0, 0), (0.0005, 1), (0.001, 1), (0.5, 7), (0.51, 8), (1.0, 8), (7.0, 9)]
 )
 def test_a_drift_is_counted_at_the_first_bound_that_holds_it(drift: float, place: int) -> None:
-    reports = Reports()
-    reports.add_comparisons(PAIR, [Comparison(agreement=1.0, drifts=(drift,))])
+    report = ShadowComparison()
+    report.add(Comparison(agreement=1.0, drifts=(drift,)))
 
-    counts = reports.report(PAIR).drift_counts
-
-    assert len(counts) == len(DRIFT_BOUNDS) + 1
-    assert [index for index, count in enumerate(counts) if count] == [place]
+    assert len(report.drift_counts) == len(DRIFT_BOUNDS) + 1
+    assert [index for index, count in enumerate(report.drift_counts) if count] == [place]
 
 
-def test_another_version_has_a_report_of_its_own() -> None:
-    reports = Reports()
-    reports.add_errors(PAIR, 1)
+async def test_each_version_has_a_report_of_its_own_and_the_oldest_of_many_goes_first(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store = FakeStore(branch)
+    own, candidate = add_versions(store, shadow=1.0)
+    shadows = make_service(backbone, store, ScriptedEngine(None)).rollouts.shadows
+    candidates = [
+        candidate.model_copy(update={"version": 2 + number}) for number in range(MAX_PAIRS + 1)
+    ]
+    rewritten = candidate.model_copy(update={"task": "tone", "method": TopK(num_layers=2)})
 
-    assert reports.report(pair(version=3)) == ShadowComparison()
-    assert reports.report(pair(content="c")) == ShadowComparison()
+    shadows.drop(own, candidates[0], num_inputs=1)
+    assert shadows.report(own, candidates[0]).dropped == 1
+    for other in (candidates[1], rewritten):
+        assert shadows.report(own, other) == ShadowComparison()
 
-
-def test_reports_are_bounded_and_the_oldest_goes_first() -> None:
-    reports = Reports()
-    for number in range(MAX_PAIRS + 1):
-        reports.add_errors(pair(task=f"task-{number}"), 1)
-
-    assert reports.report(pair(task="task-0")) == ShadowComparison()
-    assert reports.report(pair(task="task-1")).errors == 1
+    for other in candidates:
+        shadows.drop(own, other, num_inputs=1)
+    assert shadows.report(own, candidates[0]) == ShadowComparison()
+    assert [shadows.report(own, other).dropped for other in candidates[1:]] == [1] * MAX_PAIRS
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,21 @@ def test_broken_row_is_named_by_file_and_line(tmp_path: Path, row: str, problem:
         pytest.param("a.jsonl", '{"text": "x"}\n', "a.jsonl:1", "label", id="jsonl"),
         pytest.param("a.csv", "sentence,label\nx,a\n", "a.csv:1", "text", id="csv"),
         pytest.param("a.tsv", "text\tclass\nx\ta\n", "a.tsv:1", "label", id="tsv"),
+        pytest.param("a.jsonl", '{"tokens": ["x"]}', "a.jsonl:1", "tags", id="tags"),
+        pytest.param(
+            "a.jsonl", '{"question": "x", "context": "y"}', "a.jsonl:1", "answers", id="answers"
+        ),
+        pytest.param(
+            "a.jsonl", '{"query": "x", "document": "y"}', "a.jsonl:1", "label", id="relevance-label"
+        ),
+        pytest.param("a.jsonl", '{"query": "x"}', "a.jsonl:1", "documents", id="documents"),
+        pytest.param(
+            "a.jsonl",
+            '{"query": "x", "documents": ["y"]}',
+            "a.jsonl:1",
+            "relevance",
+            id="relevance",
+        ),
     ],
 )
 def test_missing_column_is_named_with_what_was_found(

@@ -208,26 +208,6 @@ def test_value_that_no_head_can_learn_is_named(tmp_path: Path, value: object) ->
     assert caught.value.fields["where"] == "a.jsonl:2"
 
 
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        pytest.param({"tokens": ["x"]}, "tags", id="tags"),
-        pytest.param({"question": "x", "context": "y"}, "answers", id="answers"),
-        pytest.param({"query": "x", "document": "y"}, "label", id="label"),
-        pytest.param({"query": "x"}, "documents", id="documents"),
-        pytest.param({"query": "x", "documents": ["y"]}, "relevance", id="relevance"),
-    ],
-)
-def test_missing_column_is_named_for_the_kind(
-    tmp_path: Path, row: dict[str, JsonValue], column: str
-) -> None:
-    with raises("missing_column") as caught:
-        load_examples(write_jsonl(tmp_path / "a.jsonl", [row]))
-
-    assert caught.value.fields["column"] == column
-    assert caught.value.fields["where"] == "a.jsonl:1"
-
-
 def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path) -> None:
     rows = [
         {"query": f"q{number}", "documents": ["a", "b"], "relevance": [0, 1]}
