@@ -214,8 +214,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _missing(path: Path) -> UnsupportedBackboneError:
     return UnsupportedBackboneError(
-        f"the checkpoint in {path.parent} has no {path.name}; open it once with transformers' AutoModel and "
-        "AutoTokenizer and save both with save_pretrained to get one"
+        f"the checkpoint in {path.parent} has no {path.name}; open it once with transformers' "
+        "AutoModel and AutoTokenizer and save both with save_pretrained to get one"
     )
 
 
