@@ -94,4 +94,5 @@ def _spread(cells: dict[tuple[str, str], Cell], variant: str, task: str) -> str:
     if (variant, task) not in cells:
         return ""
     scores = cells[variant, task].scores
-    return f"{mean(scores):.3f} ± {deviation(scores):.3f}"
+    one = f"{mean(scores):.3f}"
+    return f"{one} ± {deviation(scores):.3f}" if len(scores) > 1 else one

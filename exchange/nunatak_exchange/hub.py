@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nunatak_contract.cards import task_card
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
@@ -241,6 +241,8 @@ def fetched(
         folder = Path(place).expanduser()
         if not folder.is_dir():
             raise NunatakError("invalid_folder", folder=place, reason="there is no such folder")
+        if revision is not None:
+            raise invalid_option(f"{place} is a folder here, without revisions; give no revision")
         yield Fetched(folder=folder, origin=folder.resolve().name)
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -271,8 +271,8 @@ def export_sentence_transformers(task: LoadedTask, folder: Path, backbone: Backb
     check_exact(backbone)
     check_no_bottleneck(task, "no module of sentence-transformers", f"write it {KEEP_IT}")
     head = task.branch.head
-    if head.pooling not in WRITTEN or head.norm is not None:
-        part = "sentence-transformers has no modules for a head with a norm or this pooling"
+    if head.pooling not in WRITTEN or head.norm is not None or head.activation not in ACTIVATIONS:
+        part = "sentence-transformers has no modules for this pooling, activation or norm of a head"
         raise export_refusal(task, part, f"write it with --format transformers, or {KEEP_IT}")
     parameters = merged_weights(task.branch, backbone)
     own = {name: parameters[name] for name in encoder_shapes(backbone.config)}

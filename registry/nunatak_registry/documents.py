@@ -118,8 +118,10 @@ class DocumentStore(Store, Generic[Document]):
     ) -> Published[Document]:
         self._check(document, change)
         present = change.documents(self.kind.row, document.name)
-        if present and present[-1].parse(self.kind).document == document:
-            return present[-1].parse(self.kind)
+        # A damaged version is superseded.
+        with suppress(NunatakError):
+            if present and (newest := present[-1].parse(self.kind)).document == document:
+                return newest
         published = Published(
             document=document, version=len(present) + 1, published_at=self._clock(), by=actor(by)
         )

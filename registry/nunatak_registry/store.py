@@ -179,6 +179,12 @@ class Registry(Upkeep):
             raise found.error
         return found
 
+    def aliases(self, name: str) -> dict[str, int]:
+        """Return the version of each alias of a task, also of a damaged one."""
+        with self._index.reading() as snapshot:
+            snapshot.require_task(name)
+            return snapshot.aliases(name).get(name, {})
+
     def versions(self, name: str) -> list[TaskManifest]:
         """Return every version of a task, ascending, unless one has a damaged manifest."""
         with self._index.reading() as snapshot:

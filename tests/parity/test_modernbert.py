@@ -156,6 +156,14 @@ def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> No
     assert_same_hidden_states(backbone, model)
 
 
+def test_the_window_has_a_second_name_which_decides(tmp_path: Path) -> None:
+    path = saved(tmp_path, ModernBertModel(tiny_model_config())) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 1}))
+    model = ModernBertModel.from_pretrained(tmp_path)  # pyright: ignore[reportUnknownMemberType] - untyped options
+
+    assert_same_hidden_states(load_backbone(tmp_path), model.eval())
+
+
 def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     plain = ModernBertModel(tiny_model_config()).eval()

@@ -140,6 +140,7 @@ def adapted_norm(
     [
         {"n_embd": 64},
         {"use_rms_norm": True},
+        {"rotary_emb_base": 10_000},
         {"rotary_scaling_factor": 2},
         {"num_experts": 8},
         {"head_dim": 4},

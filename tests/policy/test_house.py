@@ -11,7 +11,7 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
-    "nunatak_exchange": (3943, 14),
+    "nunatak_exchange": (3945, 14),
     "nunatak_cli": (7019, 39),
     "nunatak": (518, 3),
     "nunatak_client": (2011, 7),
@@ -19,15 +19,15 @@ CEILINGS = {
     "nunatak_contract": (4247, 20),
     "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1031, 7),
-    "nunatak_model": (9553, 49),
+    "nunatak_model": (9556, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4276, 23),
+    "nunatak_registry": (4284, 23),
     "nunatak_server": (20228, 97),
-    "nunatak_training": (9068, 43),
+    "nunatak_training": (9076, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_666, 320
+MAX_LINES, MAX_FILES = 63_687, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

@@ -91,13 +91,15 @@ class ModernBertConfig(BackboneConfig):
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     raw = {**DEFAULTS, **raw}
     bias: bool = raw["norm_bias"]
+    # transformers reads `sliding_window` as half of `local_attention`, and lets it decide.
+    window = raw.get("sliding_window")
     return ModernBertConfig(
         **read_sizes(raw),
         padding_id=int(raw.get("pad_token_id") or 0),
         layer_norm_epsilon=raw["norm_eps"],
         activation=read_activation("hidden_activation", raw["hidden_activation"]),
         is_local=_local_layers(raw, raw["num_hidden_layers"]),
-        reach=raw["local_attention"] // 2,
+        reach=raw["local_attention"] // 2 if window is None else window,
         global_rope=_rope(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
         local_rope=_rope(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
         attention_bias=raw["attention_bias"],

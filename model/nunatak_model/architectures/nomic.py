@@ -140,7 +140,8 @@ class NomicArchitecture:
 
     def config_from(self, raw: dict[str, Any]) -> NomicConfig:
         raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
-        _check_old_settings(raw)
+        rope = read_flat_rope(raw, default_theta=THETAS[self._model_type])
+        _check_old_settings(raw, rope)
         width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
         if raw["head_dim"] not in {None, width // num_heads}:
             raise UnsupportedBackboneError(
@@ -153,7 +154,7 @@ class NomicArchitecture:
             layer_norm_epsilon=raw["layer_norm_eps"],
             activation=read_activation("hidden_act", raw["hidden_act"]),
             reach=None,
-            rope=read_flat_rope(raw, default_theta=THETAS[self._model_type]),
+            rope=rope,
             has_token_types=raw["type_vocab_size"] > 0,
         )
 
@@ -205,9 +206,9 @@ def _attend(
     return turned(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
 
 
-def _check_old_settings(raw: Mapping[str, Any]) -> None:
+def _check_old_settings(raw: Mapping[str, Any], rope: Rope) -> None:
     used: dict[str, object] = {old: raw[new] for old, new in OLD_NAMES.items()}
-    used |= OLD_SETTINGS
+    used |= {**OLD_SETTINGS, "rotary_emb_base": rope.rope_theta}
     other = {name: raw[name] for name, it in used.items() if name in raw and raw[name] != it}
     if other:
         raise UnsupportedBackboneError(

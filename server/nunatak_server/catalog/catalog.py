@@ -175,7 +175,7 @@ def _visible_names(registry: Registry, tasks: TaskList) -> tuple[str, ...]:
 
 def _history(registry: Registry, reference: TaskReference) -> History:
     name = reference.task
-    aliases = registry.task(name).aliases if reference.alias is None else (reference.alias,)
+    aliases = registry.aliases(name) if reference.alias is None else (reference.alias,)
     moves = [it for alias in aliases for it in registry.history(name, alias)]
     changes = [it for alias in aliases for it in registry.rollouts.history(name, alias)]
     return sorted(moves, key=lambda it: it.at), sorted(changes, key=lambda it: it.at)

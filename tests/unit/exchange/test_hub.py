@@ -163,6 +163,14 @@ def test_a_folder_that_is_not_there_is_an_error() -> None:
         pass
 
 
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    with (
+        raises("invalid_option", match="give no revision"),
+        fetched(str(tmp_path), hub=HuggingFaceHub(), revision="v2", files=FILES),
+    ):
+        pass
+
+
 def test_a_version_comes_back_as_it_was(pushed: Path, backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
 

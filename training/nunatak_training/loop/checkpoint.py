@@ -31,7 +31,13 @@ from torch import Tensor
 
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
-from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes, tensors_to_bytes
+from nunatak_model import (
+    Backbone,
+    InvalidTensorsError,
+    default_head,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
 from nunatak_training.errors import TrainingDivergedError
@@ -198,8 +204,10 @@ def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -
 
 def head_start(kind: TaskKind, recipe: Recipe, backbone: Backbone) -> list[str]:
     """What a new head takes from the backbone beyond the backbone's digest."""
-    pooling = recipe.pooling or backbone.pooling
-    if kind.head.reads_tokens or (pooling is Pooling.MEAN and not recipe.dense):
+    usual = default_head(backbone, kind=kind.head, num_labels=kind.head.fixed_outputs or 1)
+    pooling = usual.pooling and (recipe.pooling or usual.pooling)
+    is_dense = usual.dense if pooling is None or recipe.dense is None else recipe.dense
+    if pooling in {None, Pooling.MEAN} and not is_dense:
         return []
     block = {
         f"{name}.{part}": tensor
@@ -209,7 +217,7 @@ def head_start(kind: TaskKind, recipe: Recipe, backbone: Backbone) -> list[str]:
         if tensor is not None
     }
     digest = hashlib.sha256(tensors_to_bytes(block)).hexdigest()
-    return [pooling, str(backbone.config.padding_id), digest]
+    return [str(pooling), str(backbone.config.padding_id), digest]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -208,7 +208,7 @@ def _score_columns(cell: Cell) -> list[str]:
     return [
         cell.outcomes[0].metric,
         f"{mean(cell.scores):.4f}",
-        f"{deviation(cell.scores):.4f}",
+        f"{deviation(cell.scores):.4f}" if len(cell.scores) > 1 else "",
         f"{max(cell.scores):.4f}",
         f"{len(cell.scores)}{failed}",
     ]

@@ -142,7 +142,7 @@ class Documents(Generic[DocumentT]):
     ) -> None:
         """Publish an older version again, under the next number. Servers use it at once."""
         with existing_registry(registry) as opened:
-            before = self.store_of(opened).get(name).version
+            before = self.store_of(opened).numbers().get(name, 0)
             published = self.store_of(opened).rollback(name, to)
         self._print_published(published, before=before, as_json=as_json)
 

@@ -50,7 +50,7 @@ def show(
 
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
-        aliases = opened.task(manifest.task).aliases
+        aliases = opened.aliases(manifest.task)
     if markdown and not as_json:
         print_text(task_card(manifest))
     else:

@@ -88,7 +88,7 @@ def history(
 ) -> None:
     """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
     with existing_registry(registry) as opened:
-        aliases = opened.task(name).aliases if alias is None else [alias]
+        aliases = opened.aliases(name) if alias is None else [alias]
         moves = [move for each in aliases for move in opened.history(name, each)]
         changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
     moves.sort(key=lambda move: move.at)

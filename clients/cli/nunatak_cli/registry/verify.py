@@ -100,12 +100,12 @@ def _probe_versions(
         from nunatak_model import load_backbone, source_of
 
     loaded = cache(load_backbone)
-    names = [summary.name for summary in registry.tasks()] if task is None else [task]
-    manifests = [manifest for name in names for manifest in registry.versions(name)]
+    names = registry.names() if task is None else [task]
+    listed = [version.manifest for name in names for version in registry.listed_versions(name)]
     checks = (
         _probe(registry, manifest, loaded(source or source_of(manifest.backbone.name)))
-        for manifest in manifests
-        if manifest.reference not in skipped
+        for manifest in listed
+        if manifest is not None and manifest.reference not in skipped
     )
     return [check for check in checks if check is not None]
 

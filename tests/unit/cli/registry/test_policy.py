@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from doubles.damage import write_rows
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
 from nunatak_contract.evidence import (
@@ -54,6 +55,21 @@ def test_put_publishes_and_says_if_there_was_nothing_to_publish(
     assert isinstance(again, dict)
     assert (again["version"], again["changed"]) == (1, False)
     assert registry.policies.get("guard").document.rules[0].conditions[0].threshold == 0.8
+
+
+@pytest.mark.parametrize("command", ["put", "rollback"])
+def test_a_damaged_newest_policy_is_superseded(
+    place: tuple[str, str], file: Path, folder: Path, command: str
+) -> None:
+    for mode in ("enforce", "dry_run"):
+        file.write_text(json.dumps({**DOCUMENT, "mode": mode}))
+        nunatak("policy", "put", str(file), *place)
+    write_rows(folder, "UPDATE nunatak_policies SET document = '{}' WHERE version = ?", "2")
+
+    subject = str(file) if command == "put" else "guard"
+    ran = nunatak("policy", command, subject, *place)
+
+    assert ran.stdout == "published guard/3\n"
 
 
 def test_yaml_and_json_say_the_same(

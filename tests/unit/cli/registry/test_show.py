@@ -100,6 +100,8 @@ def test_versions_lists_a_damaged_version_too(
 
     assert ran.exit_code == 0
     assert "damaged" in ran.stdout.splitlines()[2]
+    for command in (["show", "intent/1"], ["history", "intent"]):
+        assert nunatak("task", *command, *place).exit_code == 0
 
 
 def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:

@@ -1,7 +1,10 @@
 """Laws of `nunatak task verify`."""
 
 from pathlib import Path
+from typing import cast
 
+from doubles.backbones import save_tiny_backbone
+from doubles.damage import write_rows
 from doubles.terminals import nunatak
 from nunatak_registry import Registry
 
@@ -27,6 +30,20 @@ def test_verify_names_the_damaged_version_and_fails(
     assert ran.exit_code == 1
     assert "intent/1" in ran.stdout
     assert found["errors"] == 1
+
+
+def test_a_damaged_manifest_is_named_and_the_other_versions_are_probed(
+    place: tuple[str, str], folder: Path, tmp_path: Path
+) -> None:
+    write_rows(folder, "UPDATE nunatak_versions SET manifest = '{}' WHERE version = ?", "2")
+    other = save_tiny_backbone(tmp_path / "other")
+
+    ran = nunatak("task", "verify", "--probe", "--backbone", str(other), "--json", *place)
+
+    checks = cast("list[dict[str, str]]", ran.json()["checks"])
+    kinds = {it["subject"]: it["kind"] for it in checks}
+    assert kinds["intent/1"] == kinds["intent/3"] == "not_probed"
+    assert kinds["intent/2"] not in {"", "not_probed"}
 
 
 def test_verify_moves_damaged_files_aside_on_request(

@@ -15,6 +15,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
 from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.checkpoint import SavedRun, SavedState, held_checkpoint, run_key
 from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
@@ -262,3 +263,16 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
     }
 
     assert len(keys) == 8
+
+
+def test_the_dense_block_from_which_every_head_starts_names_the_run() -> None:
+    modern = tiny_backbone(num_layers=3, family="modernbert")
+    recipe, changed = recipe_of(HeadOnly()), replace(modern, pooler=modern.layers[0].qkv)
+
+    keys = {
+        run_key({"tone": replace(DATA, kind=kind)}, recipe, backbone)
+        for backbone in (modern, changed)
+        for kind in (DATA.kind, TaskKind.TOKEN_CLASSIFICATION)
+    }
+
+    assert len(keys) == 4

@@ -46,6 +46,7 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_pat
     cells = cells_of([record_of(run, 0.5) for run in runs])
 
     assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
+    assert cells_markdown(cells).count("| 0.5000 |  | 0.5000 |") == 2
 
 
 def test_runs_on_other_examples_are_not_averaged_and_a_column_distinguishes_them(
