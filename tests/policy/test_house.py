@@ -22,12 +22,12 @@ CEILINGS = {
     "nunatak_model": (9556, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4284, 23),
-    "nunatak_server": (20228, 97),
+    "nunatak_server": (20252, 97),
     "nunatak_training": (9076, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_687, 320
+MAX_LINES, MAX_FILES = 63_711, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

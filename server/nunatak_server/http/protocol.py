@@ -20,6 +20,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 MAX_HEADERS: Final = 100
+MAX_PIPELINED: Final = 64
+"""Most requests that wait on a connection for the answers before theirs."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Most bytes of a request's target and headers, and of useless bytes around its body."""
 PIECE_BYTES: Final = MAX_HEAD_BYTES // 4
@@ -234,6 +236,8 @@ class BoundedProtocol(HttpToolsProtocol):
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             raise HeadError("the parser would pass on a body of another coding as it is")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise HeadError(f"at most {MAX_PIPELINED} requests may wait on a connection")
         if self.parser.should_upgrade():
             # The head comes again, without the offer.
             return

@@ -64,6 +64,10 @@ class Growing:
         """Characters until a window is closed, about."""
         return min((it.num_missing_chars for it in self._read.values()), default=0)
 
+    @property
+    def has_closed(self) -> bool:
+        return any(it.closed for it in self._windows.values())
+
     def counts(self, reference: str, outcome: str) -> bool:
         """Whether this outcome of a reference is new; later looks say it again."""
         is_new = (reference, outcome) not in self._counted

@@ -331,7 +331,7 @@ class Preprocessor:
     async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
         found = [self._find(text, request.handling.tasks) for text in request.references]
         wanted = dict.fromkeys(item for item in found if isinstance(item, TaskReference))
-        resolved = await self._resolve(wanted, request.handling.caller)
+        resolved = await self._resolve(wanted, request)
         return [
             _resolved(text, item, resolved[item]) if isinstance(item, TaskReference) else item
             for text, item in zip(request.references, found, strict=True)
@@ -347,13 +347,18 @@ class Preprocessor:
         return self._facts.known(reference) or reference
 
     async def _resolve(
-        self, references: Collection[TaskReference], caller: str
+        self, references: Collection[TaskReference], request: PredictionRequest
     ) -> Mapping[TaskReference, Traffic | NunatakError]:
         if not references:
             return {}
+        looking = self._facts.traffic(references, request.handling.caller)
         try:
-            return await self._facts.traffic(references, caller)
-        except StoreUnavailableError as error:
+            if request.growing is None:
+                return await looking
+            # The known tasks of the look are asked in the rest of the time.
+            limit_s = request.handling.deadline_s / 2
+            return await within(limit_s, looking, late=DeadlineExceededError)
+        except (StoreUnavailableError, DeadlineExceededError) as error:
             return dict.fromkeys(references, error)
 
 

@@ -289,7 +289,7 @@ class PredictionService:
 
         A look at a growing text is one part, because its references share the windows.
         """
-        if request.growing is not None:
+        if request.growing is not None and not request.growing.is_whole:
             yield request
             return
         is_known = {

@@ -149,7 +149,7 @@ class VerdictStream:
                 yield event
 
     async def _step(self, *, is_expired: bool) -> AsyncGenerator[Streamed]:
-        if is_expired and self._is_enforced and self._on_failure is OnFailure.BLOCK:
+        if is_expired and self._is_strict:
             yield self._end(self._judge.late(self._published, self._text))
             return
         judgement = await self._look(takes_open=is_expired)
@@ -168,11 +168,14 @@ class VerdictStream:
         growing = self._growing
         end = len(growing.text)
         # A window about which a task failed stays, because the task is asked again about held text.
-        has_failed = any(isinstance(it, TaskFailure) for it in judgement.answers.values())
-        is_held = has_failed and self._on_failure is OnFailure.BLOCK
+        is_held = self._is_strict and bool(judgement.failures)
         if not is_held and not self._has_late_finding(decision):
             for piece in self._release(decision, end if is_expired else growing.covered):
                 yield piece
+        if is_expired and growing.has_closed:
+            # A look without the open window records what these windows say, and forgets them.
+            self._looks_at = end
+            return
         # A part of what is judged and still held, because each look decides about all of it.
         again = (growing.covered - self._released) // READ_AGAIN
         self._looks_at = max(self._looks_at, end + again)
@@ -190,6 +193,11 @@ class VerdictStream:
     def _on_failure(self) -> OnFailure:
         return self._published.document.on_failure
 
+    @property
+    def _is_strict(self) -> bool:
+        """Whether text without a whole answer is held, and at last blocked."""
+        return self._is_enforced and self._on_failure is OnFailure.BLOCK
+
     def _end(self, judgement: Judgement) -> StreamedVerdict:
         self._is_over = True
         self._judge.metrics.observe(judgement)
@@ -205,7 +213,7 @@ class VerdictStream:
             expires_at = self._expires_at()
             left_s = None if expires_at is None else expires_at - self._clock()
             if expires_at is not None and left_s is not None and left_s <= 0:
-                self._may_expire_at = expires_at + (self._max_delay_s or 0)
+                self._may_expire_at = self._clock() + (self._max_delay_s or 0)
                 return True
             if self.last_space >= self._looks_at:
                 return False
@@ -218,6 +226,9 @@ class VerdictStream:
         while self._arrivals and self._arrivals[0][0] <= self._released:
             self._arrivals.popleft()
         if self._max_delay_s is None or not self._arrivals:
+            return None
+        if not self._is_strict and self.last_space <= self._released:
+            # Only a part of a word is held, which no look can release.
             return None
         return max(self._arrivals[0][1] + self._max_delay_s, self._may_expire_at)
 

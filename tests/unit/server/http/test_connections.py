@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 from nunatak_server.http.protocol import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_PIPELINED,
     PIECE_BYTES,
     BoundedProtocol,
     bounded_protocol,
@@ -199,6 +200,21 @@ async def test_an_extension_of_a_chunk_is_bounded_also_within_one_read(num_bytes
         assert await server.settle() == [("POST", "/asked", b"y")]
     else:
         assert caller.answered.startswith(b"HTTP/1.1 400")
+
+
+async def test_few_requests_wait_on_one_connection() -> None:
+    server = Server()
+    server.may_answer.clear()
+    patient, flooding = server.open(), server.open()
+
+    patient.protocol.data_received(SMUGGLED * MAX_PIPELINED)
+    flooding.protocol.data_received(SMUGGLED * 5000)
+
+    assert len(flooding.protocol.pipeline) <= MAX_PIPELINED
+    server.may_answer.set()
+    await server.settle()
+    assert patient.answered.count(b"HTTP/1.1 200") == MAX_PIPELINED
+    assert flooding.is_closed
 
 
 async def ask(server: Server, caller: Caller) -> None:

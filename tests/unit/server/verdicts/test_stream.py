@@ -209,6 +209,94 @@ async def test_a_dry_run_shows_the_whole_text_and_decides_as_usual() -> None:
         assert found.final.decided is whole.decided
 
 
+async def test_a_dry_run_holds_no_text_for_a_task_that_fails() -> None:
+    bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
+    text = harmless(bench)
+    bench.engine.sick = frozenset({"tone"})
+    said, released = Said(bench.admission), 0
+    async with aclosing(bench.stream().events(said.recorded(by_word(text)))) as events:
+        async for event in events:
+            if isinstance(event, Released) and len(said.arrived) < len(text):
+                released += len(event.text)
+
+    assert released > len(text) / 2
+
+
+async def test_text_is_held_if_a_version_cannot_answer_a_condition() -> None:
+    conditions = when("attack", "maybe"), when("tone", "sharp")
+    bench = StreamBench(BERT, make_policy(make_rule(*conditions, combine=Combine.ALL)))
+    text = harmless(bench)
+    tones = await bench.windows(text, "tone")
+    bench.engine.denied = {("tone", tones[len(tones) // 2])}
+
+    found = await bench.streamed(by_word(text))
+
+    assert (found.text, found.final.action, found.final.is_by_failure) == ("", BLOCK, True)
+
+
+async def test_a_look_up_that_hangs_does_not_silence_the_other_tasks() -> None:
+    rules = make_rule(when("attack", "yes"), name="a"), make_rule(when("tone/1", "sharp"), name="t")
+    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
+    known = make_policy(rules[0]).model_copy(update=passes)
+    bench = StreamBench(BERT, known)
+    text = harmless(bench)
+    bench.engine.denied = {("attack", (await bench.windows(text, "attack"))[1])}
+    policy = make_policy(*rules, on_failure=OnFailure.ALLOW, deadline_ms=200)
+    bench.policy = policy.model_copy(update=passes)
+    bench.store.may_resolve.clear()
+
+    found = await bench.streamed([text[:200], text[200:]])
+
+    assert (found.final.action, found.final.is_by_failure) == (BLOCK, False)
+
+
+async def test_a_slow_text_with_a_bounded_hold_keeps_few_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 500}))
+    text, held = harmless(bench, num_words=150), list[int]()
+    take = Growing.take
+
+    def taken(self: Growing, reading: Reading, windows: Encodings, *, begin: int) -> Encodings:
+        found = take(self, reading, windows, begin=begin)
+        held.append(len(found))
+        return found
+
+    monkeypatch.setattr(Growing, "take", taken)
+    said = Said(bench.admission)
+
+    async def chunks() -> AsyncGenerator[str]:
+        async for chunk in said.recorded(by_word(text)):
+            yield chunk
+            bench.clock.now += 1
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        released = [it.text async for it in events if isinstance(it, Released)]
+
+    assert "".join(released) == text
+    assert max(held) < 8
+
+
+async def test_time_alone_asks_nothing_again() -> None:
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 1000}))
+    harmless(bench)
+
+    async def chunks() -> AsyncGenerator[str]:
+        yield "the report was written "
+        yield "by ad"
+        bench.clock.now += 100
+        yield "a"
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        async for _ in events:
+            pass
+
+    # One look after the hold, and the whole text.
+    assert len(bench.engine.computed) <= 2 * len(TASKS)
+
+
 @pytest.mark.parametrize(
     ("chunks", "code"),
     [
