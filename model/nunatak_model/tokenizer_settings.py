@@ -100,8 +100,11 @@ def check_settings(
         _check_options(tokenizer_class, {}, definition)  # these classes have none
     if tokenizer_class == "DebertaV2Tokenizer":
         _check_options(tokenizer_class, settings, definition)
-    if tokenizer_class in {"Qwen2Tokenizer", "LlamaTokenizer"}:
-        _check_rebuilt(tokenizer_class, settings, definition)
+        _check_rebuilt(tokenizer_class, _deberta_parts(settings, definition), definition)
+    if tokenizer_class == "Qwen2Tokenizer":
+        _check_rebuilt(tokenizer_class, _qwen_parts(), definition)
+    if tokenizer_class == "LlamaTokenizer":
+        _check_rebuilt(tokenizer_class, _llama_parts(settings), definition)
     if {"add_bos_token", "add_eos_token"} & settings.keys():
         _check_ends(settings, definition)
 
@@ -304,10 +307,9 @@ def _check_prefix_space(settings: Mapping[str, Any], stored: Mapping[str, Any]) 
 
 
 def _check_rebuilt(
-    tokenizer_class: str, settings: Mapping[str, Any], definition: Mapping[str, Any]
+    tokenizer_class: str, wanted: Mapping[str, object], definition: Mapping[str, Any]
 ) -> None:
     """Refuse parts of `tokenizer.json` in whose place this class of transformers puts others."""
-    wanted = _qwen_parts() if tokenizer_class == "Qwen2Tokenizer" else _llama_parts(settings)
     model = _section(definition, "model")
     found = {name: model.get(name) for name in wanted.keys() & MODEL_FLAGS}
     found |= {name: _plain(definition.get(name)) for name in wanted.keys() - MODEL_FLAGS}
@@ -345,6 +347,16 @@ def _plain(part: object) -> object:
         return part
     settings = cast("dict[str, object]", part)
     return {name: _plain(it) for name, it in settings.items() if name != "trim_offsets"}
+
+
+def _deberta_parts(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> dict[str, object]:
+    if _section(definition, "model").get("type") == "WordPiece":  # which the class does not read
+        return {}
+    lowercase = [{"type": "Lowercase"}] if settings.get("do_lower_case") else []
+    spaces = {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
+    end = {"type": "Strip", "strip_left": False, "strip_right": True}
+    parts = [*lowercase, spaces, {"type": "NFC"}, end]
+    return {"normalizer": {"type": "Sequence", "normalizers": parts}}
 
 
 def _qwen_parts() -> dict[str, object]:

@@ -87,6 +87,17 @@ def test_an_option_of_deberta_that_its_tokenizer_lacks_is_refused(
         check_settings({}, settings, json.loads(definition))
 
 
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_a_normalizer_in_whose_place_deberta_puts_its_own_is_refused(*, lowercase: bool) -> None:
+    definition = json.loads(DEBERTA(do_lower_case=lowercase).backend_tokenizer.to_str())
+    settings = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": lowercase}
+    check_settings({}, settings, definition)
+    definition["normalizer"]["normalizers"].insert(0, {"type": "NFKC"})
+
+    with pytest.raises(UnsupportedBackboneError, match="DebertaV2Tokenizer puts another"):
+        check_settings({}, settings, definition)
+
+
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
 def test_lower_case_that_the_class_of_transformers_drops_is_refused(
     family: TokenizerFamily, tmp_path: Path

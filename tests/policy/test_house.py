@@ -19,7 +19,7 @@ CEILINGS = {
     "nunatak_contract": (4247, 20),
     "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1031, 7),
-    "nunatak_model": (9556, 49),
+    "nunatak_model": (9568, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4284, 23),
     "nunatak_server": (20252, 97),
@@ -27,7 +27,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_711, 320
+MAX_LINES, MAX_FILES = 63_723, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3
