@@ -1,8 +1,8 @@
 """The memory of a server process on this machine, measured from outside.
 
-It stands next to the ledger that the server keeps. RSS counts shared
-pages in full, PSS in proportion to their users, USS not at all. If the process ended, the machine
-would regain an amount between USS and PSS.
+A report shows it next to the ledger that the server keeps. RSS counts shared pages in full, PSS in
+proportion to their users, USS not at all. If the process ended, the machine would regain an amount
+between USS and PSS.
 """
 
 # psutil carries no types.

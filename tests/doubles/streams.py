@@ -41,6 +41,7 @@ TASKS: dict[str, tuple[HeadRecord, int]] = {
 }
 """The head and the largest length of each task."""
 HANDLING = Handling(default_deadline_s=60)
+WORDS = "the report was written by ada lovelace in london and i saw a copy of it"
 LOOPS = 5
 """Turns of the event loop between two chunks, for the looks at the text."""
 
@@ -224,3 +225,13 @@ def essence(judgement: Judgement) -> tuple[object, ...]:
     applied = {it.rule.name: (it.score, it.spans) for it in decision.applied}
     failures = {it.reference: it.error.code for it in judgement.failures}
     return judgement.action, judgement.is_by_failure, decision.masked, applied, failures
+
+
+def harmless(bench: StreamBench, *, num_words: int = 60) -> str:
+    """Return a text about which no task finds anything from now on."""
+    bench.engine.is_calm = True
+    return " ".join(random.Random(1).choices(WORDS.split(), k=num_words))
+
+
+def by_word(text: str) -> list[str]:
+    return [f"{it} " for it in text.split(" ")[:-1]] + text.split(" ")[-1:]

@@ -12,7 +12,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
     "nunatak_exchange": (3945, 14),
-    "nunatak_cli": (7019, 39),
+    "nunatak_cli": (7024, 39),
     "nunatak": (518, 3),
     "nunatak_client": (2011, 7),
     "nunatak_cluster": (566, 6),
@@ -27,7 +27,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_723, 320
+MAX_LINES, MAX_FILES = 63_728, 320
 MIN_CODE_SHARE = 0.52
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

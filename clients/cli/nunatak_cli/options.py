@@ -230,7 +230,7 @@ class LabelledRows(TextColumns):
         return self.spelt_of(Path(data.replace(":", "-")).name.split(".")[0])
 
     def spelt_of(self, task: str) -> RowFormat:
-        """Return the format of the rows of a task of many, with the file for the bad ones."""
+        """Return the same format; the file for the bad rows has the name of the task."""
         is_skipped = self.on_bad_row is OnBadRow.SKIP
         return replace(self.spelt, rejected=Path(f"{task}.rejected.jsonl") if is_skipped else None)
 

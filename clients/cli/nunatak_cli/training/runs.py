@@ -156,6 +156,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, objec
 
 
 METHOD = "method"
+OF_METHODS = frozenset(name for kind in METHODS for name in method_settings(kind))
 LAYER_SETTINGS = frozenset(method_settings("topk"))
 SPELT = {it.name for it in fields(LabelledRows)}
 """The settings of a task that say how its rows are spelt."""
@@ -209,6 +210,10 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
             "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
         )
     tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
+    reached = LAYER_SETTINGS.union(*(task.named for task in tasks.values()))
+    for name in overlaid(file.shared.named).keys() & OF_METHODS - reached:
+        problem = "no task has a method with this setting"
+        raise NunatakError("invalid_task_file", path=path, place=f"shared.{name}", problem=problem)
     return file.model_copy(update={"tasks": tasks})
 
 
@@ -298,10 +303,10 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
     common, own = overlaid(shared.named), overlaid(task.named)
     method = own.get(METHOD, common.get(METHOD, "topk"))
     # The shared settings of a method apply only to tasks of this method.
-    of_others = {name for kind in METHODS for name in method_settings(kind)}
-    if method in METHODS and common.get(METHOD, method) == method:
-        of_others -= method_settings(str(method)).keys()
-    common = {name: value for name, value in common.items() if name not in of_others}
+    fitting = set[str]()
+    if isinstance(method, str) and common.get(METHOD, method) == method:
+        fitting.update(method_settings(method))
+    common = {name: it for name, it in common.items() if name in fitting or name not in OF_METHODS}
     if {"layers", "frozen"} & own.keys():
         # The shared `target` applies only to tasks with `layers: auto`.
         dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS

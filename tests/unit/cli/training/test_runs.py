@@ -119,6 +119,7 @@ def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> Non
     [
         ("epoch: 3", "there is no setting 'epoch'; the nearest is 'epochs'"),
         ("layers: 9", "topk layers must be in"),
+        ("method: [lora]", "method"),
         ("promote: ../prod", "alias"),
     ],
 )
@@ -159,6 +160,7 @@ def test_examples_that_are_not_there_are_told_before_the_first_run(
         ("tasks: {tone: {layers: 2}}", r"tasks\.tone\.data: expected a value, got none"),
         ("tasks: {tone: {data: a, kind: poem}}", r"tasks\.tone\.kind: .*'ranking'"),
         ("tasks: {tone: {data: [a]}}", r"tasks\.tone\.data: expected a text, got a list"),
+        ("shared: {rank: 4}\ntasks: {tone: {data: a}}", r"shared\.rank: no task has a method"),
         ("tasks: {}", r"tasks: .*at least 1"),
         ("- tone", r"file: expected settings by name"),
         ("tasks: {tone: {data: a}, tone: {data: b}}", r"file: .*'tone' stands twice.*line 1"),
