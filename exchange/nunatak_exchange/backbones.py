@@ -30,7 +30,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_exchange import reference
 from nunatak_exchange.checkpoint import (
@@ -43,28 +43,27 @@ from nunatak_exchange.checkpoint import (
     new_folder,
     write_json,
 )
+from nunatak_exchange.checks import tokenizer_files
 from nunatak_exchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
 from nunatak_model import (
     Backbone,
     BackboneConfig,
     CorruptBackboneError,
-    UnsupportedBackboneError,
     load_backbone,
     tensors_to_bytes,
-    tokenizer_settings,
+    tokenizer_folder,
 )
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
-from nunatak_model.text.tokenizer import TextTokenizer, check_bounds, check_token_ids, patterns_in
-from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
+from nunatak_model.text.tokenizer import TextTokenizer, patterns_in
+from nunatak_model.tokenizer_folder import TOKENIZER, TYPES, quiet
 
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
 FILES: Final = (
     CONFIG,
-    *tokenizer_settings.FILES,
-    *SLOW_TOKENIZER_FILES,
+    *tokenizer_folder.FILES,
+    *tokenizer_folder.SLOW_FILES,
     *SENTENCE_FILES,
     "model*.safetensors",
     WEIGHTS_INDEX,
@@ -96,6 +95,8 @@ class AddedBackbone(BaseModel, frozen=True):
     num_layers: int
     hidden_width: int
     max_tokens: int
+    gives_token_types: bool | None = None
+    """Whether the tokenizer gives token types. None: an older release added the backbone."""
     difference: float
     """Largest difference from transformers' vectors when it was added, as a part of the largest."""
 
@@ -153,7 +154,8 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
         # An architecture that is not available is refused before anything large is read.
         shape = config_from(raw)
     reference.check_num_labels(checkpoint, raw)
-    tokenizer = _transformers_tokenizer(checkpoint)
+    with tokenizer_files(checkpoint) as folder, checkpoint.backbone_errors():
+        tokenizer = tokenizer_folder.load_by_transformers(folder)
     _write_tokenizer(checkpoint, made, tokenizer)
     for pattern in SENTENCE_FILES:
         for path in sorted(checkpoint.folder.glob(pattern)):
@@ -186,6 +188,7 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
         num_layers=backbone.config.num_layers,
         hidden_width=backbone.config.hidden_width,
         max_tokens=backbone.config.max_tokens,
+        gives_token_types=TYPES in tokenizer.model_input_names,
         difference=difference,
     )
     write_json(made, RECORD, record.model_dump(mode="json"))
@@ -217,45 +220,6 @@ def _copy(checkpoint: Checkpoint, made: Path, name: str) -> None:
     data = checkpoint.read(name, limit=MAX_TOKENIZER_BYTES)
     (made / name).parent.mkdir(exist_ok=True)
     (made / name).write_bytes(data)
-
-
-def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - untyped there
-    with needs_extra("training"):
-        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
-
-    patterns = (TOKENIZER, tokenizer_settings.VOCABULARY, *SLOW_TOKENIZER_FILES)
-    if not any(any(checkpoint.folder.glob(pattern)) for pattern in patterns):
-        # transformers would make an empty tokenizer.
-        raise checkpoint.invalid(f"it has no file of a tokenizer ({', '.join(patterns)})")
-    with tempfile.TemporaryDirectory() as scratch, reference.quiet():
-        clean = Path(scratch)
-        for pattern in (CONFIG, *tokenizer_settings.FILES, *SLOW_TOKENIZER_FILES):
-            for path in sorted(checkpoint.folder.glob(pattern)):
-                _copy(checkpoint, clean, path.name)
-        _check_tokenizer_files(checkpoint)
-        with checkpoint.refused_by("transformers", "read its tokenizer"):
-            tokenizer = cast("Any", AutoTokenizer).from_pretrained(
-                clean, trust_remote_code=False, local_files_only=True
-            )
-    if not tokenizer.is_fast:
-        raise checkpoint.refuse(
-            f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
-            "take a checkpoint whose tokenizer the tokenizers library can compute",
-        )
-    return tokenizer
-
-
-def _check_tokenizer_files(checkpoint: Checkpoint) -> None:
-    """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
-    with checkpoint.backbone_errors():
-        if checkpoint.has(TOKENIZER):
-            check_bounds(checkpoint.json(TOKENIZER, limit=MAX_TOKENIZER_BYTES))
-        for name in ("vocab.json", tokenizer_settings.ADDED_TOKENS_FILE):
-            if checkpoint.has(name):
-                check_token_ids(checkpoint.json(name, limit=MAX_TOKENIZER_BYTES))
-        added = checkpoint.settings.get(tokenizer_settings.ADDED_TOKENS)
-        if isinstance(added, dict):
-            check_token_ids([int(it) for it in added if it.isdecimal()])
 
 
 def _check_patterns(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
@@ -305,23 +269,10 @@ def _check_size(
 
 
 def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None:  # noqa: ANN401
-    raw, settings = checkpoint.config, checkpoint.settings
-    try:
-        definition = tokenizer_settings.definition_of(checkpoint.tokenizer_file, raw, settings)
-        if definition is not None:
-            tokenizer_settings.check_settings(raw, settings, json.loads(definition))
-    except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
-        definition = None
-    if definition is not None:
-        (made / TOKENIZER).write_bytes(definition)
-        if settings:
-            _copy(checkpoint, made, TOKENIZER_CONFIG)
-        return
-    with reference.quiet():
+    stored = checkpoint.tokenizer_file(TOKENIZER)
+    with quiet():
         tokenizer.save_pretrained(made)
-    written = Checkpoint(made).fields(TOKENIZER_CONFIG)
-    written["model_input_names"] = list(cast("list[str]", tokenizer.model_input_names))
-    write_json(made, TOKENIZER_CONFIG, written)
+    (made / TOKENIZER).write_bytes(tokenizer_folder.definition_of(tokenizer, stored))
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -383,7 +334,7 @@ def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) ->
     ours = backbone.tokenizer.encode(texts, max_length=10**9)
     for text, found in zip(texts, ours, strict=True):
         pair = (text,) if isinstance(text, str) else text
-        with reference.quiet():
+        with quiet():
             read = tokenizer(*pair)
         types = read.get("token_type_ids") or [0] * found.num_tokens
         if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:

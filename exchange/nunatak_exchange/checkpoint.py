@@ -33,7 +33,7 @@ from nunatak_model.branch import check_finite
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_model.errors import mismatch_of
 from nunatak_model.text.tokenizer import is_panic
-from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
+from nunatak_model.tokenizer_folder import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 

@@ -1,18 +1,20 @@
 """The import of one folder: choices of the caller, result, and checks against the backbone."""
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_exchange.checkpoint import CONFIG, Checkpoint
+from nunatak_exchange.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, Checkpoint, write_json
 from nunatak_exchange.transformers_layout import FAMILIES, usual_problem_type
 from nunatak_model import (
     INT8_SUFFIX,
@@ -24,17 +26,17 @@ from nunatak_model import (
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
-from nunatak_model.text.tokenizer import check_bounds
-from nunatak_model.tokenizer_settings import (
-    SAVE_ADVICE,
+from nunatak_model.tokenizer_folder import (
+    FILES,
+    PARTS,
+    SLOW_FILES,
     TOKENIZER,
-    check_settings,
-    definition_of,
-    gives_token_types,
+    VOCABULARY,
+    differing_parts,
+    normalised,
+    read_tokenizer,
 )
 
-TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
-"""Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
 OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
 
 
@@ -138,30 +140,18 @@ class Import:
     def check_tokenizer(self, *, is_adapter: bool = False) -> None:
         """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
-        An adapter's folder may leave the tokenizer to its base.
+        An adapter's folder may leave the tokenizer, or its settings, to its base.
         """
-        checkpoint, settings = self.checkpoint, self.checkpoint.settings
-        with checkpoint.backbone_errors():
-            data = definition_of(checkpoint.tokenizer_file, self._reading_config(), settings)
-        if data is not None:
-            self._check_definition(data)
-        elif not is_adapter:
-            raise checkpoint.invalid(f"it has no {TOKENIZER}; {SAVE_ADVICE}")
-        if data is not None or settings:
-            self._check_reading()
-
-    def _check_definition(self, data: bytes) -> None:
-        checkpoint = self.checkpoint
-        with checkpoint.failures(
-            lambda it: checkpoint.corrupt(TOKENIZER, f"is no tokenizer: {it}")
-        ):
-            definition = data.decode()
-            with checkpoint.backbone_errors():
-                check_bounds(json.loads(definition))
-            theirs = _normalised(definition)
-        ours = _normalised(self.backbone.tokenizer.definition)
-        differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
-        if differing and _without_spaces(ours) == _without_spaces(theirs):
+        checkpoint, backbone = self.checkpoint, self.backbone
+        if is_adapter and not any(map(checkpoint.has, FILES)):
+            return
+        with tokenizer_files(checkpoint) as folder, checkpoint.backbone_errors():
+            if is_adapter:
+                _fill_in(folder, backbone)
+            theirs = read_tokenizer(folder, num_token_types=backbone.config.num_token_types)
+        ours = backbone.tokenizer
+        differing = differing_parts(ours.definition, theirs.definition)
+        if differing and _without_spaces(ours.definition) == _without_spaces(theirs.definition):
             raise checkpoint.refuse(
                 "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
                 "text's first word",
@@ -171,27 +161,13 @@ class Import:
             )
         if differing:
             names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-            raise checkpoint.foreign(self.backbone, f"its tokenizer differs in: {names}")
-
-    def _reading_config(self) -> dict[str, JsonValue]:
-        found = self.checkpoint.config if self.checkpoint.has(CONFIG) else {}
-        return {"model_type": self.backbone.config.model_type, **found}
-
-    def _check_reading(self) -> None:
-        """Refuse other settings of reading texts; for missing files, the backbone's count."""
-        checkpoint, backbone, config = self.checkpoint, self.backbone, self._reading_config()
-        ours = backbone.tokenizer.tells_texts_apart
-        with checkpoint.backbone_errors():
-            check_settings(config, checkpoint.settings, checkpoint.definition(backbone))
-            if not ours and not _drops_types(backbone):
-                return
-            theirs = gives_token_types(config, checkpoint.settings)
-        if ours != theirs:
+            raise checkpoint.foreign(backbone, f"its tokenizer differs in: {names}")
+        if ours.tells_texts_apart != theirs.tells_texts_apart:
             gives = {True: "gives token types", False: "gives none"}
             raise checkpoint.foreign(
                 backbone,
-                f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's "
-                f"{gives[ours]}",
+                f"its tokenizer {gives[theirs.tells_texts_apart]} to the texts of a pair, the "
+                f"backbone's {gives[ours.tells_texts_apart]}",
             )
 
     def check_base(self, named: str | None) -> None:
@@ -263,25 +239,31 @@ def _last_part(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
 
 
-def _drops_types(backbone: Backbone) -> bool:
-    """Whether `tokenizer.json` gives token types that the encoder has and does not get."""
-    if backbone.config.num_token_types == 1:
-        return False
-    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
-    tokenizer.no_truncation()
-    return any(tokenizer.encode("a", "a").type_ids)
+@contextmanager
+def tokenizer_files(checkpoint: Checkpoint) -> Generator[Path]:
+    """Yield a folder with the tokenizer's files alone, each read within its limit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for pattern in (CONFIG, *FILES, *SLOW_FILES):
+            for path in sorted(checkpoint.folder.glob(pattern)):
+                data = checkpoint.read(path.name, limit=MAX_TOKENIZER_BYTES)
+                (Path(scratch) / path.name).write_bytes(data)
+        yield Path(scratch)
 
 
-def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _fill_in(folder: Path, backbone: Backbone) -> None:
+    """Write what an adapter's folder leaves to its base."""
+    if not (folder / CONFIG).exists():
+        write_json(folder, CONFIG, {"model_type": backbone.config.model_type})
+    if not any(any(folder.glob(it)) for it in (TOKENIZER, VOCABULARY, *SLOW_FILES)):
+        (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+
+
+def _without_spaces(definition: str) -> dict[str, JsonValue]:
     """Return the parts that decide token ids, without the setting of the first space."""
-    parts = {part: definition.get(part) for part in TOKENIZING_PARTS}
+    found = normalised(definition)
+    parts: dict[str, JsonValue] = {part: found.get(part) for part in PARTS}
     for part in ("pre_tokenizer", "post_processor"):
-        found = parts[part]
-        if isinstance(found, dict):
-            parts[part] = {name: it for name, it in found.items() if name != "add_prefix_space"}
+        fields = parts[part]
+        if isinstance(fields, dict):
+            parts[part] = {name: it for name, it in fields.items() if name != "add_prefix_space"}
     return parts
-
-
-def _normalised(definition: str) -> dict[str, JsonValue]:
-    # The installed library reads and writes both definitions, so that old spellings become equal.
-    return json.loads(Tokenizer.from_str(definition).to_str())

@@ -19,7 +19,7 @@ from nunatak_exchange.peft_folders import import_peft
 from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone
-from nunatak_model.tokenizer_settings import VOCABULARY
+from nunatak_model.tokenizer_folder import VOCABULARY
 from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head_record
 
 FILES = ("*.json", "*.safetensors", VOCABULARY)

@@ -19,8 +19,8 @@ from pydantic import JsonValue
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import needs_extra
 from nunatak_exchange.checkpoint import Checkpoint
-from nunatak_exchange.reference import quiet
 from nunatak_exchange.transformers_layout import kind_of_class
+from nunatak_model.tokenizer_folder import quiet
 
 if TYPE_CHECKING:
     from peft import PeftConfig

@@ -49,6 +49,7 @@ from nunatak_model import (
 )
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
+from nunatak_model.tokenizer_folder import quiet
 from nunatak_versions.loading import LoadedTask
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class _PeftImport(checks.Import):
         expected = reference.answers_of(adapted.get_base_model(), encodings)
         native = native_method(adapted, self.names.map_places(), backbone.config)
         _unwrap(adapted.get_base_model())
-        with checkpoint.refused_by("peft", "merge it"), reference.quiet():
+        with checkpoint.refused_by("peft", "merge it"), quiet():
             merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
         theirs = self.names.from_model(merged.state_dict(), head)
         found = self._native(native, theirs, head) or self._merged(theirs, head)
@@ -216,9 +217,9 @@ class _PeftImport(checks.Import):
         with needs_extra("training"):
             import peft  # noqa: PLC0415 - takes seconds
         library, stored = cast("Any", peft), self.stored
-        with self.checkpoint.refused_by("peft", "adapt the backbone"), reference.quiet():
+        with self.checkpoint.refused_by("peft", "adapt the backbone"), quiet():
             adapted = cast("PeftModel", library.get_peft_model(base.model, config).eval())
-        with self.checkpoint.refused_by("peft", "name its tensors"), reference.quiet():
+        with self.checkpoint.refused_by("peft", "name its tensors"), quiet():
             own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
         expected = {name: tuple(it.shape) for name, it in own.items()}
         for name, shape in base.random.items():
@@ -228,7 +229,7 @@ class _PeftImport(checks.Import):
             expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
         self._check_pooler(base, expected)
         self.checkpoint.check_tensors(stored, expected)
-        with self.checkpoint.refused_by("peft", "load its tensors"), reference.quiet():
+        with self.checkpoint.refused_by("peft", "load its tensors"), quiet():
             library.set_peft_model_state_dict(adapted, dict(stored))
         return adapted
 

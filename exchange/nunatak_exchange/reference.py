@@ -6,10 +6,7 @@ answers here are exact.
 """
 
 import importlib
-import logging
-import warnings
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -31,6 +28,7 @@ from nunatak_model import (
     embedding_branch,
     forward,
 )
+from nunatak_model.tokenizer_folder import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -216,22 +214,3 @@ def check_answers(
             "with this file",
         )
     return difference
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Keep warnings, log lines and progress bars of transformers and peft off the terminal."""
-    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - seconds
-
-    logger = logging.getLogger("transformers")
-    level, shows_bars = logger.level, transformers_logging.is_progress_bar_enabled()
-    logger.setLevel(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        if shows_bars:
-            transformers_logging.enable_progress_bar()

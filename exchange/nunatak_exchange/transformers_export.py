@@ -41,7 +41,7 @@ from nunatak_model.sentence_folder import (
     POOLINGS,
     SENTENCE_CONFIG,
 )
-from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
+from nunatak_model.tokenizer_folder import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_model.weights import Linear
 from nunatak_versions.loading import LoadedTask
 

@@ -20,13 +20,19 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import DEFAULT_BACKBONE
-from nunatak_model import sentence_folder, tokenizer_settings
+from nunatak_model import sentence_folder, tokenizer_folder
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.tokenizer_folder import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    read_tokenizer,
+    text_tokenizer,
+)
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -37,6 +43,9 @@ DEFAULT_POOLINGS = {"eurobert": "late"}
 """transformers' default `classifier_pooling`, if not the first token. New heads read the mean."""
 RECORD = "backbone.json"
 """The record of an added backbone, next to its files."""
+GIVES_TYPES = "gives_token_types"
+"""The field of the record that says how the tokenizer was read, so that nobody reads it again."""
+BUILT_IN = {GIVES_TYPES: True}
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -120,7 +129,7 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     patterns = ["config.json", "*.safetensors", WEIGHTS_INDEX]
-    patterns += (*tokenizer_settings.FILES, *sentence_folder.FILES)
+    patterns += (*tokenizer_folder.FILES, *tokenizer_folder.SLOW_FILES, *sentence_folder.FILES)
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -134,18 +143,12 @@ def _download(hub_id: str) -> Path:
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
-    path = folder / tokenizer_settings.TOKENIZER_CONFIG
+    path = folder / TOKENIZER_CONFIG
     settings = _read_json(path) if path.exists() else {}
-
-    def read(name: str) -> bytes | None:
-        path = folder / name
-        return path.read_bytes() if path.exists() else None
-
-    definition = tokenizer_settings.definition_of(read, raw, settings)
-    if definition is None:
-        raise _missing(folder / tokenizer_settings.TOKENIZER)
-    tokenizer = _tokenizer(definition, raw, settings, config)
-    embedding = _embedding(folder, raw, json.loads(definition), settings, config)
+    record = BUILT_IN if name == MINILM_NAME else _record_in(folder)
+    tokenizer = _tokenizer(folder, record, config)
+    _check_tokens(tokenizer, config)
+    embedding = _embedding(folder, raw, json.loads(tokenizer.definition), settings, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
@@ -163,7 +166,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             for target, source in architecture_of(config).HEAD_SOURCES.items()
             for name, tensor in _head_tensors(stored, config, source)
         }
-    record = _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     return Backbone(
         name=name,
         source=str(record.get("source") or name),
@@ -181,17 +183,31 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _tokenizer(
-    definition: bytes, raw: dict[str, Any], settings: dict[str, Any], config: BackboneConfig
-) -> TextTokenizer:
-    try:
-        tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
-    except ValueError as error:
-        raise CorruptBackboneError(str(error)) from error
-    tokenizer_settings.check_settings(raw, settings, json.loads(definition))
-    if not tokenizer.tells_texts_apart or tokenizer_settings.gives_token_types(raw, settings):
-        return tokenizer
-    return TextTokenizer(definition, num_token_types=1)
+def _record_in(folder: Path) -> Mapping[str, Any]:
+    return _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+
+
+def _tokenizer(folder: Path, record: Mapping[str, Any], config: BackboneConfig) -> TextTokenizer:
+    gives_types, num_token_types = record.get(GIVES_TYPES), config.num_token_types
+    if not isinstance(gives_types, bool):
+        return read_tokenizer(folder, num_token_types=num_token_types)
+    path = folder / TOKENIZER
+    if not path.exists():
+        raise _missing(path)
+    return text_tokenizer(
+        path.read_bytes(), num_token_types=num_token_types, gives_types=gives_types
+    )
+
+
+def _check_tokens(tokenizer: TextTokenizer, config: BackboneConfig) -> None:
+    """Refuse tokens without an embedding: a text with such a token has no answer."""
+    beyond = tokenizer.tokens_beyond(config.vocab_size)
+    if beyond:
+        raise UnsupportedBackboneError(
+            f"expected a tokenizer of at most {config.vocab_size} tokens, as many as the "
+            f"embeddings, got {len(beyond)} more ({', '.join(map(repr, beyond[:5]))}); remove what "
+            "the model was not trained with in a copy of the folder"
+        )
 
 
 def _parsed(path: Path) -> object:

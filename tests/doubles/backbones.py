@@ -19,8 +19,8 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone, BackboneConfig, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes, source_rows
+from nunatak_model.checkpoint import GIVES_TYPES, RECORD
 from nunatak_model.sentence_folder import POOLINGS
-from nunatak_model.tokenizer_settings import QWEN_WORDS
 from nunatak_model.weights import LayerWeights
 
 Family = Literal[
@@ -66,6 +66,11 @@ DENSE: dict[str, str] = {
 """The stored dense layer from which heads start; decoders have none."""
 PREFIXES = {"distilbert": "distilbert.", "electra": "electra.", "deberta-v2": "deberta."}
 """Prefixes of encoders that are stored with the dense layer of a head next to them."""
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The pattern of Qwen2Tokenizer in transformers."""
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
 
 
@@ -102,14 +107,21 @@ def save_tiny_backbone(
     family: Family = "bert",
     pooling: Pooling | None = None,
     tokenizer: Tokenizer | None = None,
+    is_added: bool = True,
 ) -> Path:
-    """Write a random backbone in transformers' layout; returns the folder."""
+    """Write a random backbone in transformers' layout; returns the folder.
+
+    An added one has the record by which its tokenizer is read without transformers.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or tiny_tokenizer(family)
     raw = tiny_config(num_layers=num_layers, family=family)
     raw["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(raw))
     tokenizer.save(str(folder / "tokenizer.json"))
+    if is_added:
+        gives_types = family not in {*LIKE_ROBERTA, *BYTES, "gte"}
+        (folder / RECORD).write_text(json.dumps({GIVES_TYPES: gives_types}))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))
     if pooling is not None:

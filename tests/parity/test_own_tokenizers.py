@@ -1,13 +1,13 @@
-"""Models with tokens or a first space that their base has not: refused with advice that works."""
+"""Tokenizers of folders: read as transformers reads them, and refused on a base with another."""
 
 import json
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from transformers import AutoTokenizer, DebertaV2Tokenizer, PreTrainedModel, pipeline
+from nunatak_model.tokenizer_folder import read_tokenizer
+from transformers import AutoTokenizer, PreTrainedModel, pipeline
 
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
@@ -19,12 +19,16 @@ from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import UnsupportedBackboneError, load_backbone
-from nunatak_model.tokenizer_settings import check_settings
+from nunatak_model import TextInput, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer
-DEBERTA: Any = DebertaV2Tokenizer
 PIPELINE: Any = pipeline
+READ: list[TextInput] = [
+    "Ada wrote it in LONDON.",
+    "\u0130stanbul, na\u00efve \ufb01ne caf\u00e9s,\n\n isn't it  ",
+    "\u6771\u4eac and [MASK] <s> </s> [SEP]!",
+    ("who wrote it?", "Bob, in 1843"),
+]
 TEXTS = ["Ada wrote it in London.", "I saw a report that Bob wrote", "a <new> copy <more>!"]
 ADVICE = "with its own folder as the backbone (--backbone)"
 
@@ -53,68 +57,57 @@ def check_tokens(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
         assert scores == pytest.approx([float(it["score"]) for it in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("family", [TokenizerFamily.XLM_ROBERTA, TokenizerFamily.CAMEMBERT])
-def test_pieces_without_a_first_space_are_refused_unless_the_tokenizer_has_none(
-    family: TokenizerFamily, tmp_path: Path
+CHANGES: dict[str, dict[str, object]] = {
+    "as-saved": {},
+    "lowercase": {"normalizer": {"type": "Lowercase"}},
+    "composed": {"normalizer": {"type": "NFKC"}},
+    "spaces": {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+    "no-frame": {"post_processor": None},
+}
+"""Parts of `tokenizer.json` in whose place a class of transformers may put its own."""
+SETTINGS: dict[str, dict[str, object]] = {
+    "none": {},
+    "no-first-space": {"add_prefix_space": False},
+    "first-space": {"add_prefix_space": True},
+    "cased": {"do_lower_case": False},
+    "accents": {"strip_accents": False},
+    "general": {"tokenizer_class": "PreTrainedTokenizerFast"},
+    "ends": {"add_bos_token": True, "add_eos_token": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_texts_have_the_tokens_of_transformers_whatever_file_says_so(
+    family: TokenizerFamily, change: str, settings: str, tmp_path: Path
 ) -> None:
-    named = {"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}[family]
-    base = base_with(published(family), tmp_path, family="roberta").folder
-    edit(base / "tokenizer_config.json", {"tokenizer_class": named, "add_prefix_space": False})
+    tokenizer = published(family)
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "bert" if family == "bert" else "roberta"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "tokenizer.json", CHANGES[change])
+    edit(tmp_path / "tokenizer_config.json", SETTINGS[settings])
+    theirs = TOKENIZERS.from_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedBackboneError, match="add_prefix_space=False"):
-        load_backbone(base)
+    ours = read_tokenizer(tmp_path, num_token_types=2)
 
-    definition = (base / "tokenizer.json").read_text()
-    never = definition.replace('"prepend_scheme": "always"', '"prepend_scheme": "never"')
-    (base / "tokenizer.json").write_text(never)
-    assert load_backbone(base)
-
-
-@pytest.mark.parametrize("option", ["do_lower_case", "split_by_punct"])
-@pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("named", [False, True])
-def test_an_option_of_deberta_that_its_tokenizer_lacks_is_refused(
-    option: str, *, saved: bool, named: bool
-) -> None:
-    definition = DEBERTA(**{option: saved}).backend_tokenizer.to_str()
-    settings = {"tokenizer_class": "DebertaV2Tokenizer", option: named}
-
-    with (
-        nullcontext()
-        if saved == named
-        else pytest.raises(UnsupportedBackboneError, match=r"DebertaV2Tokenizer puts another")
-    ):
-        check_settings({}, settings, json.loads(definition))
+    for text, found in zip(READ, ours.encode(READ, max_length=500), strict=True):
+        read = theirs(*((text,) if isinstance(text, str) else text))
+        assert list(found.token_ids) == read["input_ids"]
+        assert list(found.type_ids) == read.get("token_type_ids", [0] * found.num_tokens)
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_a_normalizer_in_whose_place_deberta_puts_its_own_is_refused(*, lowercase: bool) -> None:
-    definition = json.loads(DEBERTA(do_lower_case=lowercase).backend_tokenizer.to_str())
-    settings = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": lowercase}
-    check_settings({}, settings, definition)
-    definition["normalizer"]["normalizers"].insert(0, {"type": "NFKC"})
+def test_a_tokenizer_json_that_is_read_as_it_is_keeps_its_spelling(tmp_path: Path) -> None:
+    published(TokenizerFamily.BERT).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    spelled = json.dumps(json.loads(path.read_text()), indent=7)
+    path.write_text(spelled)
 
-    with pytest.raises(UnsupportedBackboneError, match="DebertaV2Tokenizer puts another"):
-        check_settings({}, settings, definition)
+    assert read_tokenizer(tmp_path, num_token_types=2).definition == spelled
 
-
-@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
-def test_lower_case_that_the_class_of_transformers_drops_is_refused(
-    family: TokenizerFamily, tmp_path: Path
-) -> None:
-    saved = published(family)
-    saved.save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    definition = json.loads((tmp_path / "tokenizer.json").read_text())
-    check_settings({}, settings, definition)
-    definition["normalizer"] = {"type": "Lowercase"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-
-    read = TOKENIZERS.from_pretrained(tmp_path)
-
-    assert read.tokenize("ADA") == saved.tokenize("ADA") != saved.tokenize("ada")
-    with pytest.raises(UnsupportedBackboneError, match="puts another normalizer"):
-        check_settings({}, settings, definition)
+    edit(path, {"normalizer": {"type": "NFKC"}})
+    assert '"NFKC"' not in read_tokenizer(tmp_path, num_token_types=2).definition
 
 
 def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:

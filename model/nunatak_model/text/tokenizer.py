@@ -77,6 +77,10 @@ class TextTokenizer:
     def unknown_id(self) -> int | None:
         return self._vocabulary.unknown_id
 
+    def tokens_beyond(self, size: int) -> list[str]:
+        """The tokens with an id from `size` on."""
+        return sorted(it for it, number in self._tokenizer.get_vocab().items() if number >= size)
+
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included, in Rust without the interpreter's lock.
 
