@@ -30,9 +30,8 @@ from nunatak_model.tokenizer_folder import (
     FILES,
     PARTS,
     SLOW_FILES,
-    TOKENIZER,
-    VOCABULARY,
     differing_parts,
+    has_tokenizer,
     normalised,
     read_tokenizer,
 )
@@ -140,14 +139,14 @@ class Import:
     def check_tokenizer(self, *, is_adapter: bool = False) -> None:
         """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
-        An adapter's folder may leave the tokenizer, or its settings, to its base.
+        An adapter's folder may leave the tokenizer to its base.
         """
         checkpoint, backbone = self.checkpoint, self.backbone
-        if is_adapter and not any(map(checkpoint.has, FILES)):
-            return
         with tokenizer_files(checkpoint) as folder, checkpoint.backbone_errors():
-            if is_adapter:
-                _fill_in(folder, backbone)
+            if is_adapter and not has_tokenizer(folder):
+                return
+            if not (folder / CONFIG).exists():
+                write_json(folder, CONFIG, {"model_type": backbone.config.model_type})
             theirs = read_tokenizer(folder, num_token_types=backbone.config.num_token_types)
         ours = backbone.tokenizer
         differing = differing_parts(ours.definition, theirs.definition)
@@ -243,19 +242,11 @@ def _last_part(name: str) -> str:
 def tokenizer_files(checkpoint: Checkpoint) -> Generator[Path]:
     """Yield a folder with the tokenizer's files alone, each read within its limit."""
     with tempfile.TemporaryDirectory() as scratch:
-        for pattern in (CONFIG, *FILES, *SLOW_FILES):
-            for path in sorted(checkpoint.folder.glob(pattern)):
-                data = checkpoint.read(path.name, limit=MAX_TOKENIZER_BYTES)
-                (Path(scratch) / path.name).write_bytes(data)
+        more = {it.name for pattern in SLOW_FILES for it in checkpoint.folder.glob(pattern)}
+        for name in {*more, *filter(checkpoint.has, (CONFIG, *FILES))}:
+            data = checkpoint.read(name, limit=MAX_TOKENIZER_BYTES)
+            (Path(scratch) / name).write_bytes(data)
         yield Path(scratch)
-
-
-def _fill_in(folder: Path, backbone: Backbone) -> None:
-    """Write what an adapter's folder leaves to its base."""
-    if not (folder / CONFIG).exists():
-        write_json(folder, CONFIG, {"model_type": backbone.config.model_type})
-    if not any(any(folder.glob(it)) for it in (TOKENIZER, VOCABULARY, *SLOW_FILES)):
-        (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
 
 
 def _without_spaces(definition: str) -> dict[str, JsonValue]:

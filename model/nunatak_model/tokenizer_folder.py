@@ -46,6 +46,10 @@ def read_tokenizer(folder: Path, *, num_token_types: int) -> TextTokenizer:
     return text_tokenizer(definition, num_token_types=num_token_types, gives_types=gives_types)
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any(any(folder.glob(it)) for it in (TOKENIZER, VOCABULARY, *SLOW_FILES))
+
+
 def text_tokenizer(definition: bytes, *, num_token_types: int, gives_types: bool) -> TextTokenizer:
     """Without token types, every token has type 0."""
     try:
@@ -58,7 +62,7 @@ def load_by_transformers(folder: Path) -> Any:  # noqa: ANN401 - untyped there
     """Let transformers build the tokenizer of a folder, without code of the folder."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
-    if not any(any(folder.glob(it)) for it in (TOKENIZER, VOCABULARY, *SLOW_FILES)):
+    if not has_tokenizer(folder):
         # transformers would make an empty tokenizer.
         raise UnsupportedBackboneError(
             f"expected {TOKENIZER} or another file of a tokenizer in {folder}, got none; "

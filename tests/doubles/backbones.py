@@ -119,8 +119,12 @@ def save_tiny_backbone(
     raw["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(raw))
     tokenizer.save(str(folder / "tokenizer.json"))
+    gives_types = family not in {*LIKE_ROBERTA, *BYTES, "gte"}
+    # Any other class of transformers would build the tokenizer anew.
+    settings: dict[str, object] = {"tokenizer_class": "TokenizersBackend"}
+    settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if gives_types else [])]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     if is_added:
-        gives_types = family not in {*LIKE_ROBERTA, *BYTES, "gte"}
         (folder / RECORD).write_text(json.dumps({GIVES_TYPES: gives_types}))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))

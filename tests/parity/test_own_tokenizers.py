@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from nunatak_model.tokenizer_folder import read_tokenizer
 from transformers import AutoTokenizer, PreTrainedModel, pipeline
 
 from doubles.checkpoints import save_checkpoint
@@ -20,6 +19,7 @@ from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import TextInput, load_backbone
+from nunatak_model.tokenizer_folder import read_tokenizer
 
 TOKENIZERS: Any = AutoTokenizer
 PIPELINE: Any = pipeline

@@ -90,7 +90,8 @@ def test_the_folder_holds_no_more_than_serving_reads(tmp_path: Path, store: Path
     made = store / "base"
     files = {str(it.relative_to(made)) for it in made.rglob("*") if it.is_file()}
     assert files == {
-        *("config.json", "tokenizer.json", "model.safetensors", "backbone.json"),
+        *("config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("model.safetensors", "backbone.json"),
         "1_Pooling/config.json",
     }
     assert load_file(made / "model.safetensors").keys() == tensors.keys()
