@@ -2,7 +2,8 @@
 
 The borders of windows depend only on the tokens before them. So a window that is full, in a text
 that goes on, is a window of the whole text. Each step tokenizes only the text since the last white
-space before the open window. The whole text is tokenized once, at its end.
+space before the open window, and one word before, because a tokenizer may treat the begin of a text
+in its own way. The whole text is tokenized once, at its end.
 """
 
 from array import array
@@ -23,6 +24,8 @@ Place = tuple[int, int]
 class _Windows:
     start: tuple[int, int] = (0, 0)
     """A place at white space, and the number of tokens from there to the open window."""
+    reads_from: int = 0
+    """The begin of the word before this place."""
     closed: list[Encoding] = field(default_factory=list[Encoding])
     """The closed windows with text that is not released yet."""
     opens_at: int = 0
@@ -56,7 +59,7 @@ class Growing:
     @property
     def num_chars_again(self) -> int:
         """Characters before the open windows that the next step tokenizes."""
-        begin = min((it.start[0] for it in self._read.values()), default=0)
+        begin = min((it.reads_from for it in self._read.values()), default=0)
         return max(0, self.covered - begin)
 
     @property
@@ -93,7 +96,7 @@ class Growing:
         aligned = {it: replace(it, is_aligned=True) for it in readings}
         own = {it: self._windows.setdefault(it, _Windows()) for it in aligned.values()}
         self._read |= own
-        begin = min((it.start[0] for it in own.values()), default=0)
+        begin = min((it.reads_from for it in own.values()), default=0)
         planned = dict[Reading, Reading]()
         for reading, key in aligned.items():
             place, num_tokens = own[key].start
@@ -120,12 +123,10 @@ class Growing:
             before += places[: len(places) - after.alignment.num_repeated]
         place, num_tokens = own.start
         space = space_before(self.text, own.opens_at)
-        while space and self.text[space] != " ":
-            # Some tokenizers put a space before a text that begins with another character.
-            space = space_before(self.text, space - 1)
         # Of a token of spaces, only the begin has its place, and tokens may share a character.
         if before and before[0][0] < space:
             own.start = space, sum(begin >= space for begin, _ in before)
+            own.reads_from = space_before(self.text, max(0, space - 1))
         else:
             own.start = place, num_tokens + len(before)
 
