@@ -1,9 +1,8 @@
 """A growing text: which of its windows are closed, and what versions have answered about them.
 
 The borders of windows depend only on the tokens before them. So a window that is full, in a text
-that goes on, is a window of the whole text. Each step tokenizes only the text since the last white
-space before the open window, and one word before, because a tokenizer may treat the begin of a text
-in its own way. The whole text is tokenized once, at its end.
+that goes on, is a window of the whole text. Each step tokenizes the open window and one word before
+it, since a tokenizer may read the begin of a text in its own way. The end tokenizes the whole text.
 """
 
 from array import array
@@ -13,6 +12,7 @@ from itertools import chain, pairwise
 
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
+from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
 from nunatak_server.tokenization import Encodings, Reading
 
@@ -47,7 +47,7 @@ class Growing:
         self._windows = dict[Reading, _Windows]()
         self._read = dict[Reading, _Windows]()
         """The windows of the readings of this step."""
-        self._known = dict[tuple[str, int, Encoding], "array[float]"]()
+        self._known = dict[tuple[VersionKey, Encoding], "array[float]"]()
         """Logits. Those of tokens are many, and a list would need four times the memory."""
         self._counted = set[tuple[str, str]]()
 
@@ -134,8 +134,7 @@ class Growing:
         self, manifest: TaskManifest, encodings: Iterable[Encoding]
     ) -> Collection[Encoding]:
         """Return the encodings for which a version has no answer yet, each once, in order."""
-        key = manifest.task, manifest.version
-        return dict.fromkeys(it for it in encodings if (*key, it) not in self._known)
+        return dict.fromkeys(it for it in encodings if (key_of(manifest), it) not in self._known)
 
     def complete(
         self,
@@ -145,13 +144,12 @@ class Growing:
     ) -> Sequence[RowOutcome]:
         """Return the outcome of each window, from those of the windows that were asked."""
         windows = tuple(chain.from_iterable(read))
-        key = manifest.task, manifest.version
+        key = key_of(manifest)
         # An open window grows, so its answer is of no use later.
-        lasting = windows[:-1] if self.takes_open else windows
-        for it in lasting:
+        for it in windows[:-1] if self.takes_open else windows:
             if isinstance(answer := found.get(it), RowAnswer):
-                self._known[*key, it] = array("d", answer.logits)
-        return [found.get(it) or _answer(self._known[*key, it]) for it in windows]
+                self._known[key, it] = array("d", answer.logits)
+        return [found.get(it) or _answer(self._known[key, it]) for it in windows]
 
 
 def _answer(logits: "array[float]") -> RowAnswer:
