@@ -367,7 +367,7 @@ async def judge_call(
     to judge.
     """
     judge = runtime_of(request).judge
-    found = await judge.find(policy, handling)
+    found, left = await judge.find(policy, handling)
     published = found.document
     turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
     joined = dict[str, Sequence[Piece]]()
@@ -375,7 +375,7 @@ async def judge_call(
     for sequence in (*content.sequences, *turns):
         joined |= joined_texts(sequence, max_chars=max_chars)
     asked = tuple({**content.texts, **joined})
-    judgement = await judge.ask(found, asked, handling)
+    judgement = await judge.ask(found, asked, left)
     judge.metrics.observe(judgement)
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return judgement, {}
