@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import JsonValue
@@ -154,6 +154,8 @@ class Teacher:
     ask: Callable[[Sequence[TextInput]], Iterable[Mapping[str, float] | NunatakError]]
     """Gives the probabilities of each input in order, or why there are none. A value is the only
     label, with the probability 1."""
+    thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores from which labels of several apply; other labels: 0.5."""
     seconds: float = 0.0
     """The time of asking."""
 

@@ -170,12 +170,15 @@ def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
     return replace(own, shares=shares, has_label=has_label)
 
 
-def label_of(shares: Sequence[tuple[str, float]], kind: TaskKind) -> examples.Label:
-    """The label that shares say: all from one half up, the value, or the likeliest (first) one."""
+def label_of(
+    shares: Sequence[tuple[str, float]], kind: TaskKind, teacher: examples.Teacher | None = None
+) -> examples.Label:
+    """The label that shares say: all from the thresholds up, the value, or the likeliest one."""
     match kind:
         case TaskKind.MULTI_LABEL:
-            likely = (label for label, share in shares if share >= DEFAULT_THRESHOLD)
-            return examples.LabelSet(names=tuple(likely))
+            known = {} if teacher is None else teacher.thresholds
+            names = (it for it, share in shares if share >= known.get(it, DEFAULT_THRESHOLD))
+            return examples.LabelSet(names=tuple(names))
         case TaskKind.REGRESSION:
             return shares[0][1]
         case _:
