@@ -158,7 +158,7 @@ class Database:
 
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """Yield the connection of the only writer; commits unless the body raises."""
-        return self._changing(sa.select(StateRow.id).with_for_update())
+        return self._changing(sa.select(StateRow.schema_version).with_for_update())
 
     def noting(self) -> AbstractContextManager[sa.Connection]:
         """Yield a connection for rows that only this process writes; commits like `writing`.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -98,6 +99,12 @@ class Example:
     @property
     def model_input(self) -> TextInput:
         return self.text if self.text_pair is None else (self.text, self.text_pair)
+
+    @property
+    def same_text(self) -> tuple[str, ...]:
+        """Equal for inputs that differ only in case, white space or Unicode form (NFKC)."""
+        parts = (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+        return tuple(" ".join(unicodedata.normalize("NFKC", it).casefold().split()) for it in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
