@@ -176,7 +176,7 @@ def label_of(
     """The label that shares say: all from the thresholds up, the value, or the likeliest one."""
     match kind:
         case TaskKind.MULTI_LABEL:
-            known = {} if teacher is None else teacher.thresholds
+            known: Mapping[str, float] = {} if teacher is None else teacher.thresholds
             names = (it for it, share in shares if share >= known.get(it, DEFAULT_THRESHOLD))
             return examples.LabelSet(names=tuple(names))
         case TaskKind.REGRESSION:
