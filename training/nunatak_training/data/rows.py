@@ -56,7 +56,8 @@ def read_label(value: object, column: str, where: str) -> str:
 def read_number(value: object, column: str, where: str) -> float:
     """Files without types spell numbers as text."""
     number = math.nan
-    if isinstance(value, (int, float, str)):
+    # Python reads 1_5 as 15.
+    if isinstance(value, (int, float, str)) and "_" not in str(value):
         try:
             number = float(value)
         except (ValueError, OverflowError):
