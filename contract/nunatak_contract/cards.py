@@ -384,10 +384,13 @@ def _calibration(manifest: TaskManifest) -> Iterator[str]:
     if found is None:
         return
     yield from ("## Calibration", "")
-    yield (
-        f"Temperature {found.temperature:.3f}, fitted to the dev examples and contained in the "
-        "output layer. The expected calibration error of dev examples after it is cross-fitted."
-    )
+    if found.temperature == 1:
+        yield "Temperature 1: no other one lowered the loss of held-out dev examples."
+    else:
+        yield (
+            f"Temperature {found.temperature:.3f}, fitted to the dev examples and contained in the "
+            "output layer. The expected calibration error of dev examples after it is cross-fitted."
+        )
     yield ""
     parts = {"dev": found.dev, "test": found.test}
     yield from _table(

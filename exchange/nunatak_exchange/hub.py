@@ -52,7 +52,10 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = PIPELINE_TAGS[manifest.head.kind], manifest.backbone.name
-    data = "dev examples" if manifest.data is None else manifest.data.name
+    # A converted version was scored on other examples than those of its training.
+    scored, known = {it.data_digest for it in manifest.metrics}, manifest.data
+    is_dev = known is not None and scored == {known.dev_digest}
+    data = known.name if known is not None and is_dev else "labelled examples"
     fields = ModelCardData(
         model_name=manifest.task,
         library_name=LIBRARY,
@@ -66,7 +69,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
                 task_type=tag,
                 dataset_type=data,
                 dataset_name=data,
-                dataset_split="dev",
+                dataset_split="dev" if is_dev else None,
                 metric_type=metric.name,
                 metric_value=metric.value,
             )

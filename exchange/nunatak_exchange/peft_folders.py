@@ -37,6 +37,7 @@ from nunatak_exchange.transformers_export import (
     export_refusal,
     meaning_fields,
     merged_weights,
+    write_meaning,
 )
 from nunatak_exchange.transformers_import import find_divergence, is_ranking, read_cross_encoder
 from nunatak_model import (
@@ -340,7 +341,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         write_json(made, CONFIG_FILE, fields)
         head = task.manifest.head
         meaning = {**layout.pooling_fields(head.pooling, backbone.config), **meaning_fields(head)}
-        write_json(made, CONFIG, meaning)
+        write_meaning(made, meaning, backbone, max_length=task.manifest.max_length)
 
 
 def _saved(name: str) -> str:

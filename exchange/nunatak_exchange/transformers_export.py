@@ -199,11 +199,18 @@ def write_model(
     *,
     max_length: int,
 ) -> None:
+    write_meaning(folder, config, backbone, max_length=max_length)
+    write_weights(folder, weights)
+
+
+def write_meaning(
+    folder: Path, config: Mapping[str, JsonValue], backbone: Backbone, *, max_length: int
+) -> None:
+    """Write what gives weights their meaning: the configuration, and the tokenizer."""
     write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
     write_json(folder, TOKENIZER_CONFIG, tokenizer)
-    write_weights(folder, weights)
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

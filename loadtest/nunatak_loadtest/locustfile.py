@@ -36,7 +36,7 @@ from locust import FastHttpUser, LoadTestShape, User, events, task
 from locust.env import Environment
 from locust.event import EventHook
 from locust.exception import StopUser
-from locust.runners import STATE_STOPPED, STATE_STOPPING, MasterRunner, WorkerRunner
+from locust.runners import STATE_STOPPED, STATE_STOPPING, MasterRunner, Runner, WorkerRunner
 from locust.stats import RequestStats, StatsEntry
 
 from nunatak_client import Client
@@ -49,7 +49,7 @@ from nunatak_loadtest.processes import (
     listening_pid,
     process_bytes,
 )
-from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
+from nunatak_loadtest.report import IN_TIME, LATE, LoadReport, Started, Timed, doubts_of
 from nunatak_loadtest.scenarios import SCENARIOS, Asks, Scenario, scenario_named
 from nunatak_loadtest.traffic import Requests, gaps, read_texts, tasks_of
 
@@ -58,6 +58,8 @@ SERVER_PARTS = (QUEUE_HEADER, TOKENIZE_HEADER, COMPUTE_HEADER)
 LOAD_DEADLINE_S = 120.0
 """Longest time until a task that is not in memory has answered its first text."""
 MEMORY_INTERVAL_S = 1.0
+WORKER_SLACK_S = 1.0
+"""Most time from the start of the shape to the start of the workers."""
 STOPPED = {STATE_STOPPING, STATE_STOPPED}
 DETAILS = "nunatak_details"
 memory_sampled = EventHook()
@@ -129,10 +131,13 @@ class NunatakUser(FastHttpUser):
         with self.client.post(
             path, json=body, name=name, headers=self.headers, catch_response=True
         ) as response:
-            response.request_meta["response_time"] = 1000 * (time.perf_counter() - due_s)
+            took_ms = 1000 * (time.perf_counter() - due_s)
+            response.request_meta["response_time"] = took_ms
             failure = failure_of(response)
             if failure is not None:
                 response.failure(failure)
+            elif took_ms <= RUN.scenario.p99_ms:
+                _note("client", IN_TIME, took_ms)
             _note("client", LATE, 1000 * (sent_s - due_s))
             for part in SERVER_PARTS:
                 found = (response.headers or {}).get(part)
@@ -194,12 +199,19 @@ class ScenarioShape(LoadTestShape):
             refuse(runner.environment, error)
             return None
         second = self.get_run_time()
-        if not self._is_warm and second >= scenario.warm_up_s:
+        # Workers forget their warm-up by themselves, and their reports of it may still be underway.
+        slack_s = WORKER_SLACK_S if isinstance(runner, MasterRunner) else 0.0
+        if not self._is_warm and second >= scenario.warm_up_s + slack_s:
             self._is_warm = True
-            runner.stats.reset_all()
-            RUN.details.reset_all()
+            forget(runner)
         users = scenario.users_at(second)
         return None if users is None else (users, float(users), [USERS[scenario.asks]])
+
+
+def forget(runner: Runner) -> None:
+    """Forget the requests so far."""
+    runner.stats.reset_all()
+    RUN.details.reset_all()
 
 
 @events.init_command_line_parser.add_listener
@@ -298,6 +310,7 @@ def _prepare(environment: Environment) -> None:
     is_worker = isinstance(runner, WorkerRunner)
     if isinstance(runner, WorkerRunner):
         seed += runner.worker_index  # a process repeats no text of another one
+        gevent.spawn_later(scenario.warm_up_s, forget, runner)
     with Client(server) as client:
         tasks, left_out = tasks_of(client, scenario, given)
         if not is_worker:
@@ -320,6 +333,8 @@ def _prepare(environment: Environment) -> None:
     RUN.scenario, RUN.tasks, RUN.due_s = scenario, tasks, time.perf_counter()
     RUN.draws = Requests(scenario, tasks, seed=seed, texts=texts)
     RUN.gaps = gaps(scenario.rate_per_s or 1.0, scenario.cv, seed=seed)
+    if isinstance(environment.shape_class, ScenarioShape):
+        environment.shape_class.reset_time()  # the loading of tasks is no part of the run
     # The requests for the memory are no requests of the run.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     RUN.samples.clear()
@@ -353,9 +368,8 @@ def build_report(
 ) -> LoadReport:
     late, total = details.get(LATE, "client"), stats.total
     overall, late_ms = _statistics(total), float(late.get_response_time_percentile(0.99))
-    times = total.response_times.items()
-    in_time = sum(count for ms, count in times if ms <= started.scenario.p99_ms)
-    # Locust does not say how long the failed requests took, so each counts as one in time.
+    # Locust rounds its times, and does not say how long failed requests took.
+    in_time = details.get(IN_TIME, "client").num_requests
     codes = Counter[str]()
     for failure in stats.errors.values():
         codes[str(failure.error).removeprefix("CatchResponseError('").removesuffix("')")] += (
@@ -366,7 +380,7 @@ def build_report(
         overall=overall,
         by_name={it.name: _statistics(it) for it in stats.entries.values() if it.num_requests},
         failure_codes=dict(codes.most_common()),
-        attained_share=max(0, in_time - total.num_failures) / max(total.num_requests, 1),
+        attained_share=in_time / max(total.num_requests, 1),
         late_p99_ms=late_ms,
         server_ms={
             it.name: it.avg_response_time

@@ -12,7 +12,7 @@ from nunatak_client import MemoryReport, ServerInfo
 from nunatak_loadtest.processes import MemorySample
 from nunatak_loadtest.scenarios import Scenario
 
-LATE = "late"
+LATE, IN_TIME = "late", "in time"
 LATE_LIMIT_MS = 5
 """Limit of the p99 of the lateness. A later generator sends another load than it was to send."""
 FEWEST_ANSWERS = 100

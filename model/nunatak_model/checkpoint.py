@@ -268,7 +268,7 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
         found = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
         if not isinstance(found, dict):
             raise CorruptBackboneError(f"{WEIGHTS_INDEX} has no 'weight_map'")
-        files = sorted(set(cast("dict[str, str]", found).values()))
+        files = sorted({str(it) for it in cast("dict[str, object]", found).values()})
     else:
         files = [WEIGHTS]
     stored = dict[str, TensorFile]()

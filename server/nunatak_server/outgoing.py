@@ -14,8 +14,14 @@ def http_client(*, headers: dict[str, str] | None = None, **options: Any) -> htt
     return httpx.AsyncClient(
         headers={"accept-encoding": "identity", **(headers or {})},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        event_hooks={"response": [_without_redirect]},
         **options,
     )
+
+
+async def _without_redirect(reply: httpx.Response) -> None:
+    # httpx reads the address of a redirect that nobody follows, and some addresses break it.
+    reply.headers.pop("location", None)
 
 
 async def whole_body(reply: httpx.Response, *, max_bytes: int = MAX_REPLY_BYTES) -> bytes:

@@ -70,7 +70,7 @@ class PostgresSite:
         self._run("pg_dump", "--format=custom", "--file", str(self._folder / name), self._url)
 
     def restore(self, name: str) -> None:
-        options = ("--clean", "--single-transaction", "--dbname", self._url)
+        options = ("--clean", "--if-exists", "--single-transaction", "--dbname", self._url)
         self._run("pg_restore", *options, str(self._folder / name))
 
     def _run(self, program: str, *arguments: str) -> None:

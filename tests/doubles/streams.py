@@ -152,10 +152,10 @@ class StreamBench:
             facts=make_facts(self.store, policy=self._look_up), service=self.bench.service
         )
 
-    def publish(self, task: str, version: int = 1) -> TaskManifest:
+    def publish(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskManifest:
         """Let a task mean this version, from its next look-up on."""
         head, max_length = TASKS[task]
-        reference = self.store.add(task, version)
+        reference = self.store.add(task, version, seed=seed)
         changed = {"head": head, "max_length": max_length}
         manifest = self.store.manifests[reference].model_copy(update=changed)
         self.store.manifests[reference] = manifest

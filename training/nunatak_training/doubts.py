@@ -123,10 +123,10 @@ def find_doubts(
 
 def deal_folds(read: Sequence[ReadExample], numbers: Numbers) -> Numbers:
     """Equal texts share a fold, and labels spread over folds."""
-    texts: defaultdict[int, dict[TextInput, list[int]]] = defaultdict(dict)
-    label_of = dict[TextInput, int]()
+    texts: defaultdict[int, dict[tuple[str, ...], list[int]]] = defaultdict(dict)
+    label_of = dict[tuple[str, ...], int]()
     for place, it in enumerate(read):
-        text = it.example.model_input
+        text = it.example.same_text
         # A text of several labels belongs to the first.
         first = label_of.setdefault(text, int(numbers[place]))
         texts[first].setdefault(text, []).append(place)

@@ -164,7 +164,7 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
         return None
 
     def said_by(example: Example) -> Label:
-        return label_of(example.shares, data.kind)
+        return label_of(example.shares, data.kind, teacher)
 
     held = (data.test or data.dev).examples
     labelled = ExampleSet(examples=tuple(it for it in held if it.has_label))

@@ -185,7 +185,12 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
 
     labels = (VALUE_NAME,) if kind is TaskKind.REGRESSION else head.labels
     return Teacher(
-        name=manifest.reference, digest=manifest.content, kind=kind, labels=labels, ask=answers
+        name=manifest.reference,
+        digest=manifest.content,
+        kind=kind,
+        labels=labels,
+        ask=answers,
+        thresholds=head.thresholds,
     )
 
 

@@ -166,7 +166,7 @@ class AsyncClient:
                         stream.check_whole(answered)
                         return
                     reply = await self._read(response)
-            except httpx.RequestError as error:
+            except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:
                 retry_s = attempts.after_reply(reply)
@@ -354,7 +354,7 @@ class AsyncClient:
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
                     reply = await self._read(response)
-            except httpx.RequestError as error:
+            except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:
                 retry_s = attempts.after_reply(reply)

@@ -267,13 +267,19 @@ class Attempts:
         remaining_s = self._remaining_s()
         return default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
 
-    def after_failure(self, error: httpx.RequestError) -> float:
+    def after_failure(self, error: httpx.RequestError | httpx.InvalidURL) -> float:
         """Seconds to wait before the next attempt.
 
         Raises:
             ConnectionFailedError: there is no further attempt.
             InvalidResponseError: an answer arrived, but was garbled.
+            InvalidInputError: a name is too long for an address, or a redirect has no address.
         """
+        if isinstance(error, httpx.InvalidURL):
+            raise InvalidInputError(
+                f"an address cannot be used ({error}); check the length of names, and whether the "
+                "server redirects"
+            ) from error
         delay_s = self._next_delay_s(0.0) if isinstance(error, _UNSENT) else None
         if delay_s is None:
             raise failure_of(error, error.request.url) from error

@@ -26,13 +26,12 @@ token. Language models and people read many of these characters. A guard must kn
 Other characters are no text: emoji, marks that a tokenizer drops, joiners, soft hyphens.
 """
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from typing import Final, Self, cast
 
 import tokenizers
@@ -75,7 +74,7 @@ def is_unspaced(character: str) -> bool:
 def is_text(character: str) -> bool:
     name, category = unicodedata.name(character, ""), unicodedata.category(character)
     may_be_text = category in {"Cn", "Co", "Mc", "Mn"} and ord(character) not in PICTURES
-    if SELECTORS.fullmatch(character):
+    if SELECTORS.fullmatch(character) or name.startswith("TAG "):
         return False
     shows_text = " LETTER " in name or "DIGIT" in name or name.startswith("BRAILLE")
     return category[0] in "LN" or shows_text or may_be_text
@@ -84,20 +83,25 @@ def is_text(character: str) -> bool:
 def num_hidden(text: str, normalizer: tokenizers.normalizers.Normalizer | None) -> int:
     if normalizer is None or (text.isascii() and text.isprintable()) or not ANY.search(text):
         return 0
-    for flag in FLAGS_WITH_TAGS:
-        text = text.replace(flag, "")
-    found = [it[0] for it in HIDDEN.finditer(text) if not _is_ordinary(text, it)]
-    kept = set(normalizer.normalize_str(text)) if found else set[str]()
-    return _num_glued(text, normalizer) + sum(it not in kept for it in chain.from_iterable(found))
+    hidden = _hidden(text)
+    kept = set(normalizer.normalize_str(text)) if hidden else set[str]()
+    return _num_glued(text, normalizer) + sum(text[it] not in kept for it in hidden)
 
 
 def num_unknown(text: str, found: tokenizers.Encoding, unknown_id: int, *, text_id: int) -> int:
+    hidden = _hidden(text)
     tokens = zip(found.ids, found.sequence_ids, found.offsets, strict=True)
     return sum(
-        sum(map(is_text, text[begin:end]))
+        place in hidden or is_text(text[place])
         for token, origin, (begin, end) in tokens
         if token == unknown_id and origin == text_id
+        for place in range(begin, end)
     )
+
+
+def _hidden(text: str) -> set[int]:
+    found = (it for it in HIDDEN.finditer(text) if not _is_ordinary(text, it))
+    return set(chain.from_iterable(range(*it.span()) for it in found))
 
 
 def _num_glued(text: str, normalizer: tokenizers.normalizers.Normalizer) -> int:
@@ -123,7 +127,7 @@ def _is_ordinary(text: str, found: re.Match[str]) -> bool:
     begin, end = found.span()
     before = text[begin - 1] if begin else ""
     if end - begin > 1 or not before or not SELECTORS.fullmatch(found[0]):
-        return False
+        return before + found[0] in FLAGS_WITH_TAGS
     return unicodedata.category(before) in HAS_BASE or is_unspaced(before)
 
 
@@ -203,8 +207,7 @@ class Vocabulary:
         model = cast("Mapping[str, object]", definition["model"])
         listed = cast("Sequence[Mapping[str, object]]", definition.get("added_tokens", ()))
         added = {cast("int", token["id"]): str(token["content"]) for token in listed}
-        unknown = model.get("unk_id")
-        vocabulary = model.get("vocab")
+        unknown, vocabulary = model.get("unk_id"), model.get("vocab")
         if isinstance(vocabulary, dict):
             unknown = cast("dict[object, object]", vocabulary).get(model.get("unk_token"))
         if unknown is None:
@@ -298,11 +301,8 @@ class LongText:
         first, second = self.sizes
         if first + second <= room:
             return first, second
-        shorter = min(first, second)
-        if shorter > room // 2:
-            shorter, longer = room // 2, room - room // 2
-        else:
-            longer = room - shorter
+        shorter = min(first, second, room // 2)
+        longer = room - shorter
         return (longer, shorter) if first > second else (shorter, longer)
 
     def _encoding(self, held: list[Slice], part: Part) -> Encoding:
@@ -323,7 +323,7 @@ class LongText:
 def parts_of_windows(num_around: int, stride: int, whole: Part) -> Iterator[Part]:
     """Without end. Of each window, `num_around` tokens are not text."""
     yield whole
-    for index in itertools.count(1):
+    for index in count(1):
         yield Part(index=index, num_repeated=num_around + stride)
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow, layout_of
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow, check_layout, layout_of
 
 FileIdentity = tuple[int, int]
 """Device and inode. No other file can have the same pair while the file is open."""
@@ -42,6 +42,7 @@ _LOST_PEER = {
     "keepalives_interval": "2",
     "keepalives_count": "3",
 }
+_LAYOUT = sa.select(StateRow.schema_version)
 # Half of PostgreSQL's default time until it looks for deadlocks.
 _SHORT_WAIT = sa.text("SET LOCAL lock_timeout = '500ms'")
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
@@ -158,7 +159,7 @@ class Database:
 
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """Yield the connection of the only writer; commits unless the body raises."""
-        return self._changing(sa.select(StateRow.id).with_for_update())
+        return self._changing(_LAYOUT.with_for_update())
 
     def noting(self) -> AbstractContextManager[sa.Connection]:
         """Yield a connection for rows that only this process writes; commits like `writing`.
@@ -167,7 +168,7 @@ class Database:
         a restore by `pg_restore` could be found in a deadlock with it.
         """
         is_sqlite = self._writer.dialect.name == "sqlite"
-        return self._changing(sa.select(StateRow.id) if is_sqlite else _SHORT_WAIT)
+        return self._changing(_LAYOUT if is_sqlite else _SHORT_WAIT)
 
     @contextmanager
     def _changing(self, lock: sa.Executable) -> Generator[sa.Connection]:
@@ -176,7 +177,9 @@ class Database:
         with _refusals(), self._failed_sync_is_final():
             opened = self._follow_file()
             with self._writer.connect() as connection, connection.begin():
-                connection.execute(lock)
+                state = connection.execute(lock)
+                if state.returns_rows:
+                    check_layout(connection, state.scalar_one())
                 self._require_file(opened)
                 yield connection
             # A commit to a file without a name is lost.

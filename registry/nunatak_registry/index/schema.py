@@ -252,3 +252,9 @@ def layout_of(connection: sa.Connection) -> IndexLayout:
             f"{SCHEMA_VERSION}); use the release that wrote the index, or a later one"
         )
     return IndexLayout(number=number, is_upgrading=state["schema_version"] < 0)
+
+
+def check_layout(connection: sa.Connection, number: int) -> None:
+    """Raise `StoreUnavailableError` if an upgrade has begun since a process opened the index."""
+    if number != SCHEMA_VERSION:
+        layout_of(connection).require_current()

@@ -50,6 +50,7 @@ from nunatak_registry.index.schema import (
     StateRow,
     TaskRow,
     VersionRow,
+    check_layout,
 )
 
 _MOST_KEYS: Final = 10_000
@@ -90,9 +91,10 @@ class Snapshot:
         self._connection = connection
 
     def generation(self) -> Generation:
-        number, token = self._connection.execute(
-            sa.select(StateRow.generation, StateRow.token)
+        number, token, layout = self._connection.execute(
+            sa.select(StateRow.generation, StateRow.token, StateRow.schema_version)
         ).one()
+        check_layout(self._connection, layout)
         return Generation(number=number, token=token)
 
     def find(self, wanted: TaskReference) -> VersionRecord:

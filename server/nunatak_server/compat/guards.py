@@ -367,7 +367,7 @@ async def judge_call(
     to judge.
     """
     judge = runtime_of(request).judge
-    found = await judge.find(policy, handling)
+    found, left = await judge.find(policy, handling)
     published = found.document
     turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
     joined = dict[str, Sequence[Piece]]()
@@ -375,19 +375,21 @@ async def judge_call(
     for sequence in (*content.sequences, *turns):
         joined |= joined_texts(sequence, max_chars=max_chars)
     asked = tuple({**content.texts, **joined})
-    judgement = await judge.ask(found, asked, handling)
+    judgement = await judge.ask(found, asked, left)
+    masks: Mapping[str, str] = {}
+    if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:
+        unread = next((it for it in content.unread if it not in published.unjudged), None)
+        if unread is not None:
+            raise invalid_request(
+                f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
+                "policy to let them pass"
+            )
+        masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
+        if not masks.keys() <= frozenset(replaceable):
+            problem = "a text to mask stands in a part of the call that cannot be replaced"
+            raise invalid_request(problem)
+    # A call that is refused has no verdict.
     judge.metrics.observe(judgement)
-    if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
-        return judgement, {}
-    unread = next((it for it in content.unread if it not in published.unjudged), None)
-    if unread is not None:
-        raise invalid_request(
-            f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
-            "policy to let them pass"
-        )
-    masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
-    if not masks.keys() <= frozenset(replaceable):
-        raise invalid_request("a text to mask stands in a part of the call that cannot be replaced")
     return judgement, masks
 
 

@@ -24,7 +24,7 @@ from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
 from nunatak_server.compat.failures import as_router, router_of
 from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
-from nunatak_server.errors import invalid_request
+from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
@@ -32,6 +32,7 @@ from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
 from nunatak_server.outputs.entities import EntityGroup
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
+from nunatak_server.scheduler.turns import within
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
@@ -169,9 +170,13 @@ async def _classify(
     async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
         return await ask_task(request, own, reference, part, options)
 
+    async def find() -> TaskManifest:
+        look_up = find_task(request, body.model, None)
+        return await within(own.deadline_s, look_up, late=DeadlineExceededError)
+
     async def pin() -> dict[str, str]:
         nonlocal reference
-        reference = (await find_task(request, body.model, None)).reference
+        reference = (await find()).reference
         return {TASK_VERSION_HEADER: reference}
 
     found, headers = await ask_each(ask, tuple(inputs), pin=pin)
@@ -181,7 +186,7 @@ async def _classify(
     ]
     known = next((one for one, _ in found if isinstance(one, TaskPrediction)), None)
     if known is None:
-        manifest = await find_task(request, body.model, None)
+        manifest = await find()
         task, head, labels = manifest.task, manifest.head, manifest.head.labels
         kind = runtime_contract.classify_kind(head.kind, head.problem_type)
     else:

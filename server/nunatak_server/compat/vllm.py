@@ -22,13 +22,14 @@ from nunatak_contract.requests import Message, Parameters, Some, Text, field_nam
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
-from nunatak_server.errors import invalid_request
+from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.outputs.entities import Entity
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Handling, TaskPrediction
+from nunatak_server.scheduler.turns import within
 
 
 class PoolingRequest(Message):
@@ -263,7 +264,8 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
     caller = caller_of(request.scope)
-    tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
+    look_up = runtime_of(request).facts.names(caller.tasks, caller.name)
+    tasks = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
     if len(tasks) != 1:
         raise invalid_request(
             f"the request names no task, and this key has {len(tasks)} tasks; use a key "

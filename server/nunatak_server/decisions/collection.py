@@ -177,9 +177,14 @@ class Collection:
 
     def _replace(self, file: Path, content: bytes) -> None:
         made = file.with_suffix(NEW)
-        with open(made, "wb", opener=_open_own) as opened:
-            opened.write(content)
-        made.replace(file)
+        try:
+            with open(made, "wb", opener=_open_own) as opened:
+                opened.write(content)
+            made.replace(file)
+        except OSError:
+            # Half a replacement would take the room of other rows.
+            made.unlink(missing_ok=True)
+            raise
 
     @contextmanager
     def _reading(self) -> Generator[None]:

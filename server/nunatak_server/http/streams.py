@@ -107,7 +107,7 @@ async def judge_stream(
     """
     runtime = runtime_of(request)
     runtime.readiness.check()
-    published = await runtime.judge.find(policy, handling)
+    published, _ = await runtime.judge.find(policy, handling)
     stream = VerdictStream(
         runtime.judge, published, handling, clock=asyncio.get_running_loop().time
     )

@@ -1,8 +1,8 @@
 """A growing text: which of its windows are closed, and what versions have answered about them.
 
 The borders of windows depend only on the tokens before them. So a window that is full, in a text
-that goes on, is a window of the whole text. Each step tokenizes only the text since the last white
-space before the open window. The whole text is tokenized once, at its end.
+that goes on, is a window of the whole text. Each step tokenizes the open window and one word before
+it, since a tokenizer may read the begin of a text in its own way. The end tokenizes the whole text.
 """
 
 from array import array
@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
+from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
 from nunatak_server.tokenization import Encodings, Reading
 
@@ -23,6 +24,8 @@ Place = tuple[int, int]
 class _Windows:
     start: tuple[int, int] = (0, 0)
     """A place at white space, and the number of tokens from there to the open window."""
+    reads_from: int = 0
+    """The begin of the word before this place."""
     closed: list[Encoding] = field(default_factory=list[Encoding])
     """The closed windows with text that is not released yet."""
     opens_at: int = 0
@@ -44,7 +47,7 @@ class Growing:
         self._windows = dict[Reading, _Windows]()
         self._read = dict[Reading, _Windows]()
         """The windows of the readings of this step."""
-        self._known = dict[tuple[str, int, Encoding], "array[float]"]()
+        self._known = dict[tuple[VersionKey, Encoding], "array[float]"]()
         """Logits. Those of tokens are many, and a list would need four times the memory."""
         self._counted = set[tuple[str, str]]()
 
@@ -56,7 +59,7 @@ class Growing:
     @property
     def num_chars_again(self) -> int:
         """Characters before the open windows that the next step tokenizes."""
-        begin = min((it.start[0] for it in self._read.values()), default=0)
+        begin = min((it.reads_from for it in self._read.values()), default=0)
         return max(0, self.covered - begin)
 
     @property
@@ -93,7 +96,7 @@ class Growing:
         aligned = {it: replace(it, is_aligned=True) for it in readings}
         own = {it: self._windows.setdefault(it, _Windows()) for it in aligned.values()}
         self._read |= own
-        begin = min((it.start[0] for it in own.values()), default=0)
+        begin = min((it.reads_from for it in own.values()), default=0)
         planned = dict[Reading, Reading]()
         for reading, key in aligned.items():
             place, num_tokens = own[key].start
@@ -120,12 +123,10 @@ class Growing:
             before += places[: len(places) - after.alignment.num_repeated]
         place, num_tokens = own.start
         space = space_before(self.text, own.opens_at)
-        while space and self.text[space] != " ":
-            # Some tokenizers put a space before a text that begins with another character.
-            space = space_before(self.text, space - 1)
         # Of a token of spaces, only the begin has its place, and tokens may share a character.
         if before and before[0][0] < space:
             own.start = space, sum(begin >= space for begin, _ in before)
+            own.reads_from = space_before(self.text, max(0, space - 1))
         else:
             own.start = place, num_tokens + len(before)
 
@@ -133,8 +134,7 @@ class Growing:
         self, manifest: TaskManifest, encodings: Iterable[Encoding]
     ) -> Collection[Encoding]:
         """Return the encodings for which a version has no answer yet, each once, in order."""
-        key = manifest.task, manifest.version
-        return dict.fromkeys(it for it in encodings if (*key, it) not in self._known)
+        return dict.fromkeys(it for it in encodings if (key_of(manifest), it) not in self._known)
 
     def complete(
         self,
@@ -144,13 +144,12 @@ class Growing:
     ) -> Sequence[RowOutcome]:
         """Return the outcome of each window, from those of the windows that were asked."""
         windows = tuple(chain.from_iterable(read))
-        key = manifest.task, manifest.version
+        key = key_of(manifest)
         # An open window grows, so its answer is of no use later.
-        lasting = windows[:-1] if self.takes_open else windows
-        for it in lasting:
+        for it in windows[:-1] if self.takes_open else windows:
             if isinstance(answer := found.get(it), RowAnswer):
-                self._known[*key, it] = array("d", answer.logits)
-        return [found.get(it) or _answer(self._known[*key, it]) for it in windows]
+                self._known[key, it] = array("d", answer.logits)
+        return [found.get(it) or _answer(self._known[key, it]) for it in windows]
 
 
 def _answer(logits: "array[float]") -> RowAnswer:

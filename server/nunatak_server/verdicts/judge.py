@@ -1,5 +1,6 @@
 """The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.catalog import KnownFacts
@@ -23,6 +25,7 @@ from nunatak_server.predict.types import (
     TaskPrediction,
 )
 from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.turns import within
 from nunatak_server.telemetry.metrics import LabelValues
 from nunatak_server.verdicts.rules import (
     Answers,
@@ -155,22 +158,26 @@ class Judge:
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
         """
-        published = await self.find(policy, handling)
-        judgement = await self.ask(published, texts, handling, stops_early=stops_early)
+        published, left = await self.find(policy, handling)
+        judgement = await self.ask(published, texts, left, stops_early=stops_early)
         self.metrics.observe(judgement)
         return judgement
 
-    async def find(self, policy: str, handling: Handling) -> PublishedPolicy:
-        """Return a policy whose tasks the caller may ask.
+    async def find(self, policy: str, handling: Handling) -> tuple[PublishedPolicy, Handling]:
+        """Return a policy whose tasks the caller may ask, with what is left of an own deadline.
 
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
         """
-        return await self._facts.policy(policy, handling.caller, tasks=handling.tasks)
+        begun, own_s = time.monotonic(), handling.own_deadline_s
+        look_up = self._facts.policy(policy, handling.caller, tasks=handling.tasks)
+        found = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
+        left_s = None if own_s is None else max(0.0, own_s + begun - time.monotonic())
+        return found, replace(handling, own_deadline_s=left_s)
 
     def late(self, published: PublishedPolicy, text: str, *problem: str) -> Judgement:
         """Return the decision about a text about which all tasks are late."""
-        answers = _all_late(published.document.references, {}, DeadlineExceededError(*problem))
+        answers = _all_failed(published.document.references, {}, DeadlineExceededError(*problem))
         return _judged(published, answers, [], (text,))
 
     async def ask(
@@ -182,7 +189,10 @@ class Judge:
         stops_early: bool = True,
         growing: Growing | None = None,
     ) -> Judgement:
-        """Return the decisions of a policy about texts, or about what is new of a growing text."""
+        """Return the decisions of a policy about texts, or about what is new of a growing text.
+
+        In a dry run, a refusal of the whole request is the failure of each task: it stops nothing.
+        """
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         if not texts:
@@ -210,8 +220,11 @@ class Judge:
                         )
                     ):
                         break
-        except DeadlineExceededError as late:
-            answers = _all_late(policy.references, answers, late)
+        except NunatakError as error:
+            is_dry = policy.mode is PolicyMode.DRY_RUN
+            if not (is_dry or isinstance(error, DeadlineExceededError)):
+                raise
+            answers = _all_failed(policy.references, answers, error)
         return _judged(published, answers, times, texts)
 
 
@@ -227,11 +240,11 @@ def _judged(
     )
 
 
-def _all_late(
+def _all_failed(
     references: tuple[str, ...],
     answers: Mapping[str, TaskPrediction | TaskFailure],
-    late: DeadlineExceededError,
+    error: NunatakError,
 ) -> dict[str, TaskPrediction | TaskFailure]:
     return {
-        text: answers.get(text) or TaskFailure(reference=text, error=late) for text in references
+        text: answers.get(text) or TaskFailure(reference=text, error=error) for text in references
     }

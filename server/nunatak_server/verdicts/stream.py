@@ -243,8 +243,9 @@ class VerdictStream:
         try:
             judgement = await self._ask()
         except OverloadedError:
-            # The text waits, as it would for its turn.
-            return None
+            if not takes_open:
+                return None  # The text waits, as it would for its turn.
+            judgement = self._judge.late(self._published, growing.text)
         # A part of what is read again, so that a text without a plain space costs no square.
         again = growing.num_chars_again // READ_AGAIN
         missing = int(EARLY * growing.num_missing_chars)

@@ -14,11 +14,12 @@ from doubles.examples import toy_rows, write_jsonl
 from doubles.serving import make_settings, running_server
 from doubles.terminals import Ran, nunatak
 from nunatak_contract.methods import TopK
-from nunatak_model import Backbone, load_backbone
+from nunatak_model import Backbone, load_backbone, tensors_from_bytes
 from nunatak_registry import Registry
 from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
+from nunatak_versions import Provenance, draft_task
 
 QUICK: dict[str, JsonValue] = {
     "epochs": 2,
@@ -96,6 +97,36 @@ def write_desk(path: Path) -> str:
     content = "\r\n".join(["Id;Body;Queue", *lines, ""])
     path.write_text(content, encoding="utf-8-sig", newline="")
     return typo
+
+
+def test_a_ranking_is_scored_by_its_logits_whose_scores_round_to_one(
+    folder: Path, backbone: Backbone
+) -> None:
+    with Registry.open(folder / "registry") as registry:
+        usual = registry.resolve(TaskKind.RANKING)
+        tensors = tensors_from_bytes(registry.read_blob(usual))
+        output = {
+            name: 2.0**30 * it for name, it in tensors.items() if name.startswith("head.output.")
+        }
+        loud = draft_task(
+            "loud",
+            method=usual.method,
+            head=usual.head,
+            parameters={**tensors, **output},
+            backbone=backbone,
+            max_length=usual.max_length,
+            probe_inputs=usual.probe.inputs,
+            provenance=Provenance(created_at=usual.created_at),
+        )
+        registry.publish(loud.manifest, loud.blobs)
+    data = str(folder / TaskKind.RANKING / "dev.jsonl")
+
+    found = [
+        nunatak("evaluate", it, "--data", data, "--json", *here(folder)).json()["metrics"]
+        for it in (TaskKind.RANKING, "loud")
+    ]
+
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", TaskKind)

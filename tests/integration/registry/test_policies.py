@@ -126,13 +126,16 @@ def test_a_damaged_policy_is_refused_and_found_by_verify(
     stocked: Registry, location: str, damage: str
 ) -> None:
     stocked.policies.put(FIRST)
+    whole = stocked.policies.put(FIRST.model_copy(update={"name": "other"}))
     engine = create_engine(parse_location(location).index_url)
     with engine.begin() as connection:
-        connection.execute(text(f"UPDATE nunatak_policies SET {damage}"))  # noqa: S608 - a case
+        where = "WHERE name = 'guard'"
+        connection.execute(text(f"UPDATE nunatak_policies SET {damage} {where}"))  # noqa: S608 - a case
     engine.dispose()
 
     with raises("invalid_policy", match="guard/1"):
         stocked.policies.get("guard")
+    assert stocked.policies.newest() == [whole]
     found = [it for it in stocked.verify() if it.kind is FindingKind.POLICY]
     assert [(it.subject, it.kind.is_error) for it in found] == [("guard/1", True)]
 

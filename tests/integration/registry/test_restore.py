@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from doubles.drafts import publish_one
+from doubles.postgres import PostgresServer
 from doubles.refusals import raises
 from doubles.restores import FileSite, PostgresSite, RestoreSite
 from nunatak_registry import FindingKind, Registry, StoreUnavailableError
@@ -101,6 +102,20 @@ def test_a_number_that_is_given_out_again_is_another_content(
 
     assert first.reference == second.reference
     assert first.content != second.content
+
+
+def test_a_backup_fills_a_new_database(postgres: PostgresServer, tmp_path: Path) -> None:
+    lost, new = (PostgresSite(tmp_path, postgres) for _ in range(2))
+    with Registry.open(lost.location, clock=lambda: NOW) as registry:
+        publish_one(registry)
+        published = registry.resolve("intent")
+    lost.back_up("late")
+
+    new.restore("late")
+
+    with Registry.open(new.location, create=False) as registry:
+        assert registry.resolve("intent") == published
+        assert registry.verify() == []
 
 
 def test_holds_that_a_restore_took_are_missed(site: RestoreSite, registry: Registry) -> None:

@@ -347,6 +347,25 @@ def test_an_unknown_layout_is_refused_and_left_alone(put: Put, number: int) -> N
     assert rows_of(location) == before
 
 
+@pytest.mark.parametrize("number", [-SCHEMA_VERSION, SCHEMA_VERSION + 1])
+def test_a_process_from_before_an_upgrade_changes_nothing_and_notices(
+    put: Put, number: int
+) -> None:
+    location = put("3")
+    engine = engine_of(location)
+    with Registry.open(location, create=False) as registry:
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE nunatak_state SET schema_version = {number:d}"))  # noqa: S608 - a number
+        before = rows_of(location)
+
+        for call in (registry.generation, lambda: registry.promote("tone", "late", 1)):
+            with pytest.raises(StoreUnavailableError, match="layout"):
+                call()
+
+        assert rows_of(location) == before
+    engine.dispose()
+
+
 def test_a_place_without_a_registry_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(NunatakError) as caught:
         upgrade(tmp_path / "none", tell=silent)

@@ -191,6 +191,7 @@ async def test_no_header_lets_a_text_through_a_policy_that_allows_on_failure(
 ) -> None:
     registry.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
     async with running_client(backbone, registry) as client:
+        await judged(client)  # The look-up of the policy has the deadline of the request.
         answer = await client.post(GUARD, json={"inputs": TEXT}, headers=headers)
 
     assert (answer.json()["action"], answer.json()["by_failure"]) == ("block", False)

@@ -294,6 +294,14 @@ def test_a_redirection_is_refused_and_names_the_address(face: Face, status: int)
     assert len(network.requests) == 1
 
 
+@pytest.mark.parametrize("task", ["tone", "a" * 70_000], ids=["of a redirect", "of a task"])
+def test_an_address_that_is_none_is_an_error_of_the_client(face: Face, task: str) -> None:
+    network = Network([httpx.Response(302, headers={"location": "mailto:ann@example.org"})])
+
+    with pytest.raises(InvalidInputError, match="an address cannot be used"):
+        face.run(network, lambda client: client.predict(task, "a"))
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_invited_retry_waits_at_least_as_asked(face: Face, status: int) -> None:
     network = Network([refusal(status, "overloaded", retry_after="2"), answer(PREDICTION)])

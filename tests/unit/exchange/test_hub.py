@@ -180,7 +180,17 @@ def test_a_version_comes_back_as_it_was(pushed: Path, backbone: Backbone) -> Non
     assert found.blobs == blobs
 
 
-def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: Backbone) -> None:
+@pytest.mark.parametrize(
+    ("scored", "data"),
+    [
+        ("d", {"name": "mail", "type": "mail", "split": "dev"}),
+        # As after a conversion.
+        ("e", {"name": "labelled examples", "type": "labelled examples"}),
+    ],
+)
+def test_the_readme_has_the_fields_that_the_hub_reads(
+    tmp_path: Path, backbone: Backbone, scored: str, data: dict[str, str]
+) -> None:
     digest = "d" * 64
     named = {
         **tiny_task(backbone)[0].backbone.model_dump(),
@@ -190,7 +200,9 @@ def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: 
         tmp_path / "out",
         backbone,
         backbone=named,
-        metrics=(MetricRecord(name="accuracy", value=0.9, data_digest=digest, num_examples=9),),
+        metrics=(
+            MetricRecord(name="accuracy", value=0.9, data_digest=64 * scored, num_examples=9),
+        ),
         data=DataRecord(
             name="mail", train_digest=digest, dev_digest=digest, num_train=9, num_dev=9
         ),
@@ -208,7 +220,7 @@ def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: 
             "results": [
                 {
                     "task": {"type": "text-classification"},
-                    "dataset": {"name": "mail", "type": "mail", "split": "dev"},
+                    "dataset": data,
                     "metrics": [{"type": "accuracy", "value": 0.9}],
                 }
             ],

@@ -94,6 +94,11 @@ def without_a_tensor(folder: Path) -> None:
     rewrite_weights(folder, {"encoder.layer.1.output.dense.bias": "something.else"})
 
 
+def without_a_name_in_the_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": [3]}}')
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -110,10 +115,11 @@ def without_a_tensor(folder: Path) -> None:
         (configured(intermediate_size=50), CorruptBackboneError, "must have shape"),
         (cut_short, CorruptBackboneError, "model.safetensors"),
         (without_a_tensor, CorruptBackboneError, r"layer\.1\.output\.dense\.bias"),
+        (without_a_name_in_the_index, UnsupportedBackboneError, r"has no \[3\]"),
     ],
     ids=[
         *("no-config", "no-tokenizer", "no-weights", "other-type", "other-positions"),
-        *("other-activation", "misshapen", "cut-short", "a-tensor-less"),
+        *("other-activation", "misshapen", "cut-short", "a-tensor-less", "nameless"),
     ],
 )
 def test_a_folder_that_is_no_whole_backbone_is_refused_by_its_fault(

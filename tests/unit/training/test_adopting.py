@@ -9,7 +9,7 @@ from nunatak_contract.cards import task_card
 from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry
-from nunatak_training.kinds import TaskKind
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.run_settings import read_settings
 from nunatak_training.teachers import TeacherChoice
 from nunatak_training.train import TrainOutcome, TrainSettings, train
@@ -153,6 +153,24 @@ def test_a_value_is_adopted_with_its_rank_correlation(registry: Registry) -> Non
     assert taught.teacher is not None
     assert taught.teacher.agreement.name == "spearman"
     assert taught.head == registry.resolve("level").head
+
+
+def test_a_teacher_of_several_labels_is_scored_by_its_own_thresholds(registry: Registry) -> None:
+    examples = enumerate(toy_examples(140, seed=7))
+    rows = [
+        {"text": it.text, "labels": [str(it.label)] * (at % 3 > 0) + ["third"] * (at % 3 == 0)}
+        for at, it in examples
+    ]
+    tested = {"train": TEXTS, "test": rows[70:]}
+    settings = {"calibrate": True, "thresholds": "f1", "epochs": 2, "layers": 1}
+    several = run(registry, "several", {"train": rows[:70], "dev": rows[70:]}, None, **settings)
+
+    taught = run(registry, "one", tested, TeacherChoice(task="several"), method="head").manifest
+
+    assert min(several.manifest.head.thresholds.values()) < 0.45
+    assert taught.teacher is not None
+    assert taught.teacher.score is not None
+    assert taught.teacher.score.value == pytest.approx(several.metrics[Metric.F1_MACRO])
 
 
 def test_nothing_is_published_if_the_teacher_cannot_be_loaded(registry: Registry) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import noisy_data, toy_rows, write_jsonl
+from nunatak_contract.cards import task_card
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone
 from nunatak_training.data import ExampleSet, LabelSet, TaskData, load_task_data
@@ -137,6 +139,12 @@ def test_the_manifest_records_the_temperature_with_its_evidence(
     assert [curve.label for curve in record.curves] == ["early", "late"]
     assert "calibration" not in plain.manifest.model_dump_json()
     assert "calibrate" not in plain.manifest.model_dump_json()
+    kept = record.model_copy(update={"temperature": 1.0})
+    for found, told in ((record, "fitted to the dev examples"), (kept, "no other one lowered")):
+        changes = {"version": 1, "calibration": found}
+        card = task_card(TaskManifest.model_validate({**dict(calibrated.manifest), **changes}))
+        section = card.partition("## Calibration")[2].partition("## Data")[0]
+        assert [it in section for it in ("fitted to", told)] == [found is record, True]
 
 
 def test_fitted_thresholds_give_the_recorded_scores(tmp_path: Path, backbone: Backbone) -> None:

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import JsonValue
@@ -99,6 +100,12 @@ class Example:
     def model_input(self) -> TextInput:
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
+    @property
+    def same_text(self) -> tuple[str, ...]:
+        """Equal for inputs that differ only in case, white space or Unicode form (NFKC)."""
+        parts = (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+        return tuple(" ".join(unicodedata.normalize("NFKC", it).casefold().split()) for it in parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExample:
@@ -154,6 +161,8 @@ class Teacher:
     ask: Callable[[Sequence[TextInput]], Iterable[Mapping[str, float] | NunatakError]]
     """Gives the probabilities of each input in order, or why there are none. A value is the only
     label, with the probability 1."""
+    thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores from which labels of several apply; other labels: 0.5."""
     seconds: float = 0.0
     """The time of asking."""
 

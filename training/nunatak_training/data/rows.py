@@ -56,7 +56,8 @@ def read_label(value: object, column: str, where: str) -> str:
 def read_number(value: object, column: str, where: str) -> float:
     """Files without types spell numbers as text."""
     number = math.nan
-    if isinstance(value, (int, float, str)):
+    # Python reads 1_5 as 15.
+    if isinstance(value, (int, float, str)) and "_" not in str(value):
         try:
             number = float(value)
         except (ValueError, OverflowError):
@@ -170,12 +171,15 @@ def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
     return replace(own, shares=shares, has_label=has_label)
 
 
-def label_of(shares: Sequence[tuple[str, float]], kind: TaskKind) -> examples.Label:
-    """The label that shares say: all from one half up, the value, or the likeliest (first) one."""
+def label_of(
+    shares: Sequence[tuple[str, float]], kind: TaskKind, teacher: examples.Teacher | None = None
+) -> examples.Label:
+    """The label that shares say: all from the thresholds up, the value, or the likeliest one."""
     match kind:
         case TaskKind.MULTI_LABEL:
-            likely = (label for label, share in shares if share >= DEFAULT_THRESHOLD)
-            return examples.LabelSet(names=tuple(likely))
+            known: Mapping[str, float] = {} if teacher is None else teacher.thresholds
+            names = (it for it, share in shares if share >= known.get(it, DEFAULT_THRESHOLD))
+            return examples.LabelSet(names=tuple(names))
         case TaskKind.REGRESSION:
             return shares[0][1]
         case _:

@@ -46,9 +46,9 @@ def split_off_share(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """Split in the given order, with `DEV_SHARE` of every stratum in dev.
 
-    Equal texts are on one side, so that dev holds no text that training sees. A text of several
-    strata stays in train, and so does a stratum of one distinct text; dev is empty where every text
-    stays. The same examples and seed give the same split, here and below.
+    Equal texts (`same_text`) are on one side, so that dev holds no text that training sees. A text
+    of several strata stays in train, and so does a stratum of one distinct text; dev is empty where
+    every text stays. The same examples and seed give the same split, here and below.
     """
     texts: defaultdict[str, list[list[int]]] = defaultdict(list)
     for positions in _positions_by_text(examples):
@@ -68,7 +68,7 @@ def split_off_share(
 def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
     found: defaultdict[object, list[int]] = defaultdict(list)
     for position, read in enumerate(examples):
-        found[read.example.model_input].append(position)
+        found[read.example.same_text].append(position)
     return list(found.values())
 
 
@@ -362,8 +362,8 @@ def data_warnings(
 
 
 def _shared(data: TaskData, part: ExampleSet) -> str:
-    trained = {example.model_input for example in data.train.examples}
-    both = [example.text for example in part.examples if example.model_input in trained]
+    trained = {example.same_text for example in data.train.examples}
+    both = [example.text for example in part.examples if example.same_text in trained]
     if not both:
         return ""
     return f"{len(both):,} of {counted(len(part), 'example')}, such as {_shown(both[0])}"

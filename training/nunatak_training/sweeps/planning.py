@@ -201,8 +201,8 @@ def cut_data(data: TaskData, cut: results.Cut) -> TaskData:
             f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
-    learned = {it.model_input for it in train.examples}
-    dev = ExampleSet(examples=tuple(it for it in dev.examples if it.model_input not in learned))
+    learned = {it.same_text for it in train.examples}
+    dev = ExampleSet(examples=tuple(it for it in dev.examples if it.same_text not in learned))
     _check_cap(data.name, "dev", dev, cut.dev)
     return replace(data, train=train, dev=dev, test=data.dev)
 

@@ -19,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training.recipes import Recipe
+from nunatak_training.recipes import METHODS, Recipe, default_recipe
+from nunatak_training.settings import flattened
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 
 DIGITS = 6
@@ -84,11 +85,24 @@ COLUMNS: dict[str, Callable[[RunDescription], str]] = {
     "learning rate": lambda run: f"{run.recipe.learning_rate:g}",
 }
 """The axes of a sweep, without the seed."""
+SAID = frozenset({"backbone", "learning_rate", "regularizer", "seed"})
+"""Settings of a recipe that have a column of their own."""
+
+
+def settings_label(run: RunDescription) -> str:
+    """The other settings that differ from the defaults of the method."""
+    usual = flattened(default_recipe(METHODS[run.recipe.method.kind]).settings())
+    told = flattened(run.recipe.settings()).items()
+    found = {name: it for name, it in told if name.partition(".")[0] not in SAID}
+    return ", ".join(f"{name} {it}" for name, it in found.items() if it != usual.get(name))
+
+
 ORIGINS: dict[str, Callable[[RunDescription], str]] = {
+    "settings": settings_label,
     "data": lambda run: "/".join(digest[:DIGITS] for digest in _digests(run)),
     "weights": lambda run: run.backbone.digest[:DIGITS],
 }
-"""Origins that may differ under equal names: the examples (train/dev/test) and the backbone."""
+"""What may differ on equal axes: other settings, the examples (train/dev/test), the backbone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +110,7 @@ class Cell:
     axes: tuple[str, ...]
     """Values in the order of `COLUMNS`."""
     origins: tuple[str, ...]
-    """Digests in the order of `ORIGINS`."""
+    """In the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
     outcomes: tuple[Finished, ...]
     failures: tuple[Failed, ...]

@@ -137,7 +137,7 @@ def _ask_file(
     # Answers on a terminal are progress enough.
     with shown_progress(quiet=sys.stdout.isatty()) as progress, _placed(waiting):
         progress.begin(Work("asked", unit="input"))
-        for answers in predictor.ask(sources(), tasks, parameters):
+        for answers in predictor.ask(sources(), tasks, parameters=parameters):
             placed = waiting.pop(0)
             has_failed = has_failed or any(it.error is not None for it in answers)
             results: list[JsonValue] = [_answer_json(answer) for answer in answers]

@@ -23,7 +23,10 @@ from nunatak_rows.files import unreadable
 from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
+    from nunatak_client.payloads import ShownOptions
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
@@ -56,10 +59,10 @@ class ServerPredictor:
         return self.client.predict_many(source, tasks, parameters=parameters).results
 
     def ask(
-        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+        self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
-        for part, fan_out in self.client.predict_all(inputs, tasks, parameters=parameters):
+        for part, fan_out in self.client.predict_all(inputs, tasks, **shown):
             for place in range(len(part)):
                 yield [result.about(place) for result in fan_out.results]
 
@@ -75,16 +78,17 @@ class RegistryPredictor:
     def ask_one(
         self, source: Input, tasks: Sequence[str], parameters: "Parameters"
     ) -> "Sequence[TaskResult]":
-        return next(self.ask([source], tasks, parameters))
+        return next(self.ask([source], tasks, parameters=parameters))
 
     def ask(
-        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+        self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
+        from nunatak_client.payloads import wire_parameters
         from nunatak_contract import requests
         from nunatak_server.local import result_of
 
-        options = requests.Parameters.model_validate(parameters.wire())
+        options = requests.Parameters.model_validate(wire_parameters(**shown))
         for part, found in self.predictor.predict_all(inputs, tasks, options=options):
             results = [result_of(result) for result in found.results]
             for place in range(len(part)):

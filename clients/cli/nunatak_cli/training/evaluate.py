@@ -19,7 +19,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
@@ -29,7 +29,8 @@ from nunatak_rows.inputs import bad_row
 from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
-    from nunatak_client import Parameters, TaskResult
+    from nunatak_client import TaskResult
+    from nunatak_client.payloads import ShownOptions
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
@@ -130,7 +131,7 @@ def _ask(
     """Ask about all examples; return the answer for each, and the number of cut inputs."""
     asked = list(_inputs(read, manifest))
     answers = predictor.ask(
-        (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
+        (source for source, _ in asked), [manifest.reference], **_shown(read, manifest)
     )
     said = list["ExampleAnswer"]()
     num_truncated = 0
@@ -168,20 +169,23 @@ def _inputs(
                 yield it.example.model_input, (it,)
 
 
-def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
-    """Return parameters that show everything to score, and that change no answer."""
+def _shown(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "ShownOptions":
+    """Return options that show everything to score, and that change no answer."""
     from nunatak_client import Parameters
     from nunatak_training.data import Answers
 
     match manifest.head.kind:
         case HeadKind.TOKEN_CLASSIFICATION:
-            return Parameters(ignore_labels=())
+            return {"parameters": Parameters(ignore_labels=())}
         case HeadKind.QUESTION_ANSWERING:
             labels = (it.example.label for it in read)
             is_open = any(isinstance(it, Answers) and not it.spans for it in labels)
-            return Parameters(handle_impossible_answer=is_open)
+            return {"parameters": Parameters(handle_impossible_answer=is_open)}
+        case HeadKind.RANKING:
+            # Scores of large logits round to the same number; a server ranks by logits, too.
+            return {"function_to_apply": FunctionToApply.NONE}
         case _:
-            return Parameters()
+            return {}
 
 
 def _said(

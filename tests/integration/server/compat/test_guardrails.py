@@ -148,11 +148,14 @@ async def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_
     name = "logprobs" if part is UnjudgedPart.OTHER else part.value
     body = litellm(TEXT, structured_messages=[{"role": "user", name: ["a"]}])
 
+    counted = 'nunatak_verdicts_total{action="allow",by="rules",mode="enforce",policy="allow"}'
+    before = [it for it in (await client.get("/metrics")).text.splitlines() if counted in it]
     refused = await post(client, LITELLM.format("allow"), body)
+    after = [it for it in (await client.get("/metrics")).text.splitlines() if counted in it]
     passed = [await post(client, LITELLM.format(it), body) for it in ("open", "dry")]
     blocked = await post(client, LITELLM.format("block"), body)
 
-    assert refused["action"] == "BLOCKED"
+    assert (refused["action"], after) == ("BLOCKED", before)
     assert refused["blocked_reason"].startswith(f"no task reads {part.value}; ")
     assert [it["action"] for it in passed] == ["NONE", "NONE"]
     assert blocked["action"] == "BLOCKED"

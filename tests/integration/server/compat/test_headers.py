@@ -16,6 +16,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.questions import QuestionCard
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.http.access import PREDICT
 
 COMPUTING = [
@@ -229,3 +230,19 @@ async def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
     error = refused.json()["error"]
     text = error if isinstance(error, str) else error["message"]
     assert text.startswith("the request does not follow its schema: header.x-priority: ")
+
+
+@pytest.mark.parametrize("path", [*(it for it in COMPUTING if it not in OF_BACKBONE), "unnamed"])
+async def test_a_look_up_that_hangs_ends_at_the_deadline(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    body = body_about(TEXT, path, backbone)
+    address = "/classify" if path == "unnamed" else address_of(path)
+    monkeypatch.setattr(Catalog, "look_up", hang)
+    async with running_client(backbone, registry) as client, asyncio.timeout(20):
+        answer = await client.post(address, json=body, headers={"x-deadline-ms": "50"})
+
+    assert answer.status_code == 504 or "deadline" in answer.text

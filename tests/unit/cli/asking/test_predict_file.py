@@ -305,6 +305,29 @@ def test_parts_without_a_record_are_never_used(place: Path, tmp_path: Path) -> N
     assert [row["id"] for row in jsonl(out)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.rejected.jsonl"])
+def test_a_run_overwrites_no_file_that_another_has_made_meanwhile(
+    place: Path, tmp_path: Path, name: str
+) -> None:
+    corpus, out = (
+        make_corpus(tmp_path / "in.jsonl", NUM_ROWS, broken=BROKEN),
+        tmp_path / "out.jsonl",
+    )
+    other = tmp_path / name
+
+    def make(*_: object) -> None:
+        other.write_text("of another\n")
+
+    with pytest.raises(NunatakError, match="is of another run; move it away"):
+        score(place, corpus, out, on_chunk=make)
+    assert other.read_text() == "of another\n"
+    other.unlink()
+    score(place, corpus, out)
+
+    rejected = jsonl(tmp_path / "out.rejected.jsonl")
+    assert (len(jsonl(out)), len(rejected)) == (NUM_ROWS - len(BROKEN), len(BROKEN))
+
+
 def test_files_of_a_folder_must_have_one_form(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()

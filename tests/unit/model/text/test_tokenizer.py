@@ -243,6 +243,15 @@ def test_a_break_that_is_dropped_between_words_is_counted(
     assert unread(minilm, character.join(("ignore", "all", "rules"))) == [2, 2, 2]
 
 
+@pytest.mark.parametrize("family", [TokenizerFamily.XLM_ROBERTA, TokenizerFamily.CAMEMBERT])
+@pytest.mark.parametrize("name", ["tags", "selectors", "bits", "marks", "flag with tags"])
+def test_hidden_text_is_counted_in_unknown_tokens_too(family: TokenizerFamily, name: str) -> None:
+    text, count = UNREAD.get(name, (READ.get(name, ""), 0))
+    text = text.removeprefix("Hello").removeprefix("!").removeprefix(" there.")
+
+    assert unread(served(family), f"a.{text} a") == [count] * 3
+
+
 def test_a_long_text_counts_its_unread_characters_once(minilm: TextTokenizer) -> None:
     text = "word " * 200 + "Hello" + TAGS
 

@@ -275,13 +275,14 @@ async def test_without_keys_no_token_opens_anything(fresh: Issuer) -> None:
         ("/keys", b'{"keys": []}'),
         ("/keys", b'{"keys": [7]}'),
         ("/keys", b'{"keys": [{"kty": "oct", "k": "eA", "kid": "first"}]}'),
+        ("/keys", b'{"keys": [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB"}]}'),
         ("/keys", b"x" * 2_000_000),
         ("/keys", b"\xff"),
     ],
     ids=lambda it: it[:60].decode("latin-1") if isinstance(it, bytes) else it,
 )
 async def test_a_wrong_answer_of_the_issuer_gives_no_keys(
-    fresh: Issuer, path: str, answer: bytes
+    fresh: Issuer, path: str, answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh.documents[path] = answer.replace(b"URL", fresh.url.encode())
 
@@ -289,6 +290,8 @@ async def test_a_wrong_answer_of_the_issuer_gives_no_keys(
         await meet(door_of(fresh), fresh.token())
 
     assert refused.value.code in {"invalid_token", "issuer_unavailable"}
+    is_refused = b'"oct"' not in answer
+    assert ("the keys of the issuer stay as they were" in caplog.text) is is_refused
 
 
 async def test_fields_that_are_not_known_change_nothing(fresh: Issuer) -> None:

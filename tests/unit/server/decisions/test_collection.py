@@ -129,22 +129,26 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     assert texts(tmp_path / "texts") == ["after"]
 
 
-def test_a_full_disk_costs_the_new_row_alone(tmp_path: Path) -> None:
-    collection = opened(tmp_path / "texts")
+@pytest.mark.parametrize(("rows", "kept"), [(10, ["first", "old", "third"]), (2, ["old", "third"])])
+def test_a_full_disk_costs_the_new_row_alone(tmp_path: Path, rows: int, kept: list[str]) -> None:
+    collection = opened(tmp_path / "texts", rows=rows)
     collection.add(LATE, "first", SHARES)
-    size = (tmp_path / "texts" / f"{LATE.digest}.jsonl").stat().st_size
+    collection.add(LATE, "old", SHARES)
+    before = {it: it.stat().st_size for it in (tmp_path / "texts").iterdir()}
+    limit = max(before.values()) + 10 if rows > 2 else 10
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left|too large"):
             collection.add(LATE, "second", SHARES)
+        assert {it: it.stat().st_size for it in (tmp_path / "texts").iterdir()} == before
         opened(tmp_path / "texts")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     collection.add(LATE, "third", SHARES)
 
-    assert texts(tmp_path / "texts") == ["first", "third"]
+    assert texts(tmp_path / "texts") == kept
 
 
 async def test_a_folder_that_is_away_loses_rows_and_is_logged_once_without_texts(

@@ -88,6 +88,7 @@ async def test_a_reply_that_is_malformed_or_too_long_is_no_answer() -> None:
 SURE = {"answers": {"q0": {"type": "noul", "noul": 1.0}}}
 PACKED = gzip.compress(json.dumps(SURE).encode())
 HOSTILE = {
+    "redirected to no address": Raw({"location": "mailto:x@y", "content-length": "0"}, status=302),
     "compressed": Raw({"content-encoding": "gzip", "content-length": str(len(PACKED))}, PACKED),
     "cut": Raw({"content-length": "1000"}, json.dumps(SURE).encode()),
     "without a length": Raw({"transfer-encoding": "chunked"}, b"zz\r\n"),

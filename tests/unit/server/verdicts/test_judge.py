@@ -9,10 +9,11 @@ from doubles.drafts import CREATED_AT
 from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
+from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench
 from doubles.serving import make_facts
-from nunatak_contract.enums import OnFailure, VerdictAction
+from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
 from nunatak_model import Backbone, Branch
@@ -30,9 +31,10 @@ def published(policy: Policy, version: int = 1) -> PublishedPolicy:
     return PublishedPolicy(document=policy, version=version, published_at=CREATED_AT, by="ann")
 
 
-def judge_of(bench: Bench[HeldEngine], policy: Policy) -> Judge:
+def judge_of(bench: Bench[HeldEngine], policy: Policy, *, seconds: float = 0) -> Judge:
     async def look_up(name: str) -> PublishedPolicy:
         assert name == policy.name
+        await asyncio.sleep(seconds)
         return published(policy)
 
     return Judge(facts=make_facts(bench.store, policy=look_up), service=bench.service)
@@ -135,6 +137,31 @@ async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Ma
     found = await ask(judge, policy, own_deadline_s=0.001)
 
     assert (found.action, found.is_by_failure) == (BLOCK, True)
+
+
+async def test_the_look_up_of_a_policy_counts_for_the_deadline_of_the_request(make: Make) -> None:
+    _, _, bench = await make(two_tasks())
+    late, in_time = (judge_of(bench, two_tasks(), seconds=it) for it in (60, 0.2))
+
+    with raises("deadline_exceeded"):
+        await ask(late, two_tasks(), own_deadline_s=0.01)
+    _, left = await in_time.find("guard", Handling(default_deadline_s=60, own_deadline_s=30))
+
+    assert 0 < left.deadline_s <= 29.8
+
+
+async def test_a_dry_run_stops_nothing_that_the_server_refuses_as_a_whole(make: Make) -> None:
+    for mode in PolicyMode:
+        policy = two_tasks(mode=mode)
+        judge, _, _ = await make(policy)
+        asking = judge.judge(policy.name, ("a", ""), Handling(default_deadline_s=60))
+        if mode is PolicyMode.ENFORCE:
+            with raises("empty_text"):
+                await asking
+        else:
+            found = await asking
+            assert (found.action, found.decided, found.is_by_failure) == (ALLOW, BLOCK, True)
+            assert {it.error.code for it in found.failures} == {"empty_text"}
 
 
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:

@@ -5,10 +5,13 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+from tokenizers import normalizers, pre_tokenizers
 
+from doubles import streams
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.rendering import rendered
@@ -23,9 +26,9 @@ from doubles.streams import (
     guard,
     harmless,
 )
-from doubles.trained_tokenizers import TokenizerFamily, random_texts
+from doubles.trained_tokenizers import TokenizerFamily, published, random_texts
 from nunatak_contract.enums import PolicyMode, VerdictAction
-from nunatak_model import Encoding
+from nunatak_model import Encoding, TextTokenizer
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
@@ -70,6 +73,34 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
                 assert essence(found.final) == essence(whole)
                 assert found.text == (text if decision.masked is None else decision.masked)
         bench.engine.computed.clear()
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "words"),
+    [
+        (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+        (normalizers.Strip(), pre_tokenizers.Metaspace()),
+    ],
+    ids=["llama", "deberta"],
+)
+async def test_the_windows_are_those_of_the_whole_text_if_its_begin_is_read_differently(
+    monkeypatch: pytest.MonkeyPatch,
+    normalizer: normalizers.Normalizer,
+    words: pre_tokenizers.PreTokenizer | None,
+) -> None:
+    tokenizer = deepcopy(published(TokenizerFamily.XLM_ROBERTA).backend_tokenizer)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, words
+    made = TextTokenizer(tokenizer.to_str().encode(), num_token_types=2)
+    monkeypatch.setattr(streams, "served", {TokenizerFamily.XLM_ROBERTA: made}.get)
+    bench = StreamBench(TokenizerFamily.XLM_ROBERTA, guard())
+    text = harmless(bench).replace(" ", " \n ")
+
+    await bench.whole(text)
+    of_whole = set(bench.engine.computed)
+    bench.engine.computed.clear()
+    await bench.streamed(by_word(text))
+
+    assert set(bench.engine.computed) == of_whole
 
 
 async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole() -> None:

@@ -209,7 +209,8 @@ async def test_time_alone_asks_nothing_again() -> None:
     assert len(bench.engine.computed) <= 2 * len(TASKS)
 
 
-async def test_a_version_that_finds_something_in_released_text_blocks() -> None:
+@pytest.mark.parametrize("version", [2, 1], ids=["promoted", "restored"])
+async def test_a_version_that_finds_something_in_released_text_blocks(version: int) -> None:
     bench = StreamBench(BERT, guard())
     text = harmless(bench)
     said = Said(bench.admission)
@@ -219,7 +220,7 @@ async def test_a_version_that_finds_something_in_released_text_blocks() -> None:
             if isinstance(event, Released):
                 break
         bench.engine.finds_names = True
-        bench.publish("names", 2)
+        bench.publish("names", version, seed=2)
         bench.bench.facts.invalidate()
         rest = [event async for event in events]
 
@@ -284,6 +285,29 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
         found = [event async for event in events]
 
     assert "".join(it.text for it in found if isinstance(it, Released)) == text
+
+
+async def test_a_hold_ends_in_time_also_while_the_queue_is_full() -> None:
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 1000}))
+    text, released = harmless(bench, num_words=6), list[str]()
+
+    async def chunks() -> AsyncGenerator[str]:
+        with ExitStack() as others:
+            for other in range(10):
+                others.enter_context(bench.admission.admit(f"other-{other}"))
+            yield f"{text} and "
+            bench.clock.now = 2.0
+            yield "more "
+            for _ in range(LOOPS):
+                await asyncio.sleep(0)
+            released.append("in time")
+        yield "of it"
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        async for event in events:
+            released += [event.text] if isinstance(event, Released) else []
+
+    assert released == [f"{text} and more", "in time", " of it"]
 
 
 async def test_a_stream_is_judged_to_its_end_while_the_server_drains() -> None:

@@ -171,6 +171,9 @@ def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
             {"query": "q", "document": "d", "label": "much"}, "finite number", id="grade-text"
         ),
         pytest.param(
+            {"query": "q", "document": "d", "label": "1_5"}, "finite number", id="grade-of-code"
+        ),
+        pytest.param(
             {"question": "q", "context": "Here in Oslo.", "answers": [{"text": "Oslo"}]},
             "needs a 'text' and an integer 'answer_start'",
             id="answer-without-start",

@@ -328,16 +328,20 @@ def test_equal_texts_are_never_on_both_sides_of_a_split(
     tmp_path: Path, label: dict[str, object]
 ) -> None:
     other = {"label": "b"} if "label" in label else label
+    ways = ("text {}", "Text {}", " text  {} ", "\uff54ext {}")
     rows = [
-        {"text": f"text {number % 15}", **(label if number % 15 % 2 else other)}
+        {
+            "text": ways[number // 15].format(number % 15),
+            **(label if number % 15 % 2 else other),
+        }
         for number in range(60)
     ]
     path = write_jsonl(tmp_path / "data.jsonl", rows)
 
     for seed in range(20):
         data = load_task_data(path, seed=seed)
-        trained = {example.text for example in data.train.examples}
-        held = {example.text for example in data.dev.examples}
+        trained = {example.text.split()[1] for example in data.train.examples}
+        held = {example.text.split()[1] for example in data.dev.examples}
         assert held
         assert not trained & held
         assert len(data.train) + len(data.dev) == 60

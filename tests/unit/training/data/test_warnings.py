@@ -42,12 +42,12 @@ def test_clean_data_has_no_warning() -> None:
 
 
 def test_texts_that_dev_shares_with_train_are_counted() -> None:
-    dev = examples(("two", "b"), ("new", "a"), ("one", "a"))
+    dev = examples((" Two", "b"), ("new", "a"), ("one", "a"))
 
     (warning,) = data_warnings(data_of(examples(*CLEAN), dev), max_length=8)
 
     assert warning.problem is DataProblem.IN_TRAIN_AND_DEV
-    assert warning.found == "2 of 3 examples, such as 'two'"
+    assert warning.found == "2 of 3 examples, such as ' Two'"
     assert "remove" in warning.advice
 
 

@@ -39,14 +39,29 @@ def test_runs_that_differ_in_their_seed_alone_are_one_cell(runs: tuple[Run, ...]
         assert f"| {mean(cell.scores):.4f} | {stdev(cell.scores):.4f} |" in cells_markdown(cells)
 
 
-def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_path: Path) -> None:
-    methods: JsonValue = [{"kind": "head"}, {"kind": "head", "recipe": {"batch_size": 2}}]
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"recipe": {"batch_size": 2}}, "batch_size 2"),
+        ({"kind": "lora", "rank": 8, "alpha": [16, 2]}, "method.alpha 2"),
+    ],
+)
+def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(
+    tmp_path: Path, other: dict[str, JsonValue], told: str
+) -> None:
+    methods: JsonValue = [
+        {"kind": "head", **other},
+        *([] if "kind" in other else [{"kind": "head"}]),
+    ]
     runs = toy_runs(toy_folder(tmp_path), methods=methods)
 
     cells = cells_of([record_of(run, 0.5) for run in runs])
 
     assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
-    assert cells_markdown(cells).count("| 0.5000 |  | 0.5000 |") == 2
+    header, _, *rows = cells_markdown(cells).splitlines()
+    assert "| settings |" in header
+    assert [told in row for row in rows].count(True) == 1
+    assert label_of(cells[0], cells) != label_of(cells[1], cells)
 
 
 def test_runs_on_other_examples_are_not_averaged_and_a_column_distinguishes_them(

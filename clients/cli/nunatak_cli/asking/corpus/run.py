@@ -11,6 +11,7 @@ by one rename when all parts are there.
 """
 
 import fcntl
+import filecmp
 import json
 import os
 import shutil
@@ -152,6 +153,12 @@ class RunFolder:
                 lines = path.read_bytes()
                 num_rejected += lines.count(b"\n")
                 file.write(lines)
+        for made, path in ((joined, self._out), (rejected, self.rejected))[
+            : 1 + bool(num_rejected)
+        ]:
+            # The same bytes are of this run, which was killed after the next step.
+            if path.exists() and not filecmp.cmp(made, path, shallow=False):
+                raise invalid_option(f"{path} is of another run; move it away, then go on")
         if num_rejected:
             rejected.replace(self.rejected)
             _sync_folder(self._out.parent)
