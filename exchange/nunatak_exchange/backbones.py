@@ -155,7 +155,7 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
         shape = config_from(raw)
     reference.check_num_labels(checkpoint, raw)
     with tokenizer_files(checkpoint) as folder, checkpoint.backbone_errors():
-        tokenizer = tokenizer_folder.load_by_transformers(folder)
+        tokenizer = tokenizer_folder.load_by_transformers(folder, raw)
     _write_tokenizer(checkpoint, made, tokenizer)
     for pattern in SENTENCE_FILES:
         for path in sorted(checkpoint.folder.glob(pattern)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_exchange.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, Checkpoint, write_json
+from nunatak_exchange.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, Checkpoint
 from nunatak_exchange.transformers_layout import FAMILIES, usual_problem_type
 from nunatak_model import (
     INT8_SUFFIX,
@@ -145,9 +145,10 @@ class Import:
         with tokenizer_files(checkpoint) as folder, checkpoint.backbone_errors():
             if is_adapter and not has_tokenizer(folder):
                 return
-            if not (folder / CONFIG).exists():
-                write_json(folder, CONFIG, {"model_type": backbone.config.model_type})
-            theirs = read_tokenizer(folder, num_token_types=backbone.config.num_token_types)
+            config = checkpoint.config if checkpoint.has(CONFIG) else {}
+            # An adapter has no config.json, or one that names no model.
+            config = {"model_type": backbone.config.model_type, **config}
+            theirs = read_tokenizer(folder, config, num_token_types=backbone.config.num_token_types)
         ours = backbone.tokenizer
         differing = differing_parts(ours.definition, theirs.definition)
         if differing and _without_spaces(ours.definition) == _without_spaces(theirs.definition):
@@ -243,7 +244,7 @@ def tokenizer_files(checkpoint: Checkpoint) -> Generator[Path]:
     """Yield a folder with the tokenizer's files alone, each read within its limit."""
     with tempfile.TemporaryDirectory() as scratch:
         more = {it.name for pattern in SLOW_FILES for it in checkpoint.folder.glob(pattern)}
-        for name in {*more, *filter(checkpoint.has, (CONFIG, *FILES))}:
+        for name in {*more, *filter(checkpoint.has, FILES)}:
             data = checkpoint.read(name, limit=MAX_TOKENIZER_BYTES)
             (Path(scratch) / name).write_bytes(data)
         yield Path(scratch)

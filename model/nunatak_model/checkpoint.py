@@ -146,7 +146,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     path = folder / TOKENIZER_CONFIG
     settings = _read_json(path) if path.exists() else {}
     record = BUILT_IN if name == MINILM_NAME else _record_in(folder)
-    tokenizer = _tokenizer(folder, record, config)
+    tokenizer = _tokenizer(folder, record, raw, config)
     _check_tokens(tokenizer, config)
     embedding = _embedding(folder, raw, json.loads(tokenizer.definition), settings, config)
     digest = hashlib.sha256(
@@ -187,10 +187,12 @@ def _record_in(folder: Path) -> Mapping[str, Any]:
     return _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
 
 
-def _tokenizer(folder: Path, record: Mapping[str, Any], config: BackboneConfig) -> TextTokenizer:
+def _tokenizer(
+    folder: Path, record: Mapping[str, Any], raw: Mapping[str, Any], config: BackboneConfig
+) -> TextTokenizer:
     gives_types, num_token_types = record.get(GIVES_TYPES), config.num_token_types
     if not isinstance(gives_types, bool):
-        return read_tokenizer(folder, num_token_types=num_token_types)
+        return read_tokenizer(folder, raw, num_token_types=num_token_types)
     path = folder / TOKENIZER
     if not path.exists():
         raise _missing(path)

@@ -7,8 +7,9 @@ built-in backbone and what `nunatak backbone add` wrote are read without transfo
 
 import json
 import logging
+import tempfile
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ TOKENIZER, TOKENIZER_CONFIG, VOCABULARY = "tokenizer.json", "tokenizer_config.js
 ADDED_TOKENS_FILE = "added_tokens.json"
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, "special_tokens_map.json", ADDED_TOKENS_FILE)
 SLOW_FILES = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
+READ_OF_CONFIG = ("model_type", "tokenizer_class", "transformers_version")
 TYPES = "token_type_ids"
 PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
@@ -32,14 +34,16 @@ SAVE_ADVICE = (
 )
 
 
-def read_tokenizer(folder: Path, *, num_token_types: int) -> TextTokenizer:
-    """Read the tokenizer of a folder whose texts transformers reads.
+def read_tokenizer(
+    folder: Path, config: Mapping[str, Any], *, num_token_types: int
+) -> TextTokenizer:
+    """Read the tokenizer of a folder; `config` is the content of `config.json`.
 
     Raises:
         UnsupportedBackboneError: there is none, or transformers does what is not available here.
         CorruptBackboneError: a file is broken.
     """
-    tokenizer = load_by_transformers(folder)
+    tokenizer = load_by_transformers(folder, config)
     stored = folder / TOKENIZER
     definition = definition_of(tokenizer, stored.read_bytes() if stored.exists() else None)
     gives_types = TYPES in tokenizer.model_input_names
@@ -58,21 +62,26 @@ def text_tokenizer(definition: bytes, *, num_token_types: int, gives_types: bool
         raise CorruptBackboneError(str(error)) from error
 
 
-def load_by_transformers(folder: Path) -> Any:  # noqa: ANN401 - untyped there
+def load_by_transformers(folder: Path, config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - untyped
     """Let transformers build the tokenizer of a folder, without code of the folder."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
     if not has_tokenizer(folder):
         # transformers would make an empty tokenizer.
         raise UnsupportedBackboneError(
-            f"expected {TOKENIZER} or another file of a tokenizer in {folder}, got none; "
-            f"{SAVE_ADVICE}"
+            f"expected {TOKENIZER} or another file of a tokenizer, got none; {SAVE_ADVICE}"
         )
     _check_files(folder)
     try:
-        with quiet():
+        with tempfile.TemporaryDirectory() as scratch, quiet():
+            for pattern in (*FILES, *SLOW_FILES):
+                for path in folder.glob(pattern):
+                    (Path(scratch) / path.name).symlink_to(path.resolve())
+            # What else the file says is about the model, and transformers might refuse it.
+            kept = {name: it for name, it in config.items() if name in READ_OF_CONFIG}
+            (Path(scratch) / "config.json").write_text(json.dumps(kept))
             tokenizer = cast("Any", AutoTokenizer).from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
+                scratch, trust_remote_code=False, local_files_only=True
             )
     except BaseException as error:  # the libraries have no common type, and Rust may panic
         if not (isinstance(error, Exception) or is_panic(error)):

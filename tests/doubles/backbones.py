@@ -118,14 +118,9 @@ def save_tiny_backbone(
     raw = tiny_config(num_layers=num_layers, family=family)
     raw["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(raw))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    gives_types = family not in {*LIKE_ROBERTA, *BYTES, "gte"}
-    # Any other class of transformers would build the tokenizer anew.
-    settings: dict[str, object] = {"tokenizer_class": "TokenizersBackend"}
-    settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if gives_types else [])]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_tokenizer(folder, family, tokenizer)
     if is_added:
-        (folder / RECORD).write_text(json.dumps({GIVES_TYPES: gives_types}))
+        (folder / RECORD).write_text(json.dumps({GIVES_TYPES: gives_types(family)}))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))
     if pooling is not None:
@@ -237,10 +232,30 @@ def _tiny_llama_config(num_layers: int, family: Family) -> dict[str, object]:
     }
 
 
+def save_tokenizer(folder: Path, family: Family, tokenizer: Tokenizer | None = None) -> None:
+    """Write a tokenizer of transformers' general class; any other would build it anew."""
+    (tokenizer or tiny_tokenizer(family)).save(str(folder / "tokenizer.json"))
+    types = ["token_type_ids"] if gives_types(family) else []
+    settings = {
+        "tokenizer_class": "TokenizersBackend",
+        "model_input_names": ["input_ids", "attention_mask", *types],
+        "pad_token": next(it for it in SPECIAL[family] if "pad" in it.lower()),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def gives_types(family: Family) -> bool:
+    return family not in {*LIKE_ROBERTA, *BYTES, "gte"}
+
+
 def tiny_tokenizer(family: Family) -> Tokenizer:
     """A tokenizer with one token per character, or per byte in ModernBERT."""
-    if family in BYTES:
-        return _byte_tokenizer(family)
+    made = _byte_tokenizer(family) if family in BYTES else _word_tokenizer(family)
+    made.add_special_tokens(list(SPECIAL[family]))  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _word_tokenizer(family: Family) -> Tokenizer:
     padding_first = family not in LIKE_ROBERTA
     start, end = ("[CLS]", "[SEP]") if padding_first else ("<s>", "</s>")
     vocabulary = _vocabulary(family)

@@ -1,6 +1,5 @@
 """Fine-tuned checkpoints as transformers itself writes them, and task versions to export."""
 
-import json
 from pathlib import Path
 from typing import cast
 
@@ -9,9 +8,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
+from doubles import backbones
 from doubles.backbones import tiny_tokenizer
 from doubles.published import Twin, TwinFactory
 from doubles.published_names import WITHOUT_TYPES
+from doubles.sentence_folders import edit
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.manifest import TaskManifest
@@ -49,8 +50,8 @@ def save_tokenizer(factory: TwinFactory, folder: Path, *, max_length: int = 40) 
     """Write the backbone's tokenizer as training leaves it: with truncation turned on."""
     tokenizer = tiny_tokenizer(factory.family)
     tokenizer.enable_truncation(17)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": max_length}))
+    backbones.save_tokenizer(folder, factory.family, tokenizer)
+    edit(folder / "tokenizer_config.json", {"model_max_length": max_length})
 
 
 def encodings(backbone: Backbone) -> list[Encoding]:

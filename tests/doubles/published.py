@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from doubles.backbones import BYTES, DECODERS, Family, tiny_config, tiny_tokenizer
+from doubles.backbones import BYTES, DECODERS, Family, save_tokenizer, tiny_config
 from doubles.published_names import (
     ANSWERS,
     BLOCKS,
@@ -105,7 +105,7 @@ class TwinFactory:
         _randomise(base, self._generator, deviation=0.3)
         self._base = {name: tensor.clone() for name, tensor in base.state_dict().items()}
         base.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
-        tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+        save_tokenizer(folder, family)
         self.backbone: Backbone = load_backbone(folder)
 
     def twin(

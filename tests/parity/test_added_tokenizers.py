@@ -86,5 +86,5 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     checkpoint(folder, "roberta", 100)
 
-    with raises("invalid_folder", match="no file of a tokenizer"):
+    with raises("unsupported_import", match="file of a tokenizer"):
         add_backbone(str(folder), name="mine", hub=HuggingFaceHub())

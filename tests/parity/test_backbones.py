@@ -26,8 +26,8 @@ from doubles.backbones import (
     FAMILIES,
     Family,
     save_tiny_backbone,
+    save_tokenizer,
     tiny_config,
-    tiny_tokenizer,
 )
 from doubles.published_names import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, UnsupportedBackboneError, load_backbone, run_trunk
@@ -190,7 +190,7 @@ def saved_model(
         noise = torch.randn(parameter.shape, generator=generator) * deviation
         parameter.data = noise + float(is_gain)
     model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, family)
     return model
 
 

@@ -30,7 +30,9 @@ INPUTS: list[dict[str, str]] = [
     {"text": "who wrote it?", "text_pair": "it was written in 1843."},
     {"text": "a text that is longer than forty tokens, of which there is one a character"},
 ]
+BERT = {"tokenizer_class": "BertTokenizer"}
 GENERAL = {"tokenizer_class": "PreTrainedTokenizerFast"}
+UNNAMED = {"model_input_names": ...}
 TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
 
@@ -93,23 +95,25 @@ def test_the_caller_may_say_that_one_logit_is_a_number(bert: TwinFactory, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, GENERAL, GENERAL | TYPES, NO_TYPES], ids=["own", "general", "named", "none"]
+    "settings",
+    [BERT | UNNAMED, GENERAL | UNNAMED, GENERAL | TYPES, NO_TYPES],
+    ids=["own", "general", "named", "none"],
 )
 def test_pairs_have_the_token_types_that_the_tokenizer_gives(
     bert: TwinFactory, tmp_path: Path, settings: Mapping[str, object]
 ) -> None:
     save_checkpoint(bert, tmp_path / "tuned", method=TopK(num_layers=1))
     edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
-    base = save_tiny_backbone(tmp_path / "base")
+    base = save_tiny_backbone(tmp_path / "base", is_added=False)
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         (base / file).write_bytes((bert.folder / file).read_bytes())
-    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    edit(base / "tokenizer_config.json", settings)
     backbone = load_backbone(base)
 
     ours = answers(tmp_path / "tuned", backbone, INPUTS)
 
     check_scores(tmp_path / "tuned", ours)
-    gives_types = settings in ({}, GENERAL | TYPES)
+    gives_types = settings in (BERT | UNNAMED, GENERAL | TYPES)
     assert (backbone.digest == bert.backbone.digest) == gives_types
     if not gives_types:
         with raises("foreign_backbone", match="gives none to the texts of a pair"):
@@ -125,48 +129,46 @@ def test_texts_are_cut_at_the_length_that_an_old_release_wrote(
     check_scores(tmp_path, answers(tmp_path, bert.backbone, INPUTS))
 
 
-def test_a_tokenizer_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_backbone(tmp_path)
-    edit(folder / "tokenizer_config.json", {"tokenizer_class": "TheirTokenizer"})
-
-    with pytest.raises(UnsupportedBackboneError, match="TheirTokenizer"):
-        load_backbone(folder)
-
-
-OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
+OTHERWISE: dict[str, tuple[Mapping[str, object], str]] = {
     "cut-on-the-left": ({"truncation_side": "left"}, "truncation_side='left'"),
-    "upper-case": ({"do_lower_case": False}, "do_lower_case=False"),
-    "accents": ({"strip_accents": False}, "strip_accents=False"),
-    "ideographs": ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+    "upper-case": (BERT | {"do_lower_case": False}, "normalizer"),
+    "accents": (BERT | {"strip_accents": False}, "normalizer"),
+    "ideographs": (BERT | {"tokenize_chinese_chars": False}, "normalizer"),
     "special-as-text": ({"split_special_tokens": True}, "split_special_tokens=True"),
-    "more": ({"additional_special_tokens": ["<new>"]}, "the token '<new>'"),
-    "added": ({"added_tokens_decoder": {"9": {"content": "<new>"}}}, "the token '<new>'"),
-    "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "the token '<new>'"),
-    "first": ({"cls_token": "<s>"}, "the token '<s>'"),
-    "ends": ({"cls_token": "[SEP]", "sep_token": "[CLS]"}, "cls_token='.SEP.'"),
-    "alias": ({"tokenizer_class": "ElectraTokenizer", "do_lower_case": False}, "do_lower_case"),
-    "unknown": ({"unk_token": "[MASK]"}, "unk_token='.MASK.'"),
+    "more": ({"additional_special_tokens": ["<new>"]}, "added_tokens"),
+    "added": ({"added_tokens_decoder": {"101": {"content": "<new>"}}}, "added_tokens"),
+    "named": ({"extra_special_tokens": {"new_token": "<new>"}}, "added_tokens"),
+    "first": (BERT | {"cls_token": "<s>"}, "added_tokens"),
+    "ends": (BERT | {"cls_token": "[SEP]", "sep_token": "[CLS]"}, "post_processor"),
+    "unknown": (BERT | {"unk_token": "[MASK]"}, "vocabulary"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_a_setting_that_contradicts_the_tokenizer_is_refused(
+def test_a_model_with_a_setting_that_the_tokenizer_lacks_is_refused_on_this_base(
     bert: TwinFactory, tmp_path: Path, name: str
 ) -> None:
     settings, named = OTHERWISE[name]
     save_checkpoint(bert, tmp_path / "tuned")
     edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
-    base = save_tiny_backbone(tmp_path / "base")
+
+    code = "unsupported_import" if "=" in named else "foreign_backbone"
+    with raises(code, match=named):
+        import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
+
+
+@pytest.mark.parametrize("name", ["cut-on-the-left", "special-as-text", "more", "added", "first"])
+def test_a_base_with_tokens_that_it_cannot_read_is_refused(tmp_path: Path, name: str) -> None:
+    settings, named = OTHERWISE[name]
+    base = save_tiny_backbone(tmp_path / "base", is_added=False)
     edit(base / "tokenizer_config.json", settings)
 
-    with raises("unsupported_import", match=named):
-        import_transformers(Checkpoint(tmp_path / "tuned"), bert.backbone)
-    with pytest.raises(UnsupportedBackboneError, match=named):
+    with pytest.raises(UnsupportedBackboneError, match=f"{named}|'<new>'|'<s>'"):
         load_backbone(base)
 
 
 def test_texts_that_the_tokenizer_itself_cuts_on_the_left_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_backbone(tmp_path)
+    folder = save_tiny_backbone(tmp_path, is_added=False)
     definition = json.loads((folder / "tokenizer.json").read_text())
     cut = {"direction": "Left", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
     (folder / "tokenizer.json").write_text(json.dumps({**definition, "truncation": cut}))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
 
-from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
+from doubles.backbones import WINDOW, save_tokenizer, tiny_config
 from doubles.published import TwinFactory
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
@@ -103,7 +103,7 @@ def saved(folder: Path, model: ModernBertModel | ModernBertForMaskedLM) -> Path:
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
         parameter.data = 1.0 + 0.1 * noise if parameter.dim() == 1 else noise
     model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    tiny_tokenizer("modernbert").save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, "modernbert")
     return folder
 
 

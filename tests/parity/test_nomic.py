@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModel, GteConfig, NomicBertConfig, PreTrainedModel
 
-from doubles.backbones import NOMIC_LIKE, Family, tiny_tokenizer
+from doubles.backbones import NOMIC_LIKE, Family, save_tokenizer, tiny_tokenizer
 from doubles.checkpoints import encodings, logits, published_logits
 from doubles.published import TwinFactory
 from nunatak_contract.enums import AdapterInput, Norms
@@ -53,7 +53,7 @@ def saved(folder: Path, name: str, changes: dict[str, object]) -> Path:
         is_gain = key.endswith("weight") and parameter.dim() == 1
         parameter.data = 1.0 + 0.1 * noise if is_gain else noise
     model.save_pretrained(folder)
-    tiny_tokenizer("bert").save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, "bert")
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {

@@ -90,7 +90,7 @@ def test_texts_have_the_tokens_of_transformers_whatever_file_says_so(
     edit(tmp_path / "tokenizer_config.json", SETTINGS[settings])
     theirs = TOKENIZERS.from_pretrained(tmp_path)
 
-    ours = read_tokenizer(tmp_path, num_token_types=2)
+    ours = read_tokenizer(tmp_path, config, num_token_types=2)
 
     for text, found in zip(READ, ours.encode(READ, max_length=500), strict=True):
         read = theirs(*((text,) if isinstance(text, str) else text))
@@ -104,10 +104,14 @@ def test_a_tokenizer_json_that_is_read_as_it_is_keeps_its_spelling(tmp_path: Pat
     spelled = json.dumps(json.loads(path.read_text()), indent=7)
     path.write_text(spelled)
 
-    assert read_tokenizer(tmp_path, num_token_types=2).definition == spelled
+    config = {"model_type": "bert"}
+    assert read_tokenizer(tmp_path, config, num_token_types=2).definition == spelled
 
     edit(path, {"normalizer": {"type": "NFKC"}})
-    assert '"NFKC"' not in read_tokenizer(tmp_path, num_token_types=2).definition
+    assert (
+        '"NFKC"'
+        not in read_tokenizer(tmp_path, {"model_type": "bert"}, num_token_types=2).definition
+    )
 
 
 def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:

@@ -310,13 +310,13 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     ),
     "no-tokenizer": (
         lambda it: (it / "tokenizer.json").unlink(),
-        "invalid_folder",
+        "unsupported_import",
         "tokenizer.json",
     ),
     "broken-tokenizer": (
         lambda it: (it / "tokenizer.json").write_text("{}"),
-        "corrupt_file",
-        "is no tokenizer",
+        "unsupported_import",
+        "transformers cannot read its tokenizer",
     ),
     "another-vocabulary": (
         lambda it: swap_words(it / "tokenizer.json"),
