@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import house
@@ -44,7 +45,6 @@ OF_A_REGISTRY = [f"task {it} --registry /nowhere" for it in ("list", "promote a 
 OF_A_SUPERVISOR = ("processes.supervisor", "configuration", "access.keys", "access.tokens")
 AT_MOST: dict[str, tuple[str, set[str]]] = {
     "the client": ("import nunatak", HEAVY),
-    "helps of commands": (COMMANDS.format(HELPS), HEAVY | OURS),
     "the client and commands of a registry": (
         f"import nunatak_client, nunatak_registry; {COMMANDS.format(OF_A_REGISTRY)}",
         {*LIBRARIES_OF_MODELS, "fastapi"},
@@ -53,15 +53,17 @@ AT_MOST: dict[str, tuple[str, set[str]]] = {
         f"import {', '.join(f'nunatak_server.{it}' for it in OF_A_SUPERVISOR)}",
         {*LIBRARIES_OF_MODELS, "nunatak_model", "fastapi", "uvicorn"},
     ),
-    "a server without traces": (
-        "import nunatak_server.processes.serving as it; assert it.find_tracing({}) is None",
-        {*SLOW, "nunatak_server.telemetry.spans"},
-    ),
     "the predictor and training": (
         "import nunatak_server.local, nunatak_training.train",
         {*SLOW, "fastapi", "starlette", "uvicorn"},
     ),
+    "a server without traces": (
+        "import nunatak_server.processes.serving as it; assert it.find_tracing({}) is None",
+        {*SLOW, "nunatak_server.telemetry.spans"},
+    ),
 }
+"""What a process runs, and what it may never import. One process runs all of them in this order,
+and each is judged by all that is imported until its end: alone, it would import no more."""
 
 
 def test_no_product_file_is_longer_than_five_hundred_lines() -> None:
@@ -100,15 +102,32 @@ def test_few_class_names_stand_in_two_packages() -> None:
     assert len(house.shared_class_names()) <= MAX_SHARED_CLASS_NAMES
 
 
-@pytest.mark.parametrize("process", AT_MOST)
-def test_a_process_imports_nothing_that_it_may_never_use(process: str) -> None:
-    statement, unused = AT_MOST[process]
-    code = f"import sys; {statement}; print(*sys.modules, sep='\\n', file=sys.stderr)"
-
+def imported_by(statements: Iterable[str]) -> list[set[str]]:
+    """The modules that a new process has imported after each of the statements."""
+    shown = "print(*sys.modules, file=sys.stderr)"
+    code = "\n".join(["import sys", *(f"{it}\n{shown}" for it in statements)])
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
+    return [set(line.split()) for line in done.stderr.splitlines()]
 
-    imported = set(done.stderr.split())
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, set[str]]:
+    found = imported_by(statement for statement, _ in AT_MOST.values())
+    return dict(zip(AT_MOST, found, strict=True))
+
+
+@pytest.mark.parametrize("process", AT_MOST)
+def test_a_process_imports_nothing_that_it_may_never_use(
+    process: str, imported: dict[str, set[str]]
+) -> None:
+    assert "nunatak_contract" in imported[process]
+    assert imported[process] & AT_MOST[process][1] == set()
+
+
+def test_helps_of_commands_import_no_library_of_the_work() -> None:
+    (imported,) = imported_by([COMMANDS.format(HELPS)])
+
     assert "nunatak_contract" in imported
-    assert imported & unused == set()
+    assert imported & (HEAVY | OURS) == set()

@@ -32,6 +32,7 @@ from nunatak_contract.methods import (
 )
 from nunatak_model import (
     Backbone,
+    BackboneConfig,
     Branch,
     BranchSpec,
     Encoding,
@@ -130,25 +131,23 @@ def on_the_host(family: Family) -> Backbone:
 
 
 @contextmanager
-def serving(case: Case) -> Generator[Backbone]:
-    """A server's backbone on a device that is not there."""
+def serving(case: Case, config: BackboneConfig | None = None) -> Generator[Backbone]:
+    """A server's backbone on a device that is not there. Its kernels did not prove themselves.
+
+    `config` gives it another size.
+    """
     plain = on_the_host(case.family)
     with fake_cuda(case.capability):
-        yield packed(on_fake_device(plain, dtype=case.dtype))
-
-
-@contextmanager
-def serving_unproven(case: Case) -> Generator[Backbone]:
-    """The same backbone, whose kernels did not prove themselves; a fifth of the time."""
-    plain = on_the_host(case.family)
-    with fake_cuda(case.capability):
-        backbone = on_fake_device(plain, dtype=case.dtype)
+        backbone = on_fake_device(plain, dtype=case.dtype, config=config)
         yield replace(backbone, ops=ops_for(backbone.config, dtype=case.dtype, device=CUDA))
 
 
-def packed(backbone: Backbone) -> Backbone:
+def proven(backbone: Backbone, case: Case) -> Backbone:
+    """The backbone after each of its kernels has proved itself, which takes most of a test."""
     with trusting():
-        return pack_backbone(backbone)
+        packed = pack_backbone(backbone)
+    assert packed.fast_kernels == case.fast_kernels
+    return packed
 
 
 def random_branch(backbone: Backbone, method: Method, *, index: int = 0) -> Branch:
@@ -242,7 +241,8 @@ def device_of(family: Family, method: Method) -> tuple[tuple[int, int], torch.dt
 
 @pytest.mark.parametrize("case", MIXED, ids=str)
 def test_a_batch_of_all_methods_runs_without_waiting_for_the_device(case: Case) -> None:
-    with serving(case) as backbone:
+    with serving(case) as unproven:
+        backbone = proven(unproven, case)
         rows = mixed_rows(backbone)
         trunk = TrunkCache(max_bytes=2**20)
 
@@ -318,8 +318,8 @@ def test_many_tasks_take_few_launches(
     chance = random.Random(0)
     texts = [text(chance.randint(16, 48), seed=index) for index in range(num_texts)]
     config = replace(ROBERTA_BASE, num_layers=num_layers)
-    with fake_cuda(case.capability):
-        backbone = packed(on_fake_device(on_the_host("roberta"), dtype=case.dtype, config=config))
+    with serving(replace(case, family="roberta"), config) as unproven:
+        backbone = proven(unproven, case)
         rows = [
             Row(encoding=texts[index % num_texts], branch=branch)
             for index, branch in enumerate(tasks_of_one_form(backbone, method, MANY))
@@ -415,7 +415,7 @@ def run_case(
     """Run 2 tasks, and 4 tasks, with 4 texts each; return the work of both batches."""
     capability, dtype = device
     case = Case(capability=capability, family=family, dtype=dtype)
-    with serving_unproven(case) as backbone:
+    with serving(case) as backbone:
         assert backbone.fast_kernels == case.fast_kernels
         tasks = tasks_of_one_form(backbone, method, 2 * FEW_TASKS)
         found = list[Count]()
