@@ -17,6 +17,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 from tokenizers import Tokenizer
 
+from nunatak_contract.errors import needs_extra
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.text.tokenizer import TextTokenizer, check_bounds, check_token_ids, is_panic
 
@@ -64,8 +65,8 @@ def text_tokenizer(definition: bytes, *, num_token_types: int, gives_types: bool
 
 def load_by_transformers(folder: Path, config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - untyped
     """Let transformers build the tokenizer of a folder, without code of the folder."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
-
+    with needs_extra("model"):
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
     if not has_tokenizer(folder):
         # transformers would make an empty tokenizer.
         raise UnsupportedBackboneError(
@@ -98,17 +99,13 @@ def load_by_transformers(folder: Path, config: Mapping[str, Any]) -> Any:  # noq
 def definition_of(tokenizer: Any, stored: bytes | None) -> bytes:  # noqa: ANN401 - untyped there
     """What transformers built, in the spelling of the stored `tokenizer.json` if it is the same."""
     built: str = tokenizer.backend_tokenizer.to_str()
-    if stored is None or not are_same(stored.decode(), built):
+    if stored is None or differing_parts(stored.decode(), built):
         return built.encode()
     return stored
 
 
-def are_same(one: str, other: str) -> bool:
-    """Whether two definitions read every text alike."""
-    return not differing_parts(one, other)
-
-
 def differing_parts(one: str, other: str) -> list[str]:
+    """The parts by which two definitions may read a text differently."""
     ours, theirs = normalised(one), normalised(other)
     return [part for part in PARTS if ours.get(part) != theirs.get(part)]
 

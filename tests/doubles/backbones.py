@@ -248,10 +248,14 @@ def gives_types(family: Family) -> bool:
     return family not in {*LIKE_ROBERTA, *BYTES, "gte"}
 
 
-def tiny_tokenizer(family: Family) -> Tokenizer:
-    """A tokenizer with one token per character, or per byte in ModernBERT."""
+def tiny_tokenizer(family: Family, *, finds_special: bool = True) -> Tokenizer:
+    """A tokenizer with one token per character, or per byte in ModernBERT.
+
+    Without `finds_special`, a special token that a text spells is no token.
+    """
     made = _byte_tokenizer(family) if family in BYTES else _word_tokenizer(family)
-    made.add_special_tokens(list(SPECIAL[family]))  # pyright: ignore[reportUnknownMemberType]
+    if finds_special:
+        made.add_special_tokens(list(SPECIAL[family]))  # pyright: ignore[reportUnknownMemberType]
     return made
 
 

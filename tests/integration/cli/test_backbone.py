@@ -126,4 +126,4 @@ def test_without_transformers_the_error_names_the_extra(tmp_path: Path) -> None:
 
     assert done.status == 1
     assert "error [missing_extra]" in done.stderr
-    assert "training" in done.stderr
+    assert "nunatak[model]" in done.stderr

@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 
+from doubles.backbones import tiny_backbone, tiny_tokenizer
 from doubles.golden import (
     CURRENT,
     OLDER,
@@ -99,6 +100,12 @@ def refusal_of(location: str) -> str:
     except StoreUnavailableError as error:
         return str(error)
     return ""
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    """The backbone of the old registries' versions."""
+    return tiny_backbone(tokenizer=tiny_tokenizer("bert", finds_special=False))
 
 
 def faults_of(location: str, backbone: Backbone, *, with_types: bool = True) -> list[str]:
