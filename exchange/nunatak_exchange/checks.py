@@ -150,8 +150,9 @@ class Import:
             config = {"model_type": backbone.config.model_type, **config}
             theirs = read_tokenizer(folder, config, num_token_types=backbone.config.num_token_types)
         ours = backbone.tokenizer
-        differing = differing_parts(ours.definition, theirs.definition)
-        if differing and _without_spaces(ours.definition) == _without_spaces(theirs.definition):
+        own, other = normalised(ours.definition), normalised(theirs.definition)
+        differing = differing_parts(own, other)
+        if differing and _without_spaces(own) == _without_spaces(other):
             raise checkpoint.refuse(
                 "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
                 "text's first word",
@@ -250,12 +251,11 @@ def tokenizer_files(checkpoint: Checkpoint) -> Generator[Path]:
         yield Path(scratch)
 
 
-def _without_spaces(definition: str) -> dict[str, JsonValue]:
+def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the parts that decide token ids, without the setting of the first space."""
-    found = normalised(definition)
-    parts: dict[str, JsonValue] = {part: found.get(part) for part in PARTS}
+    parts = {part: definition.get(part) for part in PARTS}
     for part in ("pre_tokenizer", "post_processor"):
-        fields = parts[part]
-        if isinstance(fields, dict):
-            parts[part] = {name: it for name, it in fields.items() if name != "add_prefix_space"}
+        found = parts[part]
+        if isinstance(found, dict):
+            parts[part] = {name: it for name, it in found.items() if name != "add_prefix_space"}
     return parts

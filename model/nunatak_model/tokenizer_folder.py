@@ -99,19 +99,19 @@ def load_by_transformers(folder: Path, config: Mapping[str, Any]) -> Any:  # noq
 def definition_of(tokenizer: Any, stored: bytes | None) -> bytes:  # noqa: ANN401 - untyped there
     """What transformers built, in the spelling of the stored `tokenizer.json` if it is the same."""
     built: str = tokenizer.backend_tokenizer.to_str()
-    if stored is None or differing_parts(stored.decode(), built):
+    # What the library writes is normalised.
+    if stored is None or differing_parts(normalised(stored.decode()), json.loads(built)):
         return built.encode()
     return stored
 
 
-def differing_parts(one: str, other: str) -> list[str]:
-    """The parts by which two definitions may read a text differently."""
-    ours, theirs = normalised(one), normalised(other)
-    return [part for part in PARTS if ours.get(part) != theirs.get(part)]
+def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The parts by which two normalised definitions may read a text differently."""
+    return [part for part in PARTS if one.get(part) != other.get(part)]
 
 
 def normalised(definition: str) -> dict[str, Any]:
-    # The installed library reads and writes both definitions, so that old spellings become equal.
+    """A definition as the installed library writes it, so that old spellings become equal."""
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 

@@ -108,10 +108,7 @@ def test_a_tokenizer_json_that_is_read_as_it_is_keeps_its_spelling(tmp_path: Pat
     assert read_tokenizer(tmp_path, config, num_token_types=2).definition == spelled
 
     edit(path, {"normalizer": {"type": "NFKC"}})
-    assert (
-        '"NFKC"'
-        not in read_tokenizer(tmp_path, {"model_type": "bert"}, num_token_types=2).definition
-    )
+    assert '"NFKC"' not in read_tokenizer(tmp_path, config, num_token_types=2).definition
 
 
 def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path) -> None:

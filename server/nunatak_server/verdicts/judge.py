@@ -164,7 +164,7 @@ class Judge:
         return judgement
 
     async def find(self, policy: str, handling: Handling) -> tuple[PublishedPolicy, Handling]:
-        """Return a policy whose tasks the caller may ask, with what is left of an own deadline.
+        """Return a policy whose tasks the caller may ask, and the handling with the time left.
 
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
