@@ -4,15 +4,14 @@
 // Sums of integers are exact in any order, so all levels and all forms of a tile give the same sums.
 namespace {
 
-typedef uint16_t Words __attribute__((vector_size(4 * LANES)));
+typedef int16_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Number __attribute__((may_alias));
+constexpr int64_t IN_LANE = 4;  // integers that a lane multiplies at once
 #if defined(VNNI)
-constexpr int64_t INTEGER_BYTES = 1;
+constexpr uint32_t TOO_LARGE = 128;  // what `dot` adds to each number of the weight
 #else
-// Other CPUs multiply words: they would add products of bytes in 16 bits, which are too few.
-constexpr int64_t INTEGER_BYTES = 2;
+constexpr uint32_t TOO_LARGE = 0;
 #endif
-constexpr int64_t IN_LANE = 4 / INTEGER_BYTES;  // integers that a lane multiplies at once
 
 inline Integers load_integers(const void* from) {
   Integers it;
@@ -20,26 +19,11 @@ inline Integers load_integers(const void* from) {
   return it;
 }
 
-// Words of four integers lie in the order of `unpacked`: 0 and 2, then 1 and 3.
-inline void store_integers(char* to, const Number* from, int64_t count) {
-#if defined(VNNI)
-  for (int64_t j = 0; j < count; ++j) to[j] = from[j];
-#else
-  int16_t* words = (int16_t*)to;
-  for (int64_t j = 0; j < count; j += 4) {
-    words[j] = from[j];
-    words[j + 1] = from[j + 2];
-    words[j + 2] = from[j + 1];
-    words[j + 3] = from[j + 3];
-  }
-#endif
-}
-
 template <class T>
 void quantise_as(const Quantisation& it, float* row) {
   const int64_t width = it.width;
   for (int64_t token = 0; token < it.tokens; ++token) {
-    char* to = (char*)it.integers + token * width * INTEGER_BYTES;
+    char* to = (char*)it.integers + token * width;
     copy(row, (const T*)it.x + token * it.x_stride, width, 1.0f);
     // Compared as integers, because infinity and NaN are then the largest.
     Integers most = {}, sum = {};
@@ -64,43 +48,39 @@ void quantise_as(const Quantisation& it, float* row) {
       sum += integers;
       store(row + j, (Vector)integers);
     }
-    store_integers(to, (const Number*)row, width);
+    for (int64_t j = 0; j < width; ++j) to[j] = ((const Number*)row)[j];
     for (int lane = 0; lane < LANES; ++lane) total += (uint32_t)sum[lane];
     it.token_scales[token] = largest / 127.0f;
-    it.offsets[token] = (int32_t)(128 * total);
+    it.offsets[token] = (int32_t)(TOO_LARGE * total);
   }
 }
 
-// Returns some blocks of a weight as `dot` reads them.
-const Number* unpacked(const uint8_t* w, int64_t count, Number* to) {
-#if defined(VNNI)
-  return (const Number*)w;
-#else
-  for (int64_t at = 0; at < count / 4; at += BLOCK)
-    for (int64_t lane = at; lane < at + BLOCK; lane += LANES) {
-      const Integers bytes = load_integers(w + 4 * lane);
-      const Integers even = bytes & 0x00FF00FF, odd = (Integers)((Words)bytes >> 8);
-      memcpy(to + at + lane, &even, sizeof even);
-      memcpy(to + at + lane + BLOCK, &odd, sizeof odd);
-    }
-  return to;
-#endif
-}
-
-// Adds, in each lane, the products of integers without a sign (a) and integers with a sign (b).
+// Adds, in each lane, the products of the weight's integers (a, plus 128) and a token's (b).
+//
+// CPUs without VNNI add two products in 16 bits. Two of signed integers are at most 2 * 128 * 127,
+// so the sums are exact. AVX multiplies only an integer without a sign, the weight's size here, so
+// the token's integer takes the weight's sign.
 inline Integers dot(Integers sums, Integers a, Integers b) {
 #if LANES == 16 && defined(VNNI)
   return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #elif LANES == 8 && defined(VNNI)
   return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
-#elif LANES == 16
-  return sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif LANES == 8
-  return sums + (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return sums + (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-  return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+  a ^= (int32_t)0x80808080;
+#if LANES == 16
+  const __m512i w = (__m512i)a, x = (__m512i)b, none = _mm512_setzero_si512();
+  const __m512i signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), none, x);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_x);
+  return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif LANES == 8
+  const __m256i w = (__m256i)a, signed_x = _mm256_sign_epi8((__m256i)b, w);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);
+  return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  const Words even = ((Words)a << 8 >> 8) * ((Words)b << 8 >> 8);
+  const Integers pairs = (Integers)(even + ((Words)a >> 8) * ((Words)b >> 8));
+  return sums + (pairs << 16 >> 16) + (pairs >> 16);
+#endif
 #endif
 }
 
@@ -169,13 +149,14 @@ void quantise(const Quantisation& it, float* scratch) {
 
 void multiply_integers(const IntegerProduct& it, float* scratch) {
   // The sums of a tile fill most of the registers.
-  constexpr int ROWS = LANES == 4 ? 3 : 6, WIDE = LANES == 8 ? 2 : 4, NARROW = BLOCK / LANES;
+  constexpr int ROWS = LANES == 4 ? 3 : LANES == 8 && TOO_LARGE == 0 ? 4 : 6;
+  constexpr int WIDE = LANES == 8 ? 2 : 4, NARROW = BLOCK / LANES;
   int32_t* sums = (int32_t*)scratch;
   const int64_t steps = it.in / IN_LANE;
   for (int64_t j = 0, outs; j < it.out; j += outs) {
     const bool is_wide = it.out - j > WIDE * LANES - BLOCK;
     outs = is_wide ? WIDE * LANES : BLOCK;
-    const Number* w = unpacked(it.weight + j * it.in, outs * it.in, sums + MAX_ROWS * PANEL);
+    const Number* w = (const Number*)(it.weight + j * it.in);
     for (int64_t first = 0; first < it.tokens; first += ROWS) {
       const int64_t rows = it.tokens - first < ROWS ? it.tokens - first : ROWS;
       const Number* x = (const Number*)it.integers + first * steps;

@@ -13,6 +13,5 @@
 
 #include "integers.h"
 
-const Kernels AVX2_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers,
-                                   INTEGER_BYTES};
+const Kernels AVX2_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers};
 #endif

@@ -12,6 +12,5 @@
 
 #include "integers.h"
 
-const Kernels AVX512_KERNELS = {attend, update, normalise, quantise, multiply_integers,
-                                INTEGER_BYTES};
+const Kernels AVX512_KERNELS = {attend, update, normalise, quantise, multiply_integers};
 #endif

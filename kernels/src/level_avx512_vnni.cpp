@@ -15,7 +15,6 @@
 
 #include "integers.h"
 
-const Kernels AVX512_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers,
-                                     INTEGER_BYTES};
-const Kernels AMX_KERNELS = {attend, update, normalise, quantise, multiply_tiles, INTEGER_BYTES};
+const Kernels AVX512_VNNI_KERNELS = {attend, update, normalise, quantise, multiply_integers};
+const Kernels AMX_KERNELS = {attend, update, normalise, quantise, multiply_tiles};
 #endif

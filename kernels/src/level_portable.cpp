@@ -12,5 +12,4 @@
 
 #include "integers.h"
 
-const Kernels PORTABLE_KERNELS = {attend, update, normalise, quantise, multiply_integers,
-                                  INTEGER_BYTES};
+const Kernels PORTABLE_KERNELS = {attend, update, normalise, quantise, multiply_integers};

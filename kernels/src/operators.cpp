@@ -309,16 +309,15 @@ Tensor integer_linear(Tensor x, Tensors weights, Tensors scales, Tensors biases,
   const int64_t blocks = (out + BLOCK - 1) / BLOCK;
   Tensor y = torch::stable::new_empty(x, {tokens, out});
   const Kernels& kernels = kernels_of(level);
-  const int64_t width = in * kernels.integer_bytes;
   // A product may read some tokens after its last one.
-  const auto integers = std::make_unique_for_overwrite<char[]>((tokens + MAX_ROWS) * width);
+  const auto integers = std::make_unique_for_overwrite<char[]>((tokens + MAX_ROWS) * in);
   const auto token_scales = std::make_unique_for_overwrite<float[]>(tokens);
   const auto offsets = std::make_unique_for_overwrite<int32_t[]>(tokens);
   std::vector<Quantisation> rounded;
   for (int64_t token = 0; token < tokens; token += MAX_ROWS)
     rounded.push_back({
         .x = at(x, token * x.stride(0)),
-        .integers = integers.get() + token * width,
+        .integers = integers.get() + token * in,
         .token_scales = token_scales.get() + token,
         .offsets = offsets.get() + token,
         .x_stride = x.stride(0),
@@ -342,7 +341,7 @@ Tensor integer_linear(Tensor x, Tensors weights, Tensors scales, Tensors biases,
     for (int64_t token = begin; token < ends[m]; token += PANEL_TOKENS)
       for (int64_t column = 0; column < out; column += PANEL)
         products.push_back({
-            .integers = integers.get() + token * width,
+            .integers = integers.get() + token * in,
             .token_scales = token_scales.get() + token,
             .offsets = offsets.get() + token,
             .weight = (const uint8_t*)weight.const_data_ptr() + column * in,

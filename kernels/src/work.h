@@ -45,18 +45,17 @@ struct LayerNorm {
 // Integers [tokens, width] for some tokens: the largest number of a token becomes 127.
 struct Quantisation {
   const void* x;
-  void* integers;       // in the bytes of the level
+  void* integers;       // bytes with a sign
   float* token_scales;  // [tokens], the value of one step
-  int32_t* offsets;     // [tokens], 128 times the sum of the token's integers
+  int32_t* offsets;     // [tokens], how much too large the sums of the level's products are
   int64_t x_stride, tokens, width;
   bool is_half;
 };
 
 // y[token, out] = activation(output_scales[out] * token_scales[token] * (integers @ weight.T) + bias),
-// for some tokens and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128. So a product
-// of bytes with and without a sign is `offsets[token]` too large.
+// for some tokens and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128.
 struct IntegerProduct {
-  const void* integers;  // [tokens, in], in the bytes of the level
+  const void* integers;  // [tokens, in], bytes with a sign
   const float* token_scales;
   const int32_t* offsets;
   const uint8_t* weight;
@@ -89,7 +88,7 @@ inline int64_t scratch_of(const Update& it) {
 }
 inline int64_t scratch_of(const LayerNorm& it) { return padded(it.width); }
 inline int64_t scratch_of(const Quantisation& it) { return padded(it.width); }
-inline int64_t scratch_of(const IntegerProduct& it) { return (MAX_ROWS + it.in / 2) * PANEL; }
+inline int64_t scratch_of(const IntegerProduct&) { return MAX_ROWS * PANEL; }
 
 // The kernels of one level: the same code, compiled for other vectors.
 struct Kernels {
@@ -98,7 +97,6 @@ struct Kernels {
   void (*normalise)(const LayerNorm&, float* scratch);
   void (*quantise)(const Quantisation&, float* scratch);
   void (*multiply_integers)(const IntegerProduct&, float* scratch);
-  int64_t integer_bytes;
 };
 
 extern const Kernels PORTABLE_KERNELS;
