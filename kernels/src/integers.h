@@ -57,9 +57,9 @@ void quantise_as(const Quantisation& it, float* row) {
 
 // Adds, in each lane, the products of the weight's integers (a, plus 128) and a token's (b).
 //
-// CPUs without VNNI add two products in 16 bits. Two of signed integers are at most 2 * 128 * 127,
-// so the sums are exact. AVX multiplies only an integer without a sign, the weight's size here, so
-// the token's integer takes the weight's sign.
+// Without VNNI, two products are added in 16 bits. Two of integers with a sign are at most
+// 2 * 128 * 127, so the sums are exact. AVX multiplies only an integer without a sign, here the
+// weight's size, so the token's integer takes the weight's sign.
 inline Integers dot(Integers sums, Integers a, Integers b) {
 #if LANES == 16 && defined(VNNI)
   return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
@@ -77,9 +77,15 @@ inline Integers dot(Integers sums, Integers a, Integers b) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);
   return sums + (Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
-  const Words even = ((Words)a << 8 >> 8) * ((Words)b << 8 >> 8);
-  const Integers pairs = (Integers)(even + ((Words)a >> 8) * ((Words)b >> 8));
+  const Words even_w = (Words)a << 8 >> 8, even_x = (Words)b << 8 >> 8;
+  const Words odd_w = (Words)a >> 8, odd_x = (Words)b >> 8;
+#if defined(__SSE2__)
+  sums += (Integers)_mm_madd_epi16((__m128i)even_w, (__m128i)even_x);
+  return sums + (Integers)_mm_madd_epi16((__m128i)odd_w, (__m128i)odd_x);
+#else
+  const Integers pairs = (Integers)(even_w * even_x + odd_w * odd_x);
   return sums + (pairs << 16 >> 16) + (pairs >> 16);
+#endif
 #endif
 #endif
 }
