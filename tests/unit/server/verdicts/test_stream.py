@@ -103,6 +103,21 @@ async def test_the_windows_are_those_of_the_whole_text_if_its_begin_is_read_diff
     assert set(bench.engine.computed) == of_whole
 
 
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+@pytest.mark.parametrize("reads_all", [False, True])
+async def test_a_task_with_room_for_no_or_one_token_judges_a_stream_as_a_whole_text(
+    monkeypatch: pytest.MonkeyPatch, max_length: int, *, reads_all: bool
+) -> None:
+    monkeypatch.setitem(TASKS, "tone", (TASKS["tone"][0], max_length))
+    bench = StreamBench(BERT, guard(reads_all=reads_all))
+    text = harmless(bench)
+
+    found = await bench.streamed(by_word(text))
+
+    assert essence(found.final) == essence(await bench.whole(text))
+    assert found.text == (text if found.final.action is ALLOW else "")
+
+
 async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole() -> None:
     bench = StreamBench(BERT, guard())
     text = harmless(bench)
