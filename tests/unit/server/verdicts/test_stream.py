@@ -27,13 +27,14 @@ from doubles.streams import (
     harmless,
 )
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts
-from nunatak_contract.enums import PolicyMode, VerdictAction
+from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.policies import Policy
 from nunatak_model import Encoding, TextTokenizer
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
-from nunatak_server.verdicts.rules import mask
+from nunatak_server.verdicts.rules import Answers, TextDecision, decide, mask
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict, VerdictStream
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
@@ -312,6 +313,31 @@ async def test_a_text_that_is_held_is_decided_about_a_few_times(
 
     assert (found.text, found.final.is_by_failure) == ("", True)
     assert all(sum(it) <= 2 * READ_AGAIN * it[-1] for it in num_windows.values())
+
+
+async def test_many_masks_are_decided_about_a_few_times_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = make_policy(make_rule(when("names", "X"), action=MASK))
+    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
+    bench, num_spans = StreamBench(BERT, policy.model_copy(update=passes)), list[int]()
+
+    def counted(
+        policy: Policy, answers: Answers, decided: Sequence[str]
+    ) -> tuple[TextDecision, ...]:
+        found = decide(policy, answers, decided)
+        num_spans.extend(len(list(it.masking)) for it in found)
+        return found
+
+    monkeypatch.setattr(stream, "decide", counted)
+    text = harmless(bench, num_words=600)
+    bench.engine.finds_names = True
+
+    found = await bench.streamed(by_word(text))
+
+    num_masks = sum(isinstance(it, Released) and it.is_mask for it in found.events)
+    assert num_masks == 600
+    assert sum(num_spans) <= 2 * READ_AGAIN * num_masks
 
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
