@@ -6,9 +6,9 @@ Only the event loop thread may use these classes.
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
@@ -33,11 +33,12 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import Caller, TaskList
 from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.scheduler.turns import FairSemaphore
+from nunatak_server.scheduler.turns import FairSemaphore, within
 from nunatak_server.telemetry.metrics import note_task
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""
+UNKNOWN: Final = "all, as far as known, because the registry does not answer"
 LOOK_UP_S: Final = 10.0
 """Longest wait of a request for the registry, its turn included."""
 
@@ -115,12 +116,22 @@ class Catalog:
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def wait_for_replicas(self, seconds: float) -> None:
-        ends_at = time.monotonic() + seconds
-        revision = (await self.poll(self.registry.generation)).number
-        while behind := await self.poll(self.registry.replicas.behind, revision):
-            if time.monotonic() >= ends_at:
-                raise replicas_behind(behind, seconds)
-            await asyncio.sleep(LOOK_S)
+        """Wait until each replica follows the change before; a registry out of reach is waited for.
+
+        Raises:
+            NunatakError: `replicas_behind`.
+        """
+        revision, behind = None, [UNKNOWN]
+
+        async def wait() -> None:
+            nonlocal revision, behind
+            while behind:
+                with suppress(StoreUnavailableError):
+                    revision = revision or (await self.poll(self.registry.generation)).number
+                    behind = await self.poll(self.registry.replicas.behind, revision)
+                await asyncio.sleep(LOOK_S * bool(behind))
+
+        await within(seconds, wait(), late=lambda: replicas_behind(behind, seconds))
 
     def close(self) -> None:
         for threads in (self.poll, self.note, self.change, self._look):
