@@ -92,7 +92,7 @@ class Catalog:
         """What references mean now: versions, with their canaries and shadows."""
         self.policies = partial(self._find, _policy)
         self.cards = partial(self._find, _cards)
-        self.names = partial(self._find, _visible_names)
+        self.names = partial(self._find, _names)
 
     async def look_up(
         self,
@@ -180,8 +180,9 @@ def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
     return traffic
 
 
-def _visible_names(registry: Registry, tasks: TaskList) -> tuple[str, ...]:
-    return tuple(filter(tasks.allows, registry.names()))
+def _names(registry: Registry, _all: str) -> tuple[str, ...]:
+    # The order of a database may be another one.
+    return tuple(sorted(registry.names()))
 
 
 def _history(registry: Registry, reference: TaskReference) -> History:
@@ -240,7 +241,8 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
 MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
-ALL_CARDS: Final = ""
+ALL: Final = ""
+"""The key of the one fact of its kind."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
 """Looks up facts for a caller, or with None for this process itself."""
@@ -372,7 +374,7 @@ class KnownFacts:
         traffic: LookUp[TaskReference, Traffic],
         policies: LookUp[str, PublishedPolicy],
         cards: LookUp[str, Cards],
-        names: LookUp[TaskList, tuple[str, ...]],
+        names: LookUp[str, tuple[str, ...]],
         on_move: Callable[[str], None],
         max_known: int = MAX_KNOWN,
     ) -> None:
@@ -383,7 +385,6 @@ class KnownFacts:
         self._names = _Facts(names, max_known=max_known)
         self._all = (self._traffic, self._policies, self._cards, self._names)
         self.known, self.traffic = self._traffic.known, self._traffic.find
-        self.names = self._names.get
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
@@ -396,7 +397,10 @@ class KnownFacts:
         return found
 
     async def cards(self, caller: str) -> Cards:
-        return await self._cards.get(ALL_CARDS, caller)
+        return await self._cards.get(ALL, caller)
+
+    async def names(self, caller: str, *, tasks: TaskList) -> frozenset[str]:
+        return tasks.among(await self._names.get(ALL, caller))
 
     async def renew(self) -> None:
         """Look up again what is in use, because the registry has changed, and forget the rest."""
