@@ -273,8 +273,7 @@ class DrainingServer(uvicorn.Server):
                 break
             elif now > ends_at - LAST_CONNECTIONS_S:
                 # A new connection would close before its first request is read.
-                for server in self.servers:
-                    server.close()
+                await self._close_port()
             await asyncio.sleep(TICK_S)
         runtime.begin_drain()
 
@@ -289,11 +288,35 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight for the grace time, then end the open connections."""
+        await self._close_port()
         giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
         try:
             await super().shutdown(sockets)
         finally:
             giving_up.cancel()
+
+    async def _close_port(self) -> None:
+        """Close the port, and take the connections that wait there, which a close would reset."""
+        loop, waiting = asyncio.get_running_loop(), list[socket.socket]()
+        for server in self.servers:
+            for listener in server.sockets:
+                with (
+                    socket.socket(fileno=os.dup(listener.fileno())) as port,
+                    contextlib.suppress(OSError),
+                ):
+                    for _ in range(self.config.backlog):
+                        waiting.append(port.accept()[0])
+            server.close()
+        make = partial(
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for connection in waiting:
+            await loop.connect_accepted_socket(make, connection)
+        if waiting:
+            await asyncio.sleep(TICK_S)  # Their first requests get an answer, also a refusal.
 
     def _give_up(self) -> None:
         connections = list(self.server_state.connections)
