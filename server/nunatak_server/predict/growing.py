@@ -149,7 +149,8 @@ class Growing:
         # An open window grows, so its answer is of no use later.
         for it in windows[:-1] if self.takes_open else windows:
             if isinstance(answer := found.get(it), RowAnswer):
-                self._known[key, it] = array("d", answer.logits)
+                # The places of tokens take most of the memory of a window.
+                self._known[key, replace(it, alignment=None)] = array("d", answer.logits)
         return [found.get(it) or _answer(self._known[key, it]) for it in windows]
 
 

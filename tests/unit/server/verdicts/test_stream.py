@@ -1,6 +1,7 @@
 """Streams of verdicts: equal to the verdict about the whole text, however the text arrives."""
 
 import asyncio
+import gc
 import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -29,7 +30,7 @@ from doubles.streams import (
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.policies import Policy
-from nunatak_model import Encoding, TextTokenizer
+from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
@@ -338,6 +339,30 @@ async def test_many_masks_are_decided_about_a_few_times_each(
     num_masks = sum(isinstance(it, Released) and it.is_mask for it in found.events)
     assert num_masks == 600
     assert sum(num_spans) <= 2 * READ_AGAIN * num_masks
+
+
+async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> None:
+    bench = StreamBench(BERT, guard())
+    text, counts = harmless(bench, num_words=300), list[int]()
+
+    def count() -> None:
+        counts.append(sum(isinstance(it, Alignment) for it in gc.get_objects()))
+
+    async def chunks() -> AsyncGenerator[str]:
+        count()
+        for chunk in by_word(text):
+            yield chunk
+            await Said(bench.admission).settle()
+        assert len(bench.engine.computed) > 100
+        bench.engine.computed.clear()
+        count()
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        async for _ in events:
+            pass
+
+    before, after = counts
+    assert after - before < 20
 
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
