@@ -38,9 +38,9 @@ from nunatak_server.telemetry.metrics import note_task
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""
-UNKNOWN: Final = "all, as far as known, because the registry does not answer"
 LOOK_UP_S: Final = 10.0
 """Longest wait of a request for the registry, its turn included."""
+UNKNOWN: Final = "all, as far as known, because the registry does not answer"
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -125,11 +125,13 @@ class Catalog:
 
         async def wait() -> None:
             nonlocal revision, behind
-            while behind:
+            while True:
                 with suppress(StoreUnavailableError):
                     revision = revision or (await self.poll(self.registry.generation)).number
                     behind = await self.poll(self.registry.replicas.behind, revision)
-                await asyncio.sleep(LOOK_S * bool(behind))
+                    if not behind:
+                        return
+                await asyncio.sleep(LOOK_S)
 
         await within(seconds, wait(), late=lambda: replicas_behind(behind, seconds))
 
