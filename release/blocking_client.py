@@ -30,7 +30,7 @@ RULES: Final = (
     (r"\bAsync(BaseTransport|Client|Generator|Iterable|NetworkBackend|NetworkStream)\b", r"\1"),
     (r"\bAnyIOBackend\(\)[^\n]*", "SyncBackend()"),
     (r"__a(enter|exit)__", r"__\1__"),
-    (r"\ba(close|iter_bytes|read)\(", r"\1("),
+    (r"\ba(close|iter_bytes)\(", r"\1("),
     (r"\bcoroutines\b", "threads"),
 )
 """Patterns and their replacements, in this order; each pattern must occur."""

@@ -266,7 +266,7 @@ class Timings(Result):
     queue_ms: float | None = None
     tokenize_ms: float | None = None
     compute_ms: float | None = None
-    batch_size: int | None = Field(default=None, description="rows of the batch")
+    batch_size: int | None = Field(default=None, description="rows of the caller in the batch")
 
 
 class RunningCandidate(Result):

@@ -25,7 +25,6 @@ from nunatak_registry import (
     TaskNotFoundError,
     Traffic,
 )
-from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
 from nunatak_server.catalog.catalog import Found, KnownFacts, LookUp
 from nunatak_server.engine.backbones import Backbones
@@ -135,7 +134,7 @@ def make_facts(
     store: FakeStore,
     *,
     policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
-    names: Callable[[TaskList], Awaitable[tuple[str, ...]]] | None = None,
+    names: Callable[[str], Awaitable[tuple[str, ...]]] | None = None,
     on_move: Callable[[str], None] = lambda _: None,
     max_known: int = 100,
 ) -> KnownFacts:

@@ -21,6 +21,7 @@ from doubles.lifecycles import LIMIT_S, POLL_S, Site, make_site
 from doubles.processes import COMMAND, ServerProcess, server_process
 from nunatak_contract.wire import REPLICA_HEADER
 from nunatak_registry import Registry
+from nunatak_server.processes.template import DRAIN_DELAY_S
 
 PATH = "/v1/tasks/tone/predict"
 BODY = json.dumps({"inputs": "hi"})
@@ -217,15 +218,28 @@ def test_a_killed_process_is_replaced_and_the_others_answer(fleet: SharedPort) -
     assert set(others) < set(fleet.replicas())
 
 
-def test_a_killed_template_is_replaced(fleet: SharedPort) -> None:
-    (killed,) = fleet.templates()
-    orphans = fleet.replicas()
+def test_a_killed_template_is_replaced_and_its_processes_answer_until_then(
+    fleet: SharedPort,
+) -> None:
+    (killed,), before = fleet.templates(), fleet.names(at_least=NUM)
+    orphans, answered = fleet.replicas(), list[str]()
+
+    def has_others() -> bool:
+        found = httpx.post(fleet.server.address + PATH, content=BODY, headers=HEADERS, timeout=2)
+        assert found.status_code == OK
+        answered.append(found.headers[REPLICA_HEADER])
+        return answered[-1] not in before
 
     killed.kill()
-    wait_until(lambda: len(fleet.replicas()) == NUM)
+    begun = time.monotonic()
+    wait_until(has_others)
 
-    assert fleet.names(at_least=NUM)
+    # The new processes take longer to load than the killed ones would drain.
+    assert time.monotonic() > begun + DRAIN_DELAY_S
+    assert answered[0] in before
+    assert len(fleet.replicas()) == NUM
     wait_until(lambda: not any(it.is_running() for it in orphans))
+    assert before.isdisjoint(fleet.names(at_least=NUM))
 
 
 def test_sigterm_ends_all_processes_after_the_requests_in_flight(fleet: SharedPort) -> None:

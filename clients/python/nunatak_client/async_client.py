@@ -159,13 +159,14 @@ class AsyncClient:
                     if response.is_success:
                         answered, lines = list[str](), Lines()
                         async for part in response.aiter_bytes():
+                            attempts.check_time(response)
                             for line in lines.received(part):
                                 result = stream.read(line)
                                 answered.append(result.reference)
                                 yield result
                         stream.check_whole(answered)
                         return
-                    reply = await self._read(response)
+                    reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:
@@ -328,10 +329,12 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _read(self, response: httpx.Response) -> Reply:
-        return Reply(
-            status=response.status_code, headers=response.headers, content=await response.aread()
-        )
+    async def _read(self, response: httpx.Response, attempts: Attempts) -> Reply:
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            attempts.check_time(response)
+            content += part
+        return Reply(status=response.status_code, headers=response.headers, content=bytes(content))
 
     async def _connect(self, url: httpx.URL) -> httpcore.AsyncNetworkStream:
         port = url.port or {"http": 80, "https": 443}[url.scheme]
@@ -353,7 +356,7 @@ class AsyncClient:
                     headers={**attempts.headers(), **call.headers},
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
-                    reply = await self._read(response)
+                    reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)
             else:

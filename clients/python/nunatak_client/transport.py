@@ -267,6 +267,16 @@ class Attempts:
         remaining_s = self._remaining_s()
         return default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
 
+    def check_time(self, response: httpx.Response) -> None:
+        """End an answer that comes too slowly; the transport bounds only the time of each part.
+
+        Raises:
+            httpx.ReadTimeout: the deadline has passed.
+        """
+        remaining_s = self._remaining_s()
+        if remaining_s is not None and remaining_s < -DEADLINE_SLACK_S:
+            raise httpx.ReadTimeout("the deadline has passed", request=response.request)
+
     def after_failure(self, error: httpx.RequestError | httpx.InvalidURL) -> float:
         """Seconds to wait before the next attempt.
 

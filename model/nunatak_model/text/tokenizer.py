@@ -127,7 +127,7 @@ class TextTokenizer:
             first = None if isinstance(item, str) else next(bare)
             text = item if isinstance(item, str) else item[1]
             num_special = self._framing.num_special_tokens_to_add(first is not None)
-            room, kept, left_out = max_length - num_special, 0, 0
+            room, kept, left_out = max(0, max_length - num_special), 0, 0
             if first is not None:
                 left_out = _cut(first, min(MAX_QUESTION_TOKENS, room // 2))
                 kept = len(first.ids)
@@ -135,6 +135,8 @@ class TextTokenizer:
             shared = min(stride, room // 2)
             piece = next(bare)
             _drop_before(piece, *start)
+            if not room:
+                left_out += len(piece.ids)
             windows = list(_windows(self._framing, first, piece, room=room, stride=shared))
             num_unread = self._num_unread(item, *(window.ids for window in windows))
             whole = Part(num_left_out=left_out, num_unread=num_unread)
@@ -289,7 +291,8 @@ def _windows(
 ) -> Iterator[tokenizers.Encoding]:
     is_long = len(text.ids) > room
     text.truncate(room, stride=stride)
-    for piece in (text, *text.overflowing) if is_long else (text,):
+    # Without room for text, the overflow is the whole text as one window of any length.
+    for piece in (text, *text.overflowing) if is_long and room else (text,):
         if first is None:
             yield framing.post_process(piece)
         else:

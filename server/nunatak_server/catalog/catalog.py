@@ -6,9 +6,9 @@ Only the event loop thread may use these classes.
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
@@ -33,13 +33,14 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import Caller, TaskList
 from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.scheduler.turns import FairSemaphore
+from nunatak_server.scheduler.turns import FairSemaphore, within
 from nunatak_server.telemetry.metrics import note_task
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""
 LOOK_UP_S: Final = 10.0
 """Longest wait of a request for the registry, its turn included."""
+UNKNOWN: Final = "all, as far as known, because the registry does not answer"
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -91,7 +92,7 @@ class Catalog:
         """What references mean now: versions, with their canaries and shadows."""
         self.policies = partial(self._find, _policy)
         self.cards = partial(self._find, _cards)
-        self.names = partial(self._find, _visible_names)
+        self.names = partial(self._find, _names)
 
     async def look_up(
         self,
@@ -115,12 +116,24 @@ class Catalog:
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def wait_for_replicas(self, seconds: float) -> None:
-        ends_at = time.monotonic() + seconds
-        revision = (await self.poll(self.registry.generation)).number
-        while behind := await self.poll(self.registry.replicas.behind, revision):
-            if time.monotonic() >= ends_at:
-                raise replicas_behind(behind, seconds)
-            await asyncio.sleep(LOOK_S)
+        """Wait until each replica follows the change before; a registry out of reach is waited for.
+
+        Raises:
+            NunatakError: `replicas_behind`.
+        """
+        revision, behind = None, [UNKNOWN]
+
+        async def wait() -> None:
+            nonlocal revision, behind
+            while True:
+                with suppress(StoreUnavailableError):
+                    revision = revision or (await self.poll(self.registry.generation)).number
+                    behind = await self.poll(self.registry.replicas.behind, revision)
+                    if not behind:
+                        return
+                await asyncio.sleep(LOOK_S)
+
+        await within(seconds, wait(), late=lambda: replicas_behind(behind, seconds))
 
     def close(self) -> None:
         for threads in (self.poll, self.note, self.change, self._look):
@@ -169,8 +182,9 @@ def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
     return traffic
 
 
-def _visible_names(registry: Registry, tasks: TaskList) -> tuple[str, ...]:
-    return tuple(filter(tasks.allows, registry.names()))
+def _names(registry: Registry, _all: str) -> tuple[str, ...]:
+    # The order of a database may be another one.
+    return tuple(sorted(registry.names()))
 
 
 def _history(registry: Registry, reference: TaskReference) -> History:
@@ -229,7 +243,8 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
 MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
-ALL_CARDS: Final = ""
+ALL: Final = ""
+"""The key of the one fact of its kind."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
 """Looks up facts for a caller, or with None for this process itself."""
@@ -361,7 +376,7 @@ class KnownFacts:
         traffic: LookUp[TaskReference, Traffic],
         policies: LookUp[str, PublishedPolicy],
         cards: LookUp[str, Cards],
-        names: LookUp[TaskList, tuple[str, ...]],
+        names: LookUp[str, tuple[str, ...]],
         on_move: Callable[[str], None],
         max_known: int = MAX_KNOWN,
     ) -> None:
@@ -372,7 +387,6 @@ class KnownFacts:
         self._names = _Facts(names, max_known=max_known)
         self._all = (self._traffic, self._policies, self._cards, self._names)
         self.known, self.traffic = self._traffic.known, self._traffic.find
-        self.names = self._names.get
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
@@ -385,7 +399,10 @@ class KnownFacts:
         return found
 
     async def cards(self, caller: str) -> Cards:
-        return await self._cards.get(ALL_CARDS, caller)
+        return await self._cards.get(ALL, caller)
+
+    async def names(self, caller: str, *, tasks: TaskList) -> frozenset[str]:
+        return tasks.among(await self._names.get(ALL, caller))
 
     async def renew(self) -> None:
         """Look up again what is in use, because the registry has changed, and forget the rest."""

@@ -264,15 +264,15 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
     caller = caller_of(request.scope)
-    look_up = runtime_of(request).facts.names(caller.tasks, caller.name)
+    look_up = runtime_of(request).facts.names(caller.name, tasks=caller.tasks)
     tasks = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
     if len(tasks) != 1:
         raise invalid_request(
             f"the request names no task, and this key has {len(tasks)} tasks; use a key "
             "for one task, or send model and input"
         )
-    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
-    result, headers = await ask_task(request, handling, tasks[0], (text,), options)
+    (task,), options = tasks, Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
+    result, headers = await ask_task(request, handling, task, (text,), options)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:
         entities = cast("list[Entity]", found)

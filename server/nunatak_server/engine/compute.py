@@ -3,8 +3,8 @@
 import logging
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -159,6 +159,8 @@ class BatchCompute:
 class BatchReport:
     number: int
     num_rows: int
+    rows_of: Mapping[str, int]
+    """Rows by caller, without shadows: a caller learns nothing of the others."""
     num_tokens: int
     num_tasks: int
     num_shared_rows: int
@@ -191,6 +193,7 @@ def report_of(
     return BatchReport(
         number=number,
         num_rows=len(plan.batch),
+        rows_of=Counter(row.caller for row in plan.batch if not row.is_shadow),
         num_tokens=plan.num_tokens,
         num_tasks=len({(row.task, row.version) for row in plan.batch}),
         num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
@@ -282,7 +285,7 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
         logits=logits,
         queue_s=batch.started_at - row.submitted_at,
         compute_s=batch.compute_s,
-        batch_rows=batch.num_rows,
+        batch_rows=batch.rows_of.get(row.caller, 0),
         load_s=row.load_s,
         started_at=batch.started_at,
         batch=batch.number,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query, Request, Response
 
@@ -30,6 +30,7 @@ from nunatak_registry import (
     CandidateEvent,
     CandidateEventKind,
     CandidateRole,
+    StoreUnavailableError,
 )
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.access import actor_of
@@ -54,15 +55,21 @@ from nunatak_versions import LoadedTask
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""
 TOO_LATE: Final = (
-    "the version did not load in time, and nothing was changed: the store is slow, or versions in "
-    "use leave no room; try again, evict others, or allow more time"
+    "the version did not load in time, and nothing was changed: registry or store are slow, or "
+    "versions in use leave no room; try again, evict others, or allow more time"
 )
+Load = Callable[[TaskManifest], Coroutine[Any, Any, LoadedTask]]
+Result = TypeVar("Result")
 
 
-async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
-    """Return the loaded version. A load that has begun continues after the deadline."""
+async def in_time(work: Coroutine[Any, Any, Result], deadline_ms: int | None) -> Result:
+    """Return what is looked up and loaded. A load that has begun continues after the deadline."""
     seconds = LOAD_DEADLINE_S if deadline_ms is None else deadline_ms / 1000
-    return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
+    return await within(seconds, work, late=partial(DeadlineExceededError, TOO_LATE))
+
+
+async def _load(request: Request, reference: TaskReference, load: Load) -> LoadedTask:
+    return await load(await catalog_of(request).resolve(reference))
 
 
 router = Router(route_class=StrictRoute, responses=PROBLEMS)
@@ -191,9 +198,14 @@ async def _change(
 ) -> Response:
     """Make a change, let this server follow it at once, and wait for the others if asked to."""
     runtime = runtime_of(request)
-    event = await runtime.catalog.change(
-        make, *place, expected_version=expected, by=actor_of(request.scope)
-    )
+    try:
+        event = await runtime.catalog.change(
+            make, *place, expected_version=expected, by=actor_of(request.scope)
+        )
+    except StoreUnavailableError as error:
+        # The registry may have made the change, and a rollback that is repeated goes back twice.
+        error.fields["retry_after_s"] = None
+        raise
     await runtime.follow_own_change()
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
@@ -208,10 +220,7 @@ async def _preload(
 ) -> None:
     wanted = TaskReference(task=check_task_name(task), version=version)
     check_alias_name(alias)
-    await in_time(
-        runtime_of(request).residency.preload(await catalog_of(request).resolve(wanted)),
-        deadline_ms,
-    )
+    await in_time(_load(request, wanted, runtime_of(request).residency.preload), deadline_ms)
 
 
 AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
@@ -317,11 +326,16 @@ async def roll_back(
     runtime = runtime_of(request)
     check_task_name(task)
     check_alias_name(alias)
-    await catalog_of(request).task(task)
-    current, target = await runtime.catalog.change(
-        runtime.registry.next_rollback, task, alias, expected_version=body and body.expected_version
-    )
-    await _preload(request, task, alias, target, deadline_ms)
+
+    async def load_target() -> int:
+        await catalog_of(request).task(task)
+        expected, look = body and body.expected_version, runtime.registry.next_rollback
+        current, target = await runtime.catalog.change(look, task, alias, expected_version=expected)
+        wanted = TaskReference(task=task, version=target)
+        await _load(request, wanted, runtime.residency.preload)
+        return current
+
+    current = await in_time(load_target(), deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
     return await _change(request, wait_s, current, runtime.registry.rollback, task, alias)
 
@@ -381,12 +395,11 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
 
 async def _hold(
     request: Request,
-    load: Callable[[TaskManifest], Coroutine[Any, Any, LoadedTask]],
+    load: Load,
     reference: str,
     deadline_ms: int | None,
 ) -> Response:
-    manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
-    task = await in_time(load(manifest), deadline_ms)
+    task = await in_time(_load(request, TaskReference.parse(reference), load), deadline_ms)
     return reply(
         wire.ResidencyReport(
             task=task.manifest.task,

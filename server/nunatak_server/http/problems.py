@@ -174,7 +174,8 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 def headers_of(error: NunatakError) -> dict[str, str]:
     """Return the headers for the caller's transport: the time of a retry, the connection's end."""
     if "retry_after_s" in error.fields:
-        return {"retry-after": str(error.fields["retry_after_s"])}
+        wait_s = error.fields["retry_after_s"]
+        return {} if wait_s is None else {"retry-after": str(wait_s)}
     if REASONS[error.code].status is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
     if error.code in CLOSING:

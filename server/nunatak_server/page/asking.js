@@ -158,5 +158,5 @@ function failed(body, reason) {
 function spoken(timing, count) {
   const asked = count === 1 ? "1 task" : `${count} tasks`;
   const parts = `waiting ${milliseconds(timing.queue)}, reading ${milliseconds(timing.tokenize)}, computing ${milliseconds(timing.compute)}`;
-  return `${asked} in ${milliseconds(timing.total)}: ${parts} in a batch of ${timing.rows}`;
+  return `${asked} in ${milliseconds(timing.total)}: ${parts} with ${timing.rows} own rows in the batch`;
 }

@@ -108,7 +108,8 @@ class Growing:
         *closed, last = (_moved(it, begin) for it in windows)
         if _places(last):
             own.opens_at = min(start for start, _ in _places(last))
-        num_missing = reading.max_length - last.num_tokens + 1
+        # A window may lack room for text. Then the whole text is read again each time.
+        num_missing = max(1, reading.max_length - last.num_tokens + 1)
         num_chars = len(self.text) - own.opens_at
         own.num_missing_chars = num_missing * num_chars // last.num_tokens
         self._move_start(own, closed, last)
@@ -148,7 +149,8 @@ class Growing:
         # An open window grows, so its answer is of no use later.
         for it in windows[:-1] if self.takes_open else windows:
             if isinstance(answer := found.get(it), RowAnswer):
-                self._known[key, it] = array("d", answer.logits)
+                # The places of tokens take most of the memory of a window.
+                self._known[key, replace(it, alignment=None)] = array("d", answer.logits)
         return [found.get(it) or _answer(self._known[key, it]) for it in windows]
 
 

@@ -146,12 +146,21 @@ def serve_template(
         )
 
     def serve_replica(
-        own: ServerSettings, sockets: list[socket.socket], announce: Callable[[str], None]
+        own: ServerSettings,
+        sockets: list[socket.socket],
+        announce: Callable[[str], None],
+        stays: Callable[[], bool],
     ) -> None:
         logs.log_everything(own.log_format)
         with Registry.open(own.registry, create=create_registry) as registry:
             serve_backbone(
-                own, backbones, registry, announce=announce, origins=origins, sockets=sockets
+                own,
+                backbones,
+                registry,
+                announce=announce,
+                origins=origins,
+                sockets=sockets,
+                stays=stays,
             )
 
     return Template(settings, place, serve=serve_replica).run()
@@ -177,8 +186,12 @@ def serve_backbone(
     announce: Callable[[str], None],
     origins: Mapping[str, Origin],
     sockets: list[socket.socket] | None = None,
+    stays: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve until a signal, on `sockets` or else on the address of the settings; as `serve`."""
+    """Serve until a signal, on `sockets` or else on the address of the settings; as `serve`.
+
+    `stays` says whether to serve on after the signal, while others are not ready yet.
+    """
     settings = settings.for_device(backbones.default.device.type)
     # Started here, because uvicorn hides errors of the start of the application.
     settings.batch_limits(longest_row_tokens=backbones.max_tokens)
@@ -188,6 +201,7 @@ def serve_backbone(
         registry=registry,
         announce=partial(begin, max_requests=settings.max_queued_requests, announce=announce),
         tracing=find_tracing(),
+        stays=stays,
     )
     configuration = Configuration(settings=settings, origins=origins)
     shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
@@ -213,7 +227,9 @@ class DrainingServer(uvicorn.Server):
         registry: Registry,
         announce: Callable[[str], None],
         tracing: Tracing | None = None,
+        stays: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._stays = stays
         self.failure: EngineFailedError | None = None
         self._delay_is_over = False
         self._announce = announce
@@ -233,7 +249,8 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer 503 at /readyz from the signal on; a second signal ends the drain delay."""
         runtime = self._runtime
-        if runtime is not None and self._drain_delay_s and not self.should_exit:
+        has_delay = bool(self._drain_delay_s) or self._stays()
+        if runtime is not None and has_delay and not self.should_exit:
             runtime.announce_drain()
         elif runtime is not None:
             runtime.begin_drain()
@@ -248,11 +265,15 @@ class DrainingServer(uvicorn.Server):
             return
         ends_at = time.monotonic() + self._drain_delay_s
         # Polled, because a signal handler does not wake the event loop.
-        while not self._delay_is_over and self.failure is None and time.monotonic() < ends_at:
-            if time.monotonic() > ends_at - LAST_CONNECTIONS_S:
+        while not self._delay_is_over and self.failure is None:
+            now = time.monotonic()
+            if self._stays():
+                ends_at = now + self._drain_delay_s
+            elif now >= ends_at:
+                break
+            elif now > ends_at - LAST_CONNECTIONS_S:
                 # A new connection would close before its first request is read.
-                for server in self.servers:
-                    server.close()
+                await self._close_port()
             await asyncio.sleep(TICK_S)
         runtime.begin_drain()
 
@@ -267,11 +288,35 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight for the grace time, then end the open connections."""
+        await self._close_port()
         giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
         try:
             await super().shutdown(sockets)
         finally:
             giving_up.cancel()
+
+    async def _close_port(self) -> None:
+        """Close the port, and take the connections that wait there, which a close would reset."""
+        loop, waiting = asyncio.get_running_loop(), list[socket.socket]()
+        for server in self.servers:
+            for listener in server.sockets:
+                with (
+                    socket.socket(fileno=os.dup(listener.fileno())) as port,
+                    contextlib.suppress(OSError),
+                ):
+                    for _ in range(self.config.backlog):
+                        waiting.append(port.accept()[0])
+            server.close()
+        make = partial(
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for connection in waiting:
+            await loop.connect_accepted_socket(make, connection)
+        if waiting:
+            await asyncio.sleep(TICK_S)  # Their first requests get an answer, also a refusal.
 
     def _give_up(self) -> None:
         connections = list(self.server_state.connections)

@@ -8,7 +8,8 @@ Once all its replicas answer, the first template ends. If the second template fa
 start, the first one goes on. SIGTERM ends everything as it ends a single server.
 
 A first template that fails at its start ends the fleet, because its settings are at fault. Once a
-replica has answered callers, a template that is killed is started again.
+replica has answered callers, a template that is killed is started again. Until the new replicas
+answer, those of the killed template go on.
 """
 
 import logging
@@ -104,6 +105,8 @@ class Supervisor:
         self._present: _Template | None = None
         self._next: _Template | None = None
         self._leaving = list[_Template]()
+        self._lost = list[int]()
+        """Pipes of lost templates; their replicas go on until these are closed."""
         self._is_ending = False
         self._has_served = False
         self._not_before = 0.0
@@ -123,6 +126,7 @@ class Supervisor:
             is_lost = self._present is None and self._next is None
             if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
                 self._start()
+        self._let_go()
         return self._status
 
     def _templates(self) -> list[_Template]:
@@ -161,6 +165,7 @@ class Supervisor:
     def _obey(self, received: signal.Signals) -> None:
         if received in ENDS:
             self._is_ending = True
+            self._let_go()
             for template in self._templates():
                 template.process.terminate()
         elif received is signal.SIGHUP and not self._is_ending:
@@ -177,6 +182,7 @@ class Supervisor:
             self._present.process.terminate()
             self._leaving.append(self._present)
         self._present, self._next = self._next, None
+        self._let_go()
         if not self._has_served:
             self._has_served = True
             self._announce()
@@ -186,7 +192,10 @@ class Supervisor:
             status = template.process.poll()
             if status is None:
                 continue
-            os.close(template.reports)
+            if template is self._present and not self._is_ending:
+                self._lost.append(template.reports)
+            else:
+                os.close(template.reports)
             if template in self._leaving:
                 self._leaving.remove(template)
                 continue
@@ -195,6 +204,11 @@ class Supervisor:
             else:
                 self._present = None
             self._lose(template, status=status)
+
+    def _let_go(self) -> None:
+        """Let the replicas of lost templates end."""
+        while self._lost:
+            os.close(self._lost.pop())
 
     def _lose(self, lost: _Template | None, *, status: int) -> None:
         """Decide what follows the end of a template that should serve; None: it never began."""

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -48,8 +50,11 @@ DRAIN_DELAY_S: Final = 2
 """The drain delay without an own choice: in this time callers learn to leave their connections."""
 CPU: Final = torch.device("cpu")
 
-Serve = Callable[[ServerSettings, list[socket.socket], Callable[[str], None]], None]
-"""Serves on sockets until a signal, and calls its last argument when the first request may come."""
+Serve = Callable[
+    [ServerSettings, list[socket.socket], Callable[[str], None], Callable[[], bool]], None
+]
+"""Serves on sockets until a signal. The third argument is called when the first request may come.
+The last one says whether to serve on after the signal."""
 
 logger = logging.getLogger(__name__)
 
@@ -168,16 +173,24 @@ class Template:
         # A copy that stays open would hide the end of a process from the others.
         for copied in (news, *(it.news for it in self._replicas.values())):
             copied.close()
-        os.close(self._place.reports_to)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         shared, *own = (socket.socket(fileno=it) for it in self._place.listeners)
         settings = settings_of(self._settings, index, port=own[index].getsockname()[1])
         try:
-            self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY))
+            stays = partial(is_lost, self._pid, self._place.reports_to)
+            self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY), stays)
         except NunatakError as error:
             log_failure(error.code, str(error))
             write_log()
             sys.exit(START_AGAIN if isinstance(error, EngineFailedError) else 1)
+
+
+def is_lost(template: int, reports_to: int) -> bool:
+    """Return whether a template has ended alone, and its supervisor still starts another one."""
+    looking = select.poll()
+    looking.register(reports_to, 0)
+    # The end of the last reader of a pipe is an error.
+    return os.getppid() != template and not looking.poll(0)
 
 
 def divided(settings: ServerSettings) -> ServerSettings:

@@ -59,6 +59,7 @@ class RowAnswer:
     queue_s: float
     compute_s: float
     batch_rows: int
+    """Rows of the row's caller in its batch, without shadows."""
     load_s: float = 0.0
     """Time to load the row's version; 0 if the version was in memory."""
     started_at: float = 0.0

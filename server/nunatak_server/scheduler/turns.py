@@ -231,6 +231,9 @@ def _period_s(quota: Quota) -> int:
 
 
 def _count_at(now: float, quota: Quota, known: _Count | None) -> _Count:
-    """Return the count of the running period; a clock that goes back frees nothing."""
+    """Return the count of the running period; a clock that goes back a little frees nothing.
+
+    After a clock that was far ahead, a caller would else be refused until that time comes again.
+    """
     period = int(now // _period_s(quota))
-    return known if known is not None and known[0] >= period else (period, 0.0)
+    return known if known and period <= known[0] <= period + 1 else (period, 0.0)

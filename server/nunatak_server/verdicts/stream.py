@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 from uuid import uuid4
 
@@ -277,7 +278,8 @@ class VerdictStream:
         if earlier is None or not earlier.holds:
             return state
         scores = [it.score for it in (earlier, state) if it.score is not None]
-        before = (it for it in earlier.spans if it.end <= self._released)
+        # One released mask says that there are masks, as many would cost each look more.
+        before = islice((it for it in earlier.spans if it.end <= self._released), 1)
         spans = tuple(dict.fromkeys((*before, *state.spans)))
         return replace(state, holds=True, score=max(scores, default=None), spans=spans)
 

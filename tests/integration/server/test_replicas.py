@@ -19,7 +19,7 @@ from doubles.replicas import beat
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
-from nunatak_registry import Registry
+from nunatak_registry import Registry, StoreUnavailableError
 
 PREDICT, PROD = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod"
 SEEDS = {1: 11, 2: 22}
@@ -159,6 +159,67 @@ async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
             return await version(client) == 2
 
         await until(has_followed)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", PROD),
+        ("POST", f"{PROD}/rollback"),
+        ("PUT", f"{PROD}/canary"),
+        ("POST", "/v1/tasks/tone/preload"),
+        ("POST", "/v1/tasks/tone/pin"),
+    ],
+)
+async def test_an_operator_waits_for_a_silent_registry_no_longer_than_the_request_says(
+    backbone: Backbone, registry: Registry, tmp_path: Path, method: str, path: str
+) -> None:
+    registry.promote("tone", "prod", 2)
+    body = {"version": 1, "share": 0.1} if path.endswith("canary") else {"version": 1}
+    async with running_client(backbone, registry) as client:
+        with locked(tmp_path):
+            async with asyncio.timeout(3):
+                late = await client.request(
+                    method,
+                    path,
+                    json=body if method == "PUT" else None,
+                    headers={"x-deadline-ms": "50"},
+                )
+
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+
+
+async def test_a_change_whose_end_is_unknown_is_not_said_to_be_repeatable(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.promote("tone", "prod", 2)
+    rollback = registry.rollback
+
+    def cut(*given: Any, **options: Any) -> None:  # noqa: ANN401 - of the registry
+        rollback(*given, **options)
+        raise StoreUnavailableError("the connection broke")
+
+    monkeypatch.setattr(registry, "rollback", cut)
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(f"{PROD}/rollback", json={})
+
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
+        assert "retry-after" not in answer.headers
+
+
+async def test_a_change_is_told_also_if_the_registry_is_silent_afterwards(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: int) -> list[str]:
+        raise StoreUnavailableError("the connection broke")
+
+    monkeypatch.setattr(registry.replicas, "behind", silent)
+    async with running_client(backbone, registry) as client:
+        answer = await client.put(PROD, params={"wait_s": 1}, json={"version": 2})
+
+        assert (answer.status_code, answer.json()["code"]) == (504, "replicas_behind")
+        assert answer.json()["detail"].startswith("the change is made")
+        assert await version(client) == 2
 
 
 async def test_a_server_alone_tells_at_once_that_it_is_ready_and_has_a_version(

@@ -3,15 +3,21 @@ import json
 import re
 import socket
 from collections.abc import Generator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, serving_tone
+from doubles.tasks import publish_tiny_task
+from nunatak_registry import Registry
 from nunatak_server.app import create_app
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.protocol import MAX_HEAD_BYTES
+from nunatak_server.processes.serving import DrainingServer
 
 BODY = b'{"inputs": "hello"}'
 HEAD = b"POST /v1/tasks/tone/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
@@ -125,3 +131,29 @@ def test_head_answers_as_get_without_the_body(address: str) -> None:
             assert all(asked.headers[it] == got.headers[it] for it in same), path
         refused = client.head("/v1/predict")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+async def test_connections_that_wait_at_the_port_while_it_closes_are_answered(
+    tmp_path: Path,
+) -> None:
+    announced, backbone = list[str](), tiny_backbone()
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, backbone)
+        server = DrainingServer(
+            make_settings(),
+            backbones=Backbones(backbone),
+            registry=registry,
+            announce=announced.append,
+        )
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup()
+        # In one step of the event loop, so that the server accepts none of them before it closes.
+        waiting = [open_socket(announced[0]) for _ in range(20)]
+        for it in waiting:
+            it.sendall(HEAD + f"content-length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        await server.shutdown()
+
+    for it in waiting:
+        with it:
+            assert it.recv(65_536).startswith(b"HTTP/1.1 ")

@@ -16,7 +16,6 @@ from nunatak_client import (
     Client,
     ConnectionFailedError,
     DeadlineExceededError,
-    FanOut,
     Input,
     InvalidInputError,
     InvalidRequestError,
@@ -127,14 +126,10 @@ def told(*labels: str, **more: dict[str, JsonValue]) -> Outcome:
     return answer({"results": results})
 
 
-def all_of(
-    parts: Iterator[tuple[list[Input], FanOut]] | AsyncIterator[tuple[list[Input], FanOut]],
-) -> Answer[list[tuple[list[Input], FanOut]]]:
+def all_of(parts: Iterator[AnswerT] | AsyncIterator[AnswerT]) -> Answer[list[AnswerT]]:
     """Collect what either client yields."""
 
-    async def collected(
-        coming: AsyncIterator[tuple[list[Input], FanOut]],
-    ) -> list[tuple[list[Input], FanOut]]:
+    async def collected(coming: AsyncIterator[AnswerT]) -> list[AnswerT]:
         return [it async for it in coming]
 
     return list(parts) if isinstance(parts, Iterator) else collected(parts)
@@ -384,6 +379,47 @@ def test_spent_deadline_sends_nothing(face: Face) -> None:
 
     with pytest.raises(DeadlineExceededError):
         face.run(network, lambda client: client.predict("tone", "a", deadline_s=0))
+
+
+@dataclass
+class TrickledBody(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """An answer that comes byte by byte, each after a second."""
+
+    network: Network
+    content: bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self.content:
+            self.network.now_s += 1
+            yield bytes((part,))
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+
+@dataclass
+class SlowNetwork(Network):
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        found = super().handle(request)
+        return httpx.Response(found.status_code, stream=TrickledBody(self, found.content))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline(
+    face: Face, *, is_streamed: bool
+) -> None:
+    network = SlowNetwork([answer({**PREDICTION, "reference": "tone"})])
+
+    def use(client: Client | AsyncClient) -> Answer[object]:
+        if not is_streamed:
+            return client.predict("tone", "a", deadline_s=5)
+        return all_of(client.stream("a", ["tone"], deadline_s=5))
+
+    with pytest.raises(ConnectionFailedError, match="in time"):
+        face.run(network, use)
+
+    assert 105 < network.now_s < 108
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -97,8 +97,12 @@ def test_the_first_text_of_a_pair_is_cut_only_if_half_of_a_window_is_too_little(
     assert short[0].part.num_left_out == 13
 
 
+@pytest.mark.parametrize("max_length", [1, 2])
 @pytest.mark.parametrize("text", ["a" * 9, ("a" * 9, "b" * 9)])
-def test_a_window_without_room_says_that_it_leaves_everything_out(text: TextInput) -> None:
-    ((window,),) = TOKENIZER.encode_all([text], max_length=1, stride=0)
+def test_a_window_without_room_says_that_it_leaves_everything_out(
+    text: TextInput, max_length: int
+) -> None:
+    for encode in (TOKENIZER.encode_all, TOKENIZER.encode_windows):
+        ((window,),) = encode([text], max_length=max_length, stride=0)
 
-    assert window.part.num_left_out == sum(map(len, text)) if isinstance(text, tuple) else 9
+        assert window.part.num_left_out == sum(map(len, text))

@@ -238,15 +238,15 @@ async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:
         asked["policy"] += 1
         return guard(asked["policy"])
 
-    async def names(_: TaskList) -> tuple[str, ...]:
+    async def names(_: str) -> tuple[str, ...]:
         asked["names"] += 1
-        return ("tone",) * asked["names"]
+        return tuple(map(str, range(asked["names"])))
 
     facts = make_facts(store, policy=policy, names=names)
 
     async def found() -> tuple[int, int]:
         published = await facts.policy("guard", "ann", tasks=ALL_TASKS)
-        return published.version, len(await facts.names(ALL_TASKS, "ann"))
+        return published.version, len(await facts.names("ann", tasks=ALL_TASKS))
 
     assert [await found(), await found()] == [(1, 1), (1, 1)]
     facts.invalidate()
@@ -255,17 +255,28 @@ async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:
     assert await found() == (3, 3)
 
 
-async def test_a_caller_without_tasks_is_looked_up_once(store: FakeStore) -> None:
-    asked = list[TaskList]()
+async def test_the_names_are_looked_up_once_for_all_lists_of_tasks(store: FakeStore) -> None:
+    asked = list[str]()
 
-    async def names(tasks: TaskList) -> tuple[str, ...]:
-        asked.append(tasks)
-        return ()
+    async def names(every: str) -> tuple[str, ...]:
+        asked.append(every)
+        return "acme-tone", "acme2", "zeta"
 
     facts = make_facts(store, names=names)
+    lists = [("acme*",), ("acme-*", "acme-tone"), ("none",), ("acme",), ("*",), ("zeta", "acme2")]
 
-    assert [await facts.names(ALL_TASKS, "ann") for _ in range(2)] == [(), ()]
-    assert len(asked) == 1
+    found = [await facts.names("ann", tasks=TaskList(patterns=it)) for it in lists]
+
+    assert list(map(sorted, found)) == [
+        ["acme-tone", "acme2"],
+        ["acme-tone"],
+        [],
+        [],
+        ["acme-tone", "acme2", "zeta"],
+        ["acme2", "zeta"],
+    ]
+    await facts.renew()
+    assert len(asked) == 2
 
 
 async def test_a_policy_with_a_task_of_others_does_not_exist(store: FakeStore) -> None:

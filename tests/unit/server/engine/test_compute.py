@@ -248,6 +248,7 @@ def test_batches_that_wait_for_cores_are_reported_once(
     report = BatchReport(
         number=1,
         num_rows=1,
+        rows_of={},
         num_tokens=8,
         num_tasks=1,
         num_shared_rows=0,

@@ -113,6 +113,28 @@ async def test_every_row_gets_its_own_answer(branch: Branch) -> None:
     assert max(map(len, compute.batches)) <= LIMITS.max_rows
 
 
+async def test_an_answer_counts_the_rows_of_its_own_caller_alone(branch: Branch) -> None:
+    engine = make_engine(FakeCompute())
+    own, others, shadow = (
+        [
+            dataclasses.replace(make_row(branch, token), caller=caller, is_shadow=is_shadow)
+            for token in tokens
+        ]
+        for caller, is_shadow, tokens in (
+            ("a", False, (1,)),
+            ("b", False, (2, 3)),
+            ("a", True, (4,)),
+        )
+    )
+    engine.submit([*own, *others, *shadow])
+    engine.start()
+
+    found = [await row.future for row in (*own, *others)]
+    await engine.aclose()
+
+    assert [it.batch_rows for it in found if isinstance(it, RowAnswer)] == [1, 2, 2]
+
+
 async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> None:
     during = list[int]()
     compute = FakeCompute(on_batch=lambda _: during.append(engine.num_rows))

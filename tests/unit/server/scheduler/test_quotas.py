@@ -109,3 +109,13 @@ def test_a_clock_that_goes_back_frees_nothing() -> None:
     clock.now -= MINUTE_S
 
     assert not is_taken(quotas)
+
+
+def test_a_clock_that_was_far_ahead_refuses_nobody_once_it_is_right() -> None:
+    clock = ManualClock(now=1000.0 + 1e6 * MINUTE_S)
+    quotas = Quotas(PER_MINUTE, now=clock)
+    assert [is_taken(quotas) for _ in range(3)] == [True, True, False]
+
+    clock.now = 1000.0
+
+    assert [is_taken(quotas) for _ in range(3)] == [True, True, False]

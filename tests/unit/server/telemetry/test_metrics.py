@@ -73,6 +73,7 @@ def test_batches_and_memory_are_shown() -> None:
     report = BatchReport(
         number=1,
         num_rows=5,
+        rows_of={},
         num_tokens=90,
         num_tasks=3,
         num_shared_rows=4,

@@ -1,6 +1,7 @@
 """Streams of verdicts: equal to the verdict about the whole text, however the text arrives."""
 
 import asyncio
+import gc
 import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -27,13 +28,14 @@ from doubles.streams import (
     harmless,
 )
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts
-from nunatak_contract.enums import PolicyMode, VerdictAction
-from nunatak_model import Encoding, TextTokenizer
+from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.policies import Policy
+from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
-from nunatak_server.verdicts.rules import mask
+from nunatak_server.verdicts.rules import Answers, TextDecision, decide, mask
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict, VerdictStream
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
@@ -101,6 +103,21 @@ async def test_the_windows_are_those_of_the_whole_text_if_its_begin_is_read_diff
     await bench.streamed(by_word(text))
 
     assert set(bench.engine.computed) == of_whole
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+@pytest.mark.parametrize("reads_all", [False, True])
+async def test_a_task_with_room_for_no_or_one_token_judges_a_stream_as_a_whole_text(
+    monkeypatch: pytest.MonkeyPatch, max_length: int, *, reads_all: bool
+) -> None:
+    monkeypatch.setitem(TASKS, "tone", (TASKS["tone"][0], max_length))
+    bench = StreamBench(BERT, guard(reads_all=reads_all))
+    text = harmless(bench)
+
+    found = await bench.streamed(by_word(text))
+
+    assert essence(found.final) == essence(await bench.whole(text))
+    assert found.text == (text if found.final.action is ALLOW else "")
 
 
 async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole() -> None:
@@ -297,6 +314,55 @@ async def test_a_text_that_is_held_is_decided_about_a_few_times(
 
     assert (found.text, found.final.is_by_failure) == ("", True)
     assert all(sum(it) <= 2 * READ_AGAIN * it[-1] for it in num_windows.values())
+
+
+async def test_many_masks_are_decided_about_a_few_times_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = make_policy(make_rule(when("names", "X"), action=MASK))
+    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
+    bench, num_spans = StreamBench(BERT, policy.model_copy(update=passes)), list[int]()
+
+    def counted(
+        policy: Policy, answers: Answers, decided: Sequence[str]
+    ) -> tuple[TextDecision, ...]:
+        found = decide(policy, answers, decided)
+        num_spans.extend(len(list(it.masking)) for it in found)
+        return found
+
+    monkeypatch.setattr(stream, "decide", counted)
+    text = harmless(bench, num_words=600)
+    bench.engine.finds_names = True
+
+    found = await bench.streamed(by_word(text))
+
+    num_masks = sum(isinstance(it, Released) and it.is_mask for it in found.events)
+    assert num_masks == 600
+    assert sum(num_spans) <= 2 * READ_AGAIN * num_masks
+
+
+async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> None:
+    bench = StreamBench(BERT, guard())
+    text, counts = harmless(bench, num_words=300), list[int]()
+
+    def count() -> None:
+        counts.append(sum(isinstance(it, Alignment) for it in gc.get_objects()))
+
+    async def chunks() -> AsyncGenerator[str]:
+        count()
+        for chunk in by_word(text):
+            yield chunk
+            await Said(bench.admission).settle()
+        assert len(bench.engine.computed) > 100
+        bench.engine.computed.clear()
+        count()
+
+    async with aclosing(bench.stream().events(chunks())) as events:
+        async for _ in events:
+            pass
+
+    before, after = counts
+    assert after - before < 20
 
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
