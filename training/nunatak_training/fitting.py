@@ -53,6 +53,7 @@ from nunatak_training.scoring.calibration import (
     best_thresholds,
     calibrated,
     reliability,
+    rescaled,
 )
 from nunatak_training.scoring.statistics import Interval, score_intervals
 from nunatak_training.tapt import adapt

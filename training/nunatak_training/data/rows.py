@@ -87,7 +87,9 @@ def _unicode(value: str, column: str, where: str) -> str:
     return value
 
 
-def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.Example]:
+def parse_row(
+    row: FileRow, kind: TaskKind, spelt: RowFormat, teacher: examples.Teacher | None = None
+) -> list[examples.Example]:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
     if spelt.is_taught and kind not in TEXT_KINDS:
@@ -103,7 +105,7 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
     if kind is TaskKind.MULTI_LABEL and spelt.label is not None:
         values = {**usual.values, "labels": usual.values["label"]}
         usual = replace(usual, values=values, columns={**usual.columns, "labels": spelt.label})
-    return [_taught(usual, kind)] if spelt.is_taught else _labelled_examples(usual, kind)
+    return [_taught(usual, kind, teacher)] if spelt.is_taught else _labelled_examples(usual, kind)
 
 
 def _check_columns(row: FileRow, kind: TaskKind, spelt: RowFormat) -> None:
@@ -156,7 +158,7 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
             return _documents(row)
 
 
-def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
+def _taught(row: FileRow, kind: TaskKind, teacher: examples.Teacher | None) -> examples.Example:
     """An example with a teacher's probabilities, and a label of its own or the teacher's."""
     for column in ("text", PROBABILITIES):
         if column not in row.values:
@@ -166,7 +168,7 @@ def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
     shares = _shares(row.values[PROBABILITIES], kind, row.where)
     # CSV has no other way to leave a label out.
     has_label = row.values.get(kind.columns[-1], "") not in (None, "")
-    said = label_of(shares, kind)
+    said = label_of(shares, kind, teacher)
     (own,) = _examples(row, kind) if has_label else (text_example(row, said),)
     return replace(own, shares=shares, has_label=has_label)
 

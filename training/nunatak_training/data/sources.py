@@ -149,7 +149,7 @@ def load_task_data(
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
-    bad = BadRows(source=found.name, spelt=spelt)
+    bad = BadRows(source=found.name, spelt=spelt, teacher=teacher)
     dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
     parts = [found.train, dev_rows, found.test]
     if teacher is not None:
