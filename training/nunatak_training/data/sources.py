@@ -142,7 +142,8 @@ def load_task_data(
             or files and rows by the name of their part.
         kind: if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
-        seed: seeds the dev split, which is drawn if there are no dev examples.
+        seed: seeds the dev split, which is drawn if there are no dev examples. No run gives its
+            own seed, so that runs and sweeps of several seeds have one dev set.
         spelt: how the files are written, and what becomes of rows that cannot be used.
         teacher: is asked about each text, if the rows are taught.
         load_dataset: loads a data set that is no path.

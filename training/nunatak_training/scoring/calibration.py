@@ -201,7 +201,8 @@ def best_thresholds(curves: Sequence[ThresholdCurve]) -> dict[str, float]:
 def rescaled(thresholds: Mapping[str, float], temperature: float) -> dict[str, float]:
     """Return the thresholds that decide alike on logits divided by a temperature."""
     logits = torch.tensor(list(thresholds.values()), dtype=torch.float64).logit()
-    return dict(zip(thresholds, (logits / temperature).sigmoid().tolist(), strict=True))
+    found = cast("list[float]", (logits / temperature).sigmoid().tolist())
+    return dict(zip(thresholds, found, strict=True))
 
 
 def _points(
