@@ -10,7 +10,7 @@ train examples becomes dev.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -319,8 +319,17 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
 
 
 def _plain(value: object) -> object:
-    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-    return None if isinstance(plain, float) and math.isnan(plain) else plain  # as files spell it
+    """As files spell it."""
+    match value.tolist() if isinstance(value, np.generic | np.ndarray) else value:
+        case Mapping() as fields:
+            named = cast("Mapping[object, object]", fields)
+            return {name: _plain(it) for name, it in named.items()}
+        case list() | tuple() as values:
+            return list(map(_plain, cast("Sequence[object]", values)))
+        case float() as number if math.isnan(number):
+            return None
+        case plain:
+            return plain
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
