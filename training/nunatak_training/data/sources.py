@@ -51,7 +51,8 @@ class Frame(Protocol):
 
 
 Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | Dataset"
-"""Rows in memory: mappings by column, a DataFrame of pandas, or a `Dataset` of `datasets`."""
+"""Rows in memory: mappings by column, a DataFrame of pandas, a `Dataset` of `datasets`, or texts
+and pairs for a teacher."""
 Part: TypeAlias = "str | Path | Rows"
 Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
@@ -302,7 +303,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    if hasattr(rows, "notna"):
+    if hasattr(rows, "notna") and hasattr(rows, "columns"):
         frame = cast("Frame", rows)
         # pandas leaves out all but the last of equal names.
         check_header([str(it) for it in frame.columns], part)
@@ -312,9 +313,15 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         raise _no_rows(part, rows)
     for index, values in enumerate(cast("Iterable[object]", rows)):
         where = f"{part}[{index}]"
-        if not isinstance(values, Mapping):
-            raise _no_rows(where, values)
-        named = cast("Mapping[object, object]", values)
+        match values:
+            case Mapping():
+                named = cast("Mapping[object, object]", values)
+            case str():
+                named = {"text": values}
+            case (str() as text, str() as pair):
+                named = {"text": text, "text_pair": pair}
+            case _:
+                raise _no_rows(where, values)
         yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
 
 

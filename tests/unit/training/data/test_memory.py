@@ -154,7 +154,9 @@ def test_columns_of_a_frame_may_have_other_names() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (["thanks", "no"], r"train\[0\]: expected rows by column, .* got str"),
+        ([1.5, "no"], r"train\[0\]: expected rows by column, .* got float"),
+        (["thanks", "no"], r"no column 'label'; found 'text'"),
+        (pd.Series(["thanks", "no"]), r"no column 'label'; found 'text'"),
         (5, "train: expected rows by column, .* got int"),
         ({"text": ["a"], "label": ["b"]}, "expected the part train, .* got 'text', 'label'"),
         ({"train": ROWS, "dev": ROWS, "validation": ROWS}, "maybe dev"),
