@@ -207,6 +207,11 @@ class QuestionCard(Record, frozen=True):
         "else such a text has no answer",
     )
 
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The reference of the task, as a policy has several."""
+        return (self.task,)
+
     @cached_property
     def meanings(self) -> Mapping[str, Outcome]:
         """What each label of the task means."""

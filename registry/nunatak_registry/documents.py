@@ -73,6 +73,16 @@ class DocumentStore(Store, Generic[Document]):
             raise self.kind.not_found(name)
         return [record.parse(self.kind) for record in reversed(records)]
 
+    def asking(self, snapshot: Snapshot, task: str, version: int) -> Iterator[str]:
+        """Yield the documents that ask a version by its number, or by a name that it alone has."""
+        is_last = [it.version for it in snapshot.all_versions(task)] == [version]
+        meant = {f"{task}/{version}", *([task] if is_last else [])}
+        for record in _newest(snapshot.documents(self.kind.row)):
+            with suppress(NunatakError):
+                if not meant.isdisjoint(record.parse(self.kind).document.references):
+                    name = f"{self.kind.name} {record.name}"
+                    yield f"{name} (put one that asks another version first)"
+
     def check(self, document: Document) -> None:
         """Return if the present task versions can do what a document asks of them."""
         with self._index.reading() as snapshot:
@@ -157,15 +167,6 @@ class PolicyStore(DocumentStore[Policy]):
     """The policies of one registry."""
 
     kind = POLICIES
-
-    def asking(self, snapshot: Snapshot, task: str, version: int) -> Iterator[str]:
-        """Yield the policies that ask a version by its number, or by a name that it alone has."""
-        is_last = [it.version for it in snapshot.all_versions(task)] == [version]
-        meant = {f"{task}/{version}", *([task] if is_last else [])}
-        for record in _newest(snapshot.documents(self.kind.row)):
-            with suppress(NunatakError):
-                if not meant.isdisjoint(record.parse(self.kind).document.references):
-                    yield f"policy {record.name} (put one that asks another version first)"
 
     def _check(self, document: Policy, snapshot: Snapshot) -> None:
         check_policy(document, lambda it: snapshot.find(TaskReference.parse(it)).parse())

@@ -301,7 +301,8 @@ class Registry(Upkeep):
                 f"reader {reader} (evict it there, or wait for it to end)"
                 for reader in change.readers(task, version, now)
             ]
-            holders += self.policies.asking(change, task, version)
+            for documents in (self.policies, self.questions):
+                holders += documents.asking(change, task, version)
             if holders:
                 raise NunatakError(
                     "version_in_use", task=task, version=version, holders=", ".join(holders)

@@ -53,6 +53,7 @@ from nunatak_training.scoring.calibration import (
     best_thresholds,
     calibrated,
     reliability,
+    rescaled,
 )
 from nunatak_training.scoring.statistics import Interval, score_intervals
 from nunatak_training.tapt import adapt
@@ -135,8 +136,11 @@ def fit_task(
     )
     trunk = _trunk_states(trunks or MemoryTrunkStore(), backbone, spec, [train, dev], report=report)
 
+    thresholds: Mapping[str, float] = {} if data.teacher is None else data.teacher.thresholds
+
     def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
-        return objective.statistics(data.dev, dev, logits).value(metric)
+        decided = _over_thresholds(logits, data.labels, thresholds)
+        return objective.statistics(data.dev, dev, decided).value(metric)
 
     fitted = fit(
         parameters,
@@ -155,7 +159,6 @@ def fit_task(
     if logits is None or any(finished[name] is not it for name, it in best.parameters.items()):
         logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
-    thresholds: Mapping[str, float] = {}
     if recipe.calibrate:
         calibration = calibrated(
             _judged(data, data.dev, logits),
@@ -166,7 +169,11 @@ def fit_task(
         for name in finished.keys() & {OUTPUT_WEIGHT, OUTPUT_BIAS}:
             finished[name] = finished[name] / calibration.temperature
         logits = [row / calibration.temperature for row in logits]
-        thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)
+        thresholds = (
+            best_thresholds(calibration.curves)
+            if recipe.thresholds is not None
+            else rescaled(thresholds, calibration.temperature)
+        )
     decided = _over_thresholds(logits, data.labels, thresholds)
     statistics = objective.statistics(data.dev, dev, decided)
     metrics = tuple(dict.fromkeys((metric, *objective.reported)))

@@ -253,7 +253,7 @@ def train_backbone(
     check_exportable(backbone)
     check_new(output)
     data = {
-        check_task_name(name): load_task_data(task.data, kind=task.kind, seed=recipe.seed)
+        check_task_name(name): load_task_data(task.data, kind=task.kind)
         for name, task in tasks.items()
     }
     with run_checkpoint(data, recipe, backbone, checkpoints) as checkpoint:

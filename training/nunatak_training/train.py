@@ -171,7 +171,6 @@ def train(
             settings.data,
             kind=settings.kind,
             dev=settings.dev,
-            seed=recipe.seed,
             spelt=replace(settings.spelt, is_taught=settings.teacher is not None),
             teacher=asked and replace(asked, ask=partial(_reported, asked, report)),
         )

@@ -215,8 +215,6 @@ def adopt(  # noqa: PLR0913 - the teacher in all its forms
         key=None if upstream_key is None else Path(upstream_key),
         model=upstream_model,
     )
-    if isinstance(texts, list) and all(isinstance(it, str | tuple) for it in cast("Any", texts)):
-        texts = [_row(text, None) for text in texts]
     return train(task, texts, teacher=choice, **options)
 
 

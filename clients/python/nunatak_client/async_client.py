@@ -72,7 +72,7 @@ class AsyncClient:
         address, headers = server_url(url), key_headers(api_key)
         self._timeout_s = seconds("timeout_s", timeout_s)
         # Shared, because reading the certificates takes long.
-        self._trusted = trusted = tls_context()
+        trusted = tls_context()
         self._connections = Connections(
             lambda: httpx.AsyncClient(
                 base_url=address,
@@ -85,6 +85,7 @@ class AsyncClient:
             can_repeat=transport is None,
             loop=asyncio.get_running_loop,
         )
+        self._trusted = trusted
         is_policy = isinstance(retries, RetryPolicy)
         self._policy = retries if is_policy else RetryPolicy(retries=retries)
         self._sleep = sleep

@@ -14,7 +14,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Never, TypeVar
 from urllib.request import getproxies
 
 import h11
@@ -158,6 +158,13 @@ class Connections(Generic[HttpT]):
         self._pid = os.getpid()
         self._held: dict[AbstractEventLoop | None, HttpT] = {None: self._made()}
         self._inherited = list[object]()
+
+    def __reduce__(self) -> Never:
+        """Say why no client can be pickled or copied deeply."""
+        raise InvalidInputError(
+            "a client cannot be pickled, because connections belong to one process; send the "
+            "address of the server, and make a client in each process"
+        )
 
     def open(self) -> HttpT:
         """Return the HTTP client of this process and event loop.

@@ -21,7 +21,8 @@ token. Language models and people read many of these characters. A guard must kn
   letters and Braille, and characters that are newer than this Python's tables.
 - A space, a control character or a lost character between letters that the tokenizer joins to one
   word.
-- All of a text that leaves no token, because a task would answer about nothing.
+- All of a text that leaves no token, because a task would answer about nothing. A pair has two
+  texts. The mark of Unigram in front of a word is no token of a text.
 
 Other characters are no text: emoji, marks that a tokenizer drops, joiners, soft hyphens.
 """

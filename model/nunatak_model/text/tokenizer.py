@@ -8,6 +8,7 @@ too often with a panic.
 import hashlib
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
@@ -32,6 +33,9 @@ from nunatak_model.text.encoding import (
 
 MAX_QUESTION_TOKENS = 64
 """From BERT's reference implementation for SQuAD (Devlin et al. 2019)."""
+WORD: Final = re.compile(r"\w")
+WORD_BEGIN: Final = "\u2581"
+"""The mark of Unigram in front of each word."""
 UNREACHABLE: Final = "\0"
 """Begins the names of tokens that no text can hold, because no text holds NUL."""
 
@@ -189,7 +193,10 @@ class TextTokenizer:
         texts = (item,) if isinstance(item, str) else item
         if len(texts) == 1 and len(token_ids[0]) == self._num_framing:
             return len(texts[0])
-        count = sum(num_hidden(text, self._normalizer) for text in texts)
+        count = sum(
+            len(text) if self._is_dropped(text) else num_hidden(text, self._normalizer)
+            for text in texts
+        )
         unknown = self.unknown_id
         if unknown is None or not any(unknown in ids for ids in token_ids):
             return count
@@ -198,6 +205,13 @@ class TextTokenizer:
         return count + sum(
             num_unknown(text, found, unknown, text_id=text_id) for text_id, text in enumerate(texts)
         )
+
+    def _is_dropped(self, text: str) -> bool:
+        """Whether no token, or the begin of a word without its letters, is left of a text."""
+        if WORD.search(text):
+            return False
+        spelt = self._bare().encode(text, add_special_tokens=False).tokens
+        return not "".join(spelt).strip(WORD_BEGIN)
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
         kinds, largest = tuple(found.type_ids), self._num_token_types - 1

@@ -32,6 +32,8 @@ QUICK: dict[str, JsonValue] = {
 COLUMNS = ("--text-column", "Body", "--label-column", "Queue")
 SKIP = ("--on-bad-row", "skip")
 QUICK_OPTIONS = (
+    "--seed",
+    "7",
     "--epochs",
     "2",
     "--max-length",
@@ -85,9 +87,9 @@ def here(folder: Path) -> tuple[str, ...]:
     return "--registry", str(folder / "registry"), "--backbone", str(folder / "backbone")
 
 
-def write_desk(path: Path) -> str:
+def write_desk(path: Path, *, seed: int = 1) -> str:
     """Write rows with the faults of the export of a desk; return a label with a typo."""
-    rows = toy_rows(TaskKind.SINGLE_LABEL, 80, seed=1)
+    rows = toy_rows(TaskKind.SINGLE_LABEL, 80, seed=seed)
     labels = sorted({str(row["label"]) for row in rows})
     typo = f"{labels[0]}x"
     lines = [f"{at};{row['text']};{row['label']}" for at, row in enumerate(rows)]
@@ -280,6 +282,13 @@ def test_a_dirty_csv_is_doubted_trained_judged_and_scored(
     )
     told = [json.loads(it)["row"] for it in Path("desk.rejected.jsonl").read_text().splitlines()]
     judged = run("evaluate", "queue", "--data", "desk.csv", *COLUMNS, *SKIP, "--json", *here)
+    Path("other").mkdir()
+    other = Path("desk.csv").rename("other/all.csv")
+    write_desk(Path("desk.csv"), seed=2)
+    moved, strange = (
+        run("evaluate", "queue", "--data", str(it), *COLUMNS, *SKIP, "--json", *here).json()
+        for it in (other, "desk.csv")
+    )
     scored = run(
         *("predict-file", "desk.csv", "scored.csv", "--task", "queue", "--text-column", "Body"),
         *("--json", *here),
@@ -292,5 +301,7 @@ def test_a_dirty_csv_is_doubted_trained_judged_and_scored(
     assert sorted(told) == [8, 9, 10, 11]
     assert trained.json()["majority"] is not None
     assert (judged.json()["num_examples"], judged.json()["trained"]) == (80, True)
+    assert (moved["num_examples"], moved["trained"]) == (80, True)
+    assert (strange["num_examples"], strange["trained"]) == (80, False)
     assert scored.json()["rejected"] == 2
     assert Path("scored.csv").read_bytes().startswith("\ufeffId;Body;Queue;queue;".encode())

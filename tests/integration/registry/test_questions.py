@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from doubles.drafts import publish_many
+from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
 from nunatak_contract.questions import QuestionCard
 from nunatak_registry import FindingKind, Registry
@@ -165,3 +165,15 @@ def test_verify_names_a_second_card_of_a_question_and_neither_answers(tmp_path: 
 def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Registry) -> None:
     with raises("invalid_name", match="question card name"):
         stocked.questions.get("No Name")
+
+
+@pytest.mark.parametrize("asked", ["intent/1", "intent"])
+def test_the_last_version_that_a_card_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
+    stocked.questions.put(make_card(task=asked))
+    stocked.delete("intent", 2)
+
+    with raises("version_in_use", match="question card urgent"):
+        stocked.delete("intent", 1)
+    publish_one(stocked, "other")
+    stocked.questions.put(make_card(task="other"))
+    stocked.delete("intent", 1)

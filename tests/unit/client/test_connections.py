@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import copy
 import gc
 import gzip
 import json
 import os
+import pickle
 import socket
 import ssl
 import threading
@@ -130,6 +132,15 @@ def test_a_forked_process_shares_no_connection_with_its_parent(site: Site) -> No
 
     parent, child, again, after = site.ports
     assert parent == after != child == again
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_a_client_says_why_it_cannot_be_pickled(
+    kind: type[Client | AsyncClient], copied: Callable[[object], object]
+) -> None:
+    with pytest.raises(InvalidInputError, match="make a client in each process"):
+        copied(kind(URL))
 
 
 @leaves_connections

@@ -194,6 +194,9 @@ def test_a_task_or_probabilities_teach_a_task(places: tuple[Path, Path]) -> None
         assert mine.predict(TEXTS[0]).best.label in LABELS
         assert mine.manifest.teacher is not None
         assert mine.manifest.teacher.name == "tone/1"
+    for texts in (tuple(TEXTS), pd.Series(TEXTS), {"train": TEXTS}):
+        with nunatak.adopt("pupil", texts, teacher="tone/1", **common) as same:
+            assert same.reference == mine.reference
     with nunatak.adopt("reader", rows, **common) as mine:
         assert mine.manifest.head.labels == ("a", "b")
     with pytest.raises(nunatak.NunatakError, match="a yes/no question needs instructions"):

@@ -167,7 +167,9 @@ def test_a_teacher_of_several_labels_is_scored_by_its_own_thresholds(registry: R
 
     taught = run(registry, "one", tested, TeacherChoice(task="several"), method="head").manifest
 
-    assert min(several.manifest.head.thresholds.values()) < 0.45
+    thresholds = several.manifest.head.thresholds
+    assert min(thresholds.values()) < 0.45
+    assert taught.head.thresholds == thresholds
     assert taught.teacher is not None
     assert taught.teacher.score is not None
     assert taught.teacher.score.value == pytest.approx(several.metrics[Metric.F1_MACRO])

@@ -11,7 +11,7 @@ from typing import Final
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_rows import FileRow, RowFormat
-from nunatak_training.data.examples import ReadExample
+from nunatak_training.data.examples import ReadExample, Teacher
 from nunatak_training.data.rows import parse_row
 from nunatak_training.kinds import TaskKind
 
@@ -25,6 +25,8 @@ class BadRows:
 
     source: str
     spelt: RowFormat
+    teacher: Teacher | None = None
+    """Whose thresholds say which labels apply to a taught text."""
     keeps_columns: bool = False
     """Whether the rows of good examples keep their values, which take memory."""
     _num_rows: int = 0
@@ -37,7 +39,7 @@ class BadRows:
         for row in rows or ():
             self._num_rows += 1
             try:
-                found = parse_row(row, kind, self.spelt)
+                found = parse_row(row, kind, self.spelt, self.teacher)
             except NunatakError as error:
                 # A column that the header lacks is missing in every row.
                 is_of_all = error.code == "missing_column" and row.header is not None

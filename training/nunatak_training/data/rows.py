@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import cast
 
 from nunatak_contract.errors import NunatakError, invalid_option
@@ -36,7 +37,8 @@ def read_label(value: object, column: str, where: str) -> str:
         case bool():
             label = "true" if value else "false"
         case int():
-            label = str(value)
+            # Python writes no number of thousands of digits, and such a label is refused below.
+            label = str(value) if value.bit_length() < 4 * MAX_LABEL_CHARS else hex(value)
         case float() if value.is_integer():
             # A missing value makes a column of numbers with a decimal point of integers.
             label = str(int(value))
@@ -54,16 +56,16 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Files without types spell numbers as text."""
+    """Files without types spell numbers as text. Python reads 1_5 as 15, and true as 1."""
     number = math.nan
-    # Python reads 1_5 as 15.
-    if isinstance(value, (int, float, str)) and "_" not in str(value):
+    is_spelt_as_one = not (isinstance(value, bool) or (isinstance(value, str) and "_" in value))
+    if isinstance(value, (int, float, str, Decimal)) and is_spelt_as_one:
         try:
             number = float(value)
         except (ValueError, OverflowError):
             number = math.nan
     if not abs(number) <= MAX_NUMBER:
-        shown = repr(value) if isinstance(value, (str, float)) else kind_of(value)
+        shown = repr(value) if isinstance(value, (str, float, bool)) else kind_of(value)
         raise bad_row(
             where, f"{column!r} must be a finite number of at most {MAX_NUMBER:g}, got {shown}"
         )
@@ -87,7 +89,9 @@ def _unicode(value: str, column: str, where: str) -> str:
     return value
 
 
-def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.Example]:
+def parse_row(
+    row: FileRow, kind: TaskKind, spelt: RowFormat, teacher: examples.Teacher | None = None
+) -> list[examples.Example]:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
     if spelt.is_taught and kind not in TEXT_KINDS:
@@ -103,7 +107,7 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[examples.E
     if kind is TaskKind.MULTI_LABEL and spelt.label is not None:
         values = {**usual.values, "labels": usual.values["label"]}
         usual = replace(usual, values=values, columns={**usual.columns, "labels": spelt.label})
-    return [_taught(usual, kind)] if spelt.is_taught else _labelled_examples(usual, kind)
+    return [_taught(usual, kind, teacher)] if spelt.is_taught else _labelled_examples(usual, kind)
 
 
 def _check_columns(row: FileRow, kind: TaskKind, spelt: RowFormat) -> None:
@@ -156,7 +160,7 @@ def _examples(row: FileRow, kind: TaskKind) -> list[examples.Example]:
             return _documents(row)
 
 
-def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
+def _taught(row: FileRow, kind: TaskKind, teacher: examples.Teacher | None) -> examples.Example:
     """An example with a teacher's probabilities, and a label of its own or the teacher's."""
     for column in ("text", PROBABILITIES):
         if column not in row.values:
@@ -166,7 +170,7 @@ def _taught(row: FileRow, kind: TaskKind) -> examples.Example:
     shares = _shares(row.values[PROBABILITIES], kind, row.where)
     # CSV has no other way to leave a label out.
     has_label = row.values.get(kind.columns[-1], "") not in (None, "")
-    said = label_of(shares, kind)
+    said = label_of(shares, kind, teacher)
     (own,) = _examples(row, kind) if has_label else (text_example(row, said),)
     return replace(own, shares=shares, has_label=has_label)
 
@@ -292,7 +296,7 @@ def _answer(value: object, context: str, where: str) -> examples.AnswerSpan:
         )
     fields = cast("Mapping[str, object]", value)
     text, start = fields.get("text"), fields.get("answer_start")
-    if not isinstance(text, str) or not isinstance(start, int) or not text.strip():
+    if not isinstance(text, str) or type(start) is not int or not text.strip():
         raise bad_row(
             where, f"an answer needs a 'text' and an integer 'answer_start', got {dict(fields)!r}"
         )
@@ -324,7 +328,7 @@ def _graded(row: FileRow) -> list[tuple[object, object]]:
     if "document" in values:
         if "label" not in values:
             raise _missing("label", row, TaskKind.RANKING)
-        return [(values["document"], values["label"])]
+        return [(values["document"], _grade(values["label"]))]
     for column in ("documents", "relevance"):
         if column not in values:
             raise _missing(column, row, TaskKind.RANKING)
@@ -336,4 +340,9 @@ def _graded(row: FileRow) -> list[tuple[object, object]]:
             "'documents' and 'relevance' must be equally many and at least 1, "
             f"got {len(documents)} and {len(grades)}",
         )
-    return list(zip(documents, grades, strict=True))
+    return list(zip(documents, map(_grade, grades), strict=True))
+
+
+def _grade(value: object) -> object:
+    """A document is relevant or not, so true and false are grades."""
+    return int(value) if isinstance(value, bool) else value

@@ -10,7 +10,7 @@ train examples becomes dev.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -51,7 +51,8 @@ class Frame(Protocol):
 
 
 Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | Dataset"
-"""Rows in memory: mappings by column, a DataFrame of pandas, or a `Dataset` of `datasets`."""
+"""Rows in memory: mappings by column, a DataFrame of pandas, a `Dataset` of `datasets`, or texts
+and pairs for a teacher."""
 Part: TypeAlias = "str | Path | Rows"
 Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
@@ -142,14 +143,15 @@ def load_task_data(
             or files and rows by the name of their part.
         kind: if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
-        seed: seeds the dev split, which is drawn if there are no dev examples.
+        seed: seeds the dev split, which is drawn if there are no dev examples. No run gives its
+            own seed, so that runs and sweeps of several seeds have one dev set.
         spelt: how the files are written, and what becomes of rows that cannot be used.
         teacher: is asked about each text, if the rows are taught.
         load_dataset: loads a data set that is no path.
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
-    bad = BadRows(source=found.name, spelt=spelt)
+    bad = BadRows(source=found.name, spelt=spelt, teacher=teacher)
     dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
     parts = [found.train, dev_rows, found.test]
     if teacher is not None:
@@ -301,7 +303,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    if hasattr(rows, "notna"):
+    if hasattr(rows, "notna") and hasattr(rows, "columns"):
         frame = cast("Frame", rows)
         # pandas leaves out all but the last of equal names.
         check_header([str(it) for it in frame.columns], part)
@@ -311,15 +313,30 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         raise _no_rows(part, rows)
     for index, values in enumerate(cast("Iterable[object]", rows)):
         where = f"{part}[{index}]"
-        if not isinstance(values, Mapping):
-            raise _no_rows(where, values)
-        named = cast("Mapping[object, object]", values)
+        match values:
+            case Mapping():
+                named = cast("Mapping[object, object]", values)
+            case str():
+                named = {"text": values}
+            case (str() as text, str() as pair):
+                named = {"text": text, "text_pair": pair}
+            case _:
+                raise _no_rows(where, values)
         yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
 
 
 def _plain(value: object) -> object:
-    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-    return None if isinstance(plain, float) and math.isnan(plain) else plain  # as files spell it
+    """As files spell it."""
+    match value.tolist() if isinstance(value, np.generic | np.ndarray) else value:
+        case Mapping() as fields:
+            named = cast("Mapping[object, object]", fields)
+            return {name: _plain(it) for name, it in named.items()}
+        case list() | tuple() as values:
+            return list(map(_plain, cast("Sequence[object]", values)))
+        case float() as number if math.isnan(number):
+            return None
+        case plain:
+            return plain
 
 
 def _no_rows(where: str, found: object) -> NunatakError:

@@ -33,6 +33,8 @@ MAX_IMBALANCE = 20
 """Ratio of the examples of two labels above which a model may never predict the rare label."""
 SHOWN_CHARACTERS = 60
 SHOWN_PAIRS = 10
+VECTORS = frozenset(LabelSet(names=it) for it in (("0", "1"), ("false", "true")))
+"""The labels of every text whose labels are a vector of two numbers."""
 NAMED_KINDS = frozenset(
     {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
 )
@@ -151,10 +153,10 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
     match kind:
         case TaskKind.MULTI_LABEL if not names:
             return "no train example has a label"
-        case TaskKind.MULTI_LABEL if labels == {LabelSet(names=("0", "1"))}:
+        case TaskKind.MULTI_LABEL if labels <= VECTORS:
             return (
-                "every train example has the labels 0 and 1, like a vector; list the names of the "
-                "labels that apply instead"
+                f"every train example has the labels {' and '.join(sorted(names))}, like a "
+                "vector; list the names of the labels that apply instead"
             )
         case TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
             return f"expected train examples of at least 2 tags, got {sorted(names)}"

@@ -17,11 +17,12 @@ Axes: examples, labels, scores = the judged scores of all examples.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 
 from nunatak_contract.evidence import (
@@ -195,6 +196,13 @@ def best_thresholds(curves: Sequence[ThresholdCurve]) -> dict[str, float]:
     enough = [curve for curve in curves if curve.num_expected >= MIN_EXPECTED]
     found = {curve.label: curve.best() for curve in enough}
     return {label: point.threshold for label, point in found.items() if point is not None}
+
+
+def rescaled(thresholds: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """Return the thresholds that decide alike on logits divided by a temperature."""
+    logits = torch.tensor(list(thresholds.values()), dtype=torch.float64).logit()
+    found = cast("list[float]", (logits / temperature).sigmoid().tolist())
+    return dict(zip(thresholds, found, strict=True))
 
 
 def _points(

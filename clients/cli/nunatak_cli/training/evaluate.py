@@ -4,6 +4,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import groupby
@@ -20,7 +21,7 @@ from nunatak_cli import options
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.enums import FunctionToApply, HeadKind, ProblemType
-from nunatak_contract.errors import needs_extra
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
+    from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
     from nunatak_training.scoring.statistics import Interval
 
@@ -53,7 +55,7 @@ class Scored:
     num_truncated: int
     """Number of inputs that the task did not read to the end."""
     trained: bool
-    """Whether the version was trained on these examples, or on a tenth less of this file."""
+    """Whether the version was trained on these examples, or on these without its dev set."""
     evaluation: "Evaluation"
 
 
@@ -109,17 +111,29 @@ def score_version(
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest, progress)
     examples = ExampleSet(examples=tuple(it.example for it in read))
-    record = manifest.data
-    whole = None if record is None else (record.name, record.num_train + record.num_dev)
     return Scored(
         manifest=manifest,
         read=read,
         said=said,
         num_truncated=num_truncated,
-        trained=whole == (data.name, len(read))
-        or (record is not None and record.train_digest == examples.digest),
+        trained=_is_trained_on(read, examples.digest, kind, manifest),
         evaluation=evaluation_of(kind, labels, examples, said),
     )
+
+
+def _is_trained_on(
+    read: "Sequence[ReadExample]", digest: str, kind: "TaskKind", manifest: "TaskManifest"
+) -> bool:
+    from nunatak_training.data import ExampleSet
+    from nunatak_training.data.splits import draw_dev
+
+    found = manifest.data
+    if found is None or len(read) != found.num_train + found.num_dev:
+        return found is not None and found.train_digest == digest
+    with suppress(NunatakError):  # of other examples, of which none can be spared
+        train, _ = draw_dev(list(read), kind, seed=0, name=found.name)
+        return ExampleSet(examples=tuple(it.example for it in train)).digest == found.train_digest
+    return False
 
 
 def _ask(

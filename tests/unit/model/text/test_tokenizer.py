@@ -1,6 +1,7 @@
 """Laws of encodings and tokenizers: literal readings, special tokens and unread characters."""
 
 import copy
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -262,6 +263,32 @@ def test_both_texts_of_a_pair_are_counted(minilm: TextTokenizer) -> None:
     (found,) = minilm.encode([("Hello" + TAGS, "a" * 101)], max_length=64)
 
     assert found.part.num_unread == len(TAGS) + 101
+
+
+@pytest.mark.parametrize("pair", [("Hello", "\u200b\u200b"), ("\ufeff\u200b", "Hello")])
+def test_a_text_of_a_pair_that_leaves_no_token_is_unread(
+    minilm: TextTokenizer, pair: tuple[str, str]
+) -> None:
+    readings = (
+        minilm.encode([pair], max_length=64),
+        *minilm.encode_all([pair], max_length=64, stride=8),
+        *minilm.encode_windows([pair], max_length=64, stride=8),
+    )
+
+    assert [sum(it.part.num_unread for it in each) for each in readings] == [2, 2, 2]
+
+
+def test_the_mark_of_a_word_is_no_token_of_a_text() -> None:
+    definition = json.loads(served(TokenizerFamily.XLM_ROBERTA).definition)
+    # As the published tokenizer of multilingual E5: a zero-width space becomes a space.
+    rule = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": " "}
+    marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    changed = {**definition, "normalizer": rule, "pre_tokenizer": {**marks, "split": True}}
+    tokenizer = TextTokenizer(json.dumps(changed).encode(), num_token_types=1)
+
+    assert len(ids_of(tokenizer, "\u200b\u200b")) > 2
+    assert unread(tokenizer, "\u200b\u200b") == [2, 2, 2]
+    assert unread(tokenizer, ".") == unread(tokenizer, "\u200b.") == [0, 0, 0]
 
 
 @pytest.mark.parametrize("family", [TokenizerFamily.ROBERTA, TokenizerFamily.MODERNBERT])

@@ -117,6 +117,7 @@ def test_two_columns_of_labels_in_one_file_are_two_tasks(tmp_path: Path) -> None
         [[True, False, False], [False, True, False]],
         [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]],
         [[0, 1], [1, 0]],
+        [[False, True], [True, False]],
     ],
 )
 def test_vectors_of_zeros_and_ones_are_no_lists_of_labels(vectors: list[list[float]]) -> None:

@@ -6,6 +6,7 @@
 
 import json
 import math
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,35 @@ def test_values_of_numpy_are_values_of_python() -> None:
     assert whole.labels == ("0", "1")
 
 
+def test_a_frame_from_parquet_has_the_examples_of_its_file(tmp_path: Path) -> None:
+    spans = {"text": ["Oslo"], "answer_start": np.array([8])}
+    frame = pd.DataFrame(
+        [{"question": f"q{it}", "context": "Here in Oslo.", "answers": spans} for it in range(4)]
+    )
+    path = tmp_path / "answers.parquet"
+    frame.to_parquet(path)
+
+    (_, read), (_, given) = map(load_labelled, (path, pd.read_parquet(path)))
+
+    assert [it.example for it in given] == [it.example for it in read]
+
+
+def test_decimals_of_a_frame_are_values() -> None:
+    rows = [{"text": f"text {it}", "label": Decimal(it) / 4} for it in range(8)]
+
+    found = load_task_data(pd.DataFrame(rows), kind=TaskKind.REGRESSION)
+
+    labels = {it.label for it in (*found.train.examples, *found.dev.examples)}
+    assert labels == {it / 4 for it in range(8)}
+
+
+def test_a_number_of_endless_digits_is_no_label() -> None:
+    rows = [{"text": "one", "label": 10**5000}, {"text": "two", "label": "a"}]
+
+    with pytest.raises(NunatakError, match="must have 1 to 200 characters"):
+        load_task_data(rows)
+
+
 def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
     frame = pd.DataFrame([{**row, "text_pair": None} for row in ROWS])
     frame.loc[0, "text_pair"] = "a lot"
@@ -124,7 +154,9 @@ def test_columns_of_a_frame_may_have_other_names() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (["thanks", "no"], r"train\[0\]: expected rows by column, .* got str"),
+        ([1.5, "no"], r"train\[0\]: expected rows by column, .* got float"),
+        (["thanks", "no"], r"no column 'label'; found 'text'"),
+        (pd.Series(["thanks", "no"]), r"no column 'label'; found 'text'"),
         (5, "train: expected rows by column, .* got int"),
         ({"text": ["a"], "label": ["b"]}, "expected the part train, .* got 'text', 'label'"),
         ({"train": ROWS, "dev": ROWS, "validation": ROWS}, "maybe dev"),

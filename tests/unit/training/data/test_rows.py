@@ -174,6 +174,11 @@ def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
             {"query": "q", "document": "d", "label": "1_5"}, "finite number", id="grade-of-code"
         ),
         pytest.param(
+            {"question": "q", "context": "Oslo", "answers": [{"text": "s", "answer_start": True}]},
+            "needs a 'text' and an integer 'answer_start'",
+            id="answer-with-a-boolean",
+        ),
+        pytest.param(
             {"question": "q", "context": "Here in Oslo.", "answers": [{"text": "Oslo"}]},
             "needs a 'text' and an integer 'answer_start'",
             id="answer-without-start",
@@ -201,7 +206,7 @@ def test_broken_row_is_named_by_file_and_line(
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["high", 1e308, -1e308, "1e16"])
+@pytest.mark.parametrize("value", ["high", 1e308, -1e308, "1e16", True, False])
 def test_value_that_no_head_can_learn_is_named(tmp_path: Path, value: object) -> None:
     rows = [{"text": "x", "label": 1.5}, {"text": "y", "label": value}]
 

@@ -22,6 +22,7 @@ from nunatak_training.scoring.calibration import (
     best_thresholds,
     calibrated,
     cross_fitted,
+    rescaled,
     threshold_curves,
 )
 
@@ -184,3 +185,15 @@ def test_a_rare_label_keeps_its_threshold() -> None:
     found = best_thresholds(threshold_curves(judged, LABELS, temperature=1.0))
 
     assert list(found) == ["a", "c"]
+
+
+def test_rescaled_thresholds_decide_as_before_the_temperature() -> None:
+    thresholds = {"a": 0.2, "b": 0.5, "c": 0.93, "all": 0.0, "none": 1.0}
+    logits = torch.linspace(-6, 6, 25, dtype=torch.float64) + 0.01
+
+    found = rescaled(thresholds, 2.5)
+
+    assert (found["b"], found["all"], found["none"]) == (0.5, 0.0, 1.0)
+    for label, threshold in thresholds.items():
+        after = (logits / 2.5).sigmoid() >= found[label]
+        assert after.equal(logits.sigmoid() >= threshold)
