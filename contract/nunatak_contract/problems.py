@@ -50,7 +50,8 @@ REGISTRY: Mapping[str, Reason] = {
     ),
     "replicas_behind": Reason(
         "the change is made, but after {seconds:g} s these replicas had not confirmed it: "
-        "{replicas}; each of them may answer as before. `nunatak replicas` shows when they follow",
+        "{replicas}; each of them may answer as before, or was killed less than two minutes ago. "
+        "`nunatak replicas` shows when they follow",
         _LATE,
     ),
     "no_previous_version": Reason(

@@ -79,12 +79,18 @@ class QueryInput(Message):
 KIND_OF_FIELDS = {"question": {"question", "context"}, "query": {"query", "documents"}}
 
 
-def _input_kind(value: object) -> str:
+NO_NAMES: AbstractSet[str] = frozenset()
+"""The names of the fields of a value that can have none."""
+
+
+def _input_kind(value: object) -> str | None:
     if isinstance(value, list):
         return "list"
     if isinstance(value, str):
         return "text"
     names = field_names(value)
+    if names is NO_NAMES:
+        return None
     return next((kind for kind, own in KIND_OF_FIELDS.items() if names & own), "pair")
 
 
@@ -96,16 +102,21 @@ def field_names(value: object) -> AbstractSet[str]:
         case BaseModel():
             return type(value).model_fields.keys()
         case _:
-            return frozenset()
+            return NO_NAMES
 
 
 # The tags pick one schema of the union, so that errors name this schema alone.
+_BY_KIND = Discriminator(
+    _input_kind,
+    custom_error_type="input_type",
+    custom_error_message='expected a text, or an object such as {"text": ..., "text_pair": ...}',
+)
 Item = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")],
-    Discriminator(_input_kind),
+    _BY_KIND,
 ]
 Inputs = Annotated[
     Annotated[Text, Tag("text")]
@@ -113,7 +124,7 @@ Inputs = Annotated[
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")]
     | Annotated[Some[Item], Tag("list")],
-    Discriminator(_input_kind),
+    _BY_KIND,
 ]
 
 

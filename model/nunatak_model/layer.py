@@ -319,8 +319,11 @@ def mixed_norm(
     pieces += [(span, getattr(weights, name)) for span, weights in layer.own]
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     ends = [(span.tokens.stop, norm) for span, norm in pieces if norm]
-    if layer.kernels.norms is not None and apply is layer_norm and native.can_normalise(x, ends):
-        return layer.kernels.norms(x, ends, epsilon)
+    # torch runs a single norm sooner, but its last bit, which integers would round, may differ.
+    is_native = len(ends) > 1 or layer.frozen.qkv.is_packed_integers
+    runs = layer.kernels.norms if is_native and apply is layer_norm else None
+    if runs is not None and native.can_normalise(x, ends):
+        return runs(x, ends, epsilon)
     if len(pieces) == 1 and frozen_end:
         return apply(x, frozen, epsilon=epsilon)
     rows = torch.split(x, [span.num_tokens for span, _ in pieces])

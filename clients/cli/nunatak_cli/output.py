@@ -7,12 +7,13 @@ the text may come from a model's author, a data file or a server.
 # ruff: noqa: PLC0415 - only a text with control characters needs the registry package
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,6 +23,9 @@ from rich.text import Text
 
 from nunatak_contract.plain_text import counted
 from nunatak_rows import RowFormat
+
+PIPE_WIDTH: Final = 10_000
+"""Width of a table in a pipe, so that each row is one line for the program that reads it."""
 
 
 class PlainConsole(Console):
@@ -61,7 +65,10 @@ def print_outcome(
         return
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]
     for part in shown:
-        console().print(part, soft_wrap=isinstance(part, str | Text))
+        out = console()
+        if isinstance(part, Table) and not out.is_terminal and "COLUMNS" not in os.environ:
+            out.width = PIPE_WIDTH
+        out.print(part, soft_wrap=isinstance(part, str | Text))
     if empty and not shown:
         error_console().print(empty)
 

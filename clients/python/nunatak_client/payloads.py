@@ -57,7 +57,7 @@ class ShownOptions(TypedDict, total=False):
     function_to_apply: FunctionToApply | str | None
     """`softmax`, `sigmoid` or `none`. Absent: by the task's kind."""
     parameters: Parameters | None
-    """Further options, for tasks that do not classify whole texts."""
+    """Further options: of long texts, and of the other kinds of tasks."""
 
 
 class PredictOptions(ShownOptions, total=False):

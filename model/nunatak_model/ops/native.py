@@ -229,10 +229,9 @@ def can_adapt(down: Linear, up: Linear, x: Tensor) -> bool:
 
 
 def can_normalise(x: Tensor, norms: Sequence[tuple[int, Norm]]) -> bool:
-    """Whether the native operator runs these norms. torch runs a single norm on all cores."""
+    """Whether the native operator runs these norms."""
     return (
-        len(norms) > 1
-        and x.ndim == 2
+        x.ndim == 2
         and x.is_contiguous()
         and not x.requires_grad
         and all(

@@ -184,6 +184,21 @@ async def test_errors_speak_of_the_kind_that_was_meant(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "kind"),
+    [([["a", "b"]], "a list"), (["a", 3], "a number"), (3, "a number"), (None, "nothing")],
+)
+async def test_what_is_no_input_is_told_what_an_input_is(
+    client: httpx.AsyncClient, inputs: object, kind: str
+) -> None:
+    answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
+
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    expected = 'expected a text, or an object such as {"text": ..., "text_pair": ...}'
+    assert error["message"] == f"{expected}, got {kind}"
+
+
+@pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ([{**QUERY, "documents": ["ann"]}] * 3, "at most 2 inputs, got 3"),

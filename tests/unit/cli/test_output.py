@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli.output import console, print_json, print_json_line, print_text
+from nunatak_cli.output import console, print_json, print_json_line, print_outcome, print_text
 
 
 def table() -> Table:
@@ -56,6 +56,24 @@ def test_a_table_is_as_wide_as_what_it_spells_out(capsys: pytest.CaptureFixture[
     console().print(rows)
 
     assert len({len(line) for line in capsys.readouterr().out.splitlines()}) == 1
+
+
+@pytest.mark.parametrize(("columns", "num_lines"), [(None, 1), ("40", 5)])
+def test_a_row_in_a_pipe_is_one_line_unless_columns_are_given(
+    columns: str | None,
+    num_lines: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    rows = Table(show_header=False, box=None)
+    rows.add_row("word " * 33)
+
+    print_outcome({}, rows, as_json=False)
+
+    assert len(capsys.readouterr().out.splitlines()) == num_lines
 
 
 def test_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import visible
 
 UP_EXAMPLE = (
-    "nunatak cluster up --registry postgresql://db/nunatak --backbone minilm --replicas 1:4"
+    "nunatak cluster up --registry 'postgresql+psycopg://db/nunatak?blobs=s3://bucket/tasks' "
+    "--replicas 1:4"
 )
 ClusterOption = Annotated[
     str,

@@ -14,9 +14,14 @@ from torch import Tensor
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.native_ops import DTYPES, EXAMPLES, assert_near, draw
+from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation
+from nunatak_contract.methods import Bottleneck, HeadOnly, Method, TopK
 from nunatak_model import (
     Encoding,
+    Row,
+    forward,
+    load_backbone,
     pack_backbone,
     quantize_backbone,
     run_trunk,
@@ -182,6 +187,25 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
         assert restored is not None
         assert torch.equal(frozen, restored)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("method", [TopK(num_layers=2), Bottleneck(size=8, first_layer=1)], ids=str)
+def test_an_answer_on_integers_depends_on_no_other_task_of_the_batch(method: Method) -> None:
+    served = pack_backbone(load_backbone("minilm+int8"))
+    head, other = random_branch(served, HeadOnly()), random_branch(served, method, seed=1)
+    texts = [
+        Encoding(token_ids=tuple((5 + (i * j) % 89) for j in range(1, 31)), type_ids=(0,) * 30)
+        for i in range(1, 13)
+    ]
+    rows = [Row(encoding=it, branch=head) for it in texts]
+
+    with torch.inference_mode():
+        alone = forward(served, rows)
+        mixed = forward(served, [*rows, *(Row(encoding=it, branch=other) for it in texts)])
+
+    # A number that rounds to another integer moves a logit by far more.
+    difference = torch.stack(alone) - torch.stack(mixed[: len(rows)])
+    assert difference.abs().max() < 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
