@@ -108,7 +108,9 @@ inline void integer_tile(const Number* x, int64_t steps, const Number* w, int32_
       for (int v = 0; v < VECTORS; ++v) own[i][v] = dot(own[i][v], columns[v], own_x);
     }
   }
+#pragma GCC unroll 6
   for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v)
       memcpy(sums + i * PANEL + v * LANES, &own[i][v], sizeof own[i][v]);
 }

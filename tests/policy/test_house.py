@@ -13,22 +13,22 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
     "nunatak_exchange": (3863, 14),
-    "nunatak_cli": (7039, 39),
-    "nunatak": (518, 3),
-    "nunatak_client": (2017, 7),
+    "nunatak_cli": (7061, 39),
+    "nunatak": (516, 3),
+    "nunatak_client": (2038, 7),
     "nunatak_cluster": (566, 6),
-    "nunatak_contract": (4250, 20),
+    "nunatak_contract": (4267, 20),
     "nunatak_rows": (778, 7),
     "nunatak_loadtest": (1045, 7),
-    "nunatak_model": (9313, 49),
+    "nunatak_model": (9333, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4300, 23),
-    "nunatak_server": (20285, 97),
-    "nunatak_training": (9108, 43),
+    "nunatak_registry": (4302, 23),
+    "nunatak_server": (20411, 97),
+    "nunatak_training": (9153, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_510, 320
+MAX_LINES, MAX_FILES = 63_761, 320
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3

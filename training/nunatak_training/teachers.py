@@ -19,7 +19,7 @@ from nunatak_client import Client
 from nunatak_client.calls import Call
 from nunatak_client.errors import NunatakClientError
 from nunatak_client.replies import Reply
-from nunatak_client.transport import RetryPolicy, key_headers, server_url
+from nunatak_client.transport import Attempts, RetryPolicy, key_headers, server_url
 from nunatak_contract.enums import Reads
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import visible
@@ -232,9 +232,10 @@ class _Upstream(Client):
             return told
         raise _failed(f"{url} does not answer: {told}")
 
-    def _read(self, response: httpx.Response) -> Reply:
+    def _read(self, response: httpx.Response, attempts: Attempts) -> Reply:
         body = ReplyBody(response.headers)
         for part in response.iter_bytes():
+            attempts.check_time(response)
             body.take(part)
         return Reply(status=response.status_code, headers=response.headers, content=bytes(body))
 
