@@ -196,7 +196,10 @@ inline void tile(const float* a, int64_t a_stride, const T* b, int64_t b_stride,
       for (int v = 0; v < VECTORS; ++v) sums[i][v] += own * columns[v];
     }
   }
+  // Unrolled, or the sums would pass through memory.
+#pragma GCC unroll 12
   for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) store(c + i * c_stride + v * LANES, sums[i][v]);
 }
 

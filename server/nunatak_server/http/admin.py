@@ -55,8 +55,8 @@ from nunatak_versions import LoadedTask
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""
 TOO_LATE: Final = (
-    "the version did not load in time, and nothing was changed: registry or store are slow, or "
-    "versions in use leave no room; try again, evict others, or allow more time"
+    "the version did not load in time, and nothing was changed: the registry or the store is slow, "
+    "or versions in use leave no room; try again, evict others, or allow more time"
 )
 Load = Callable[[TaskManifest], Coroutine[Any, Any, LoadedTask]]
 Result = TypeVar("Result")
