@@ -346,7 +346,8 @@ async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> No
     text, counts = harmless(bench, num_words=300), list[int]()
 
     def count() -> None:
-        counts.append(sum(isinstance(it, Alignment) for it in gc.get_objects()))
+        # A deprecated object of torch warns if it is asked for its class.
+        counts.append(sum(type(it) is Alignment for it in gc.get_objects()))
 
     async def chunks() -> AsyncGenerator[str]:
         count()
