@@ -124,6 +124,14 @@ def test_every_error_code_is_documented(code: str) -> None:
     assert f"`{code}`" in HTTP
 
 
+def test_the_documents_say_the_status_of_every_error_code() -> None:
+    rows = re.findall(r"^\| (\d{3})(?:,[^|]*)? \| (.*) \|$", HTTP, re.MULTILINE)
+    said = {(code, int(status)) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+
+    assert {(code, int(problems.REASONS[code].status)) for code in OVER_HTTP} <= said
+    assert not [it for it in OVER_HTTP if sum(it == code for code, _ in said) > 1]
+
+
 def test_the_documents_say_of_every_route_what_it_needs() -> None:
     assert documented_access() == real_access()
 
@@ -164,6 +172,23 @@ def test_every_source_that_the_architecture_names_exists() -> None:
     for page in (ROOT / "docs" / "architecture").glob("*.md"):
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
             assert any(it.endswith(f"/{name}") for it in sources), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [
+        ("00-overview", "*/nunatak_*"),
+        ("00-overview", "clients/*/nunatak_*"),
+        ("01-request", "server/nunatak_server/*"),
+        ("02-mixed-forward", "model/nunatak_model/*"),
+    ],
+)
+def test_the_architecture_names_every_module(page: str, folder: str) -> None:
+    text = (ROOT / "docs" / "architecture" / f"{page}.md").read_text(encoding="utf-8")
+    modules = {it.stem for it in ROOT.glob(folder) if not it.name.startswith(("_", "py.typed"))}
+
+    assert modules
+    assert not [it for it in modules if not re.search(rf"\b{it}\b", text)]
 
 
 def anchors(page: Path) -> set[str]:
