@@ -373,8 +373,7 @@ def declared_bytes(scope: Scope) -> int | None:
 
 
 def check_encoding(scope: Scope) -> None:
-    encoding = header_of(scope, b"content-encoding") or b"identity"
-    if encoding.strip().lower() != b"identity":
+    if (header_of(scope, b"content-encoding") or b"identity").strip().lower() != b"identity":
         raise NunatakError("compressed_body")
 
 
