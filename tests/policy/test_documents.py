@@ -18,21 +18,18 @@ from release.recording import KEPT_SPACE, PICTURE, commands
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
-GROUPS = {"backbone", "policy", "question", "task", "memory", "sweep", "cache", "key", "loadtest"}
+GROUPS = (
+    *("backbone", "cache", "key", "loadtest", "memory", "policy", "question", "registry", "sweep"),
+    "task",
+)
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
-BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
-VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = (
     *("clients", "contract", "exchange", "model", "registry", "server", "tests", "training"),
     "versions",
 )
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
-LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 OVER_HTTP = {
     code
@@ -94,8 +91,12 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for page in (README, BACKBONES, BATCH, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS, VERDICTS)
-        for it in shell_lines(page)
+        for page in (
+            ROOT / "README.md",
+            *ROOT.glob("docs/*.md"),
+            *ROOT.glob("examples/*/README.md"),
+        )
+        for it in shell_lines(page.read_text(encoding="utf-8"))
         if it.startswith("nunatak ")
     ],
 )
