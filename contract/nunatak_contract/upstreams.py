@@ -36,7 +36,7 @@ class ReplyBody(bytearray):
     def __init__(self, headers: Mapping[str, str], *, max_bytes: int = MAX_REPLY_BYTES) -> None:
         super().__init__()
         # A small compressed part can become gigabytes before anybody can count them.
-        if headers.get("content-encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity").lower() != "identity":
             raise UnusableReplyError("its reply is compressed")
         self._max_bytes = max_bytes
 

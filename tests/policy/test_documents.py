@@ -18,21 +18,18 @@ from release.recording import KEPT_SPACE, PICTURE, commands
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
-GROUPS = {"backbone", "policy", "question", "task", "memory", "sweep", "cache", "key", "loadtest"}
+GROUPS = (
+    *("backbone", "cache", "key", "loadtest", "memory", "policy", "question", "registry", "sweep"),
+    "task",
+)
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
-BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
-VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = (
     *("clients", "contract", "exchange", "model", "registry", "server", "tests", "training"),
     "versions",
 )
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
-LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 OVER_HTTP = {
     code
@@ -94,8 +91,12 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for page in (README, BACKBONES, BATCH, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS, VERDICTS)
-        for it in shell_lines(page)
+        for page in (
+            ROOT / "README.md",
+            *ROOT.glob("docs/*.md"),
+            *ROOT.glob("examples/*/README.md"),
+        )
+        for it in shell_lines(page.read_text(encoding="utf-8"))
         if it.startswith("nunatak ")
     ],
 )
@@ -122,6 +123,14 @@ def test_every_error_of_the_exchange_is_documented(code: str) -> None:
 @pytest.mark.parametrize("code", sorted(OVER_HTTP))
 def test_every_error_code_is_documented(code: str) -> None:
     assert f"`{code}`" in HTTP
+
+
+def test_the_documents_say_the_status_of_every_error_code() -> None:
+    rows = re.findall(r"^\| (\d{3})(?:,[^|]*)? \| (.*) \|$", HTTP, re.MULTILINE)
+    said = {(code, int(status)) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+
+    assert {(code, int(problems.REASONS[code].status)) for code in OVER_HTTP} <= said
+    assert not [it for it in OVER_HTTP if sum(it == code for code, _ in said) > 1]
 
 
 def test_the_documents_say_of_every_route_what_it_needs() -> None:
@@ -164,6 +173,24 @@ def test_every_source_that_the_architecture_names_exists() -> None:
     for page in (ROOT / "docs" / "architecture").glob("*.md"):
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
             assert any(it.endswith(f"/{name}") for it in sources), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [
+        ("00-overview", "*/nunatak_*"),
+        ("00-overview", "clients/*/nunatak_*"),
+        ("01-request", "server/nunatak_server/*"),
+        ("02-mixed-forward", "model/nunatak_model/*"),
+    ],
+)
+def test_the_architecture_names_every_module(page: str, folder: str) -> None:
+    text = (ROOT / "docs" / "architecture" / f"{page}.md").read_text(encoding="utf-8")
+    kinds = {"", ".py"}
+    modules = {it.stem for it in ROOT.glob(folder) if it.suffix in kinds and it.name[0] != "_"}
+
+    assert modules
+    assert not [it for it in modules if not re.search(rf"\b{it}\b", text)]
 
 
 def anchors(page: Path) -> set[str]:

@@ -62,7 +62,7 @@ export class Client {
     const retries = options.retries ?? 2;
     this.url = url.replace(/\/+$/, "");
     this.headers = { "content-type": "application/json", ...keyHeaders(options.apiKey) };
-    this.timeoutMs = milliseconds("timeoutMs", options.timeoutMs ?? 30_000);
+    this.timeoutMs = milliseconds("timeoutMs", options.timeoutMs ?? 30_000, 0);
     this.policy = retries instanceof RetryPolicy ? retries : new RetryPolicy(retries);
     this.send = options.fetch ?? ((...request) => fetch(...request));
   }

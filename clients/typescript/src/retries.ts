@@ -38,10 +38,10 @@ const DEADLINE_SLACK_MS = 1000;
 /** A timer of JavaScript that is longer ends at once. */
 const MAX_MS = 2 ** 31 - 1 - DEADLINE_SLACK_MS;
 
-/** Check a length of time. */
-export function milliseconds(name: string, value: number): number {
-  if (typeof value === "number" && value <= MAX_MS) return value;
-  throw new InvalidInputError(`${name} must be a number of milliseconds, at most ${MAX_MS}, got ${value}`);
+/** Check a length of time. A deadline may have passed already. */
+export function milliseconds(name: string, value: number, above = -Infinity): number {
+  if (typeof value === "number" && above < value && value <= MAX_MS) return value;
+  throw new InvalidInputError(`${name} must be a number of milliseconds above ${above}, at most ${MAX_MS}, got ${value}`);
 }
 
 /** The attempts of one call, which share its deadline. */

@@ -319,6 +319,7 @@ test("what cannot be sent is refused before, without the key", async () => {
   for (const url of ["http://me:secret@server", "http://server?x=secret", "http://secret server"]) {
     expect(() => new api.Client(url)).toThrow(/^server must be a URL(?!.*secret)/s);
   }
+  for (const timeoutMs of [0, -1]) expect(() => client([], { timeoutMs })).toThrow(api.InvalidInputError);
   for (const timeoutMs of [Infinity, NaN, 2 ** 31, "5" as never]) {
     expect(() => client([], { timeoutMs })).toThrow(api.InvalidInputError);
     const { made, sent } = client([ok()]);

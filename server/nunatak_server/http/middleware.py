@@ -317,9 +317,7 @@ class StrictRoute(APIRoute):
         body = await within(limit_s, reading, late=late)
         if not body:
             return StrictRequest(request, body=body, parsed=None)
-        encoding = header_of(scope, b"content-encoding") or b"identity"
-        if encoding.strip().lower() != b"identity":
-            raise NunatakError("compressed_body")
+        check_encoding(scope)
         is_long, parse = len(body) > MAX_BYTES_ON_LOOP, self.parse
         parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
         return StrictRequest(request, body=body, parsed=parsed)
@@ -372,6 +370,11 @@ class StrictRoute(APIRoute):
 def declared_bytes(scope: Scope) -> int | None:
     declared = header_of(scope, b"content-length") or b""
     return int(declared[:20]) if declared.isdigit() else None
+
+
+def check_encoding(scope: Scope) -> None:
+    if (header_of(scope, b"content-encoding") or b"identity").strip().lower() != b"identity":
+        raise NunatakError("compressed_body")
 
 
 def media_type_of(scope: Scope) -> bytes:

@@ -22,9 +22,9 @@ from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
 from nunatak_server.errors import invalid_request
-from nunatak_server.http.access import caller_of, header_of, request_id_of, state_of
+from nunatak_server.http.access import caller_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
-from nunatak_server.http.middleware import StrictRequest, StrictRoute, media_type_of
+from nunatak_server.http.middleware import StrictRequest, StrictRoute, check_encoding, media_type_of
 from nunatak_server.http.problems import problem_of, problem_of_unforeseen
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
@@ -56,8 +56,7 @@ class StreamedRoute(StrictRoute):
         del settings, held
         if media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
-        if header_of(request.scope, b"content-encoding") not in {None, b"identity"}:
-            raise NunatakError("compressed_body")
+        check_encoding(request.scope)
         return StrictRequest(request, body=b"", parsed=None)
 
 

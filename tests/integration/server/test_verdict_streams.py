@@ -184,12 +184,14 @@ async def test_wrong_media_types_and_unknown_policies_are_refused_at_once(
 ) -> None:
     async with running_client(backbone, registry) as client:
         refused = await post(client, b"{}", "application/json")
-        unknown = await client.post(
-            "/v1/verdicts/nothing/stream", content=b"", headers={"content-type": LINES}
-        )
+        codes = list[tuple[int, str]]()
+        for encoding in ("gzip", "Identity"):
+            headers = {"content-type": LINES, "content-encoding": encoding}
+            answer = await client.post("/v1/verdicts/nothing/stream", content=b"", headers=headers)
+            codes.append((answer.status_code, answer.json()["code"]))
 
     assert (refused.status_code, refused.json()["code"]) == (415, "unsupported_stream_type")
-    assert (unknown.status_code, unknown.json()["code"]) == (404, "policy_not_found")
+    assert codes == [(415, "compressed_body"), (404, "policy_not_found")]
 
 
 async def test_a_stream_that_begins_while_the_server_drains_is_refused(

@@ -122,6 +122,15 @@ async def test_a_refusal_or_a_hostile_reply_is_no_answer_and_is_asked_for_once(
     assert len(fake.bodies) == 1
 
 
+async def test_identity_in_any_spelling_is_no_compression() -> None:
+    body = json.dumps(SURE).encode()
+    plain = Raw({"content-encoding": "Identity", "content-length": str(len(body))}, body)
+    async with asking(lambda _: plain) as (upstream, _):
+        (found,) = await ask(upstream, LATE)
+
+    assert isinstance(found, QuestionAnswer)
+
+
 async def test_a_redirect_and_a_cookie_change_no_later_call(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     with running_upstream(noul(1.0)) as elsewhere:
