@@ -41,7 +41,7 @@ const MAX_MS = 2 ** 31 - 1 - DEADLINE_SLACK_MS;
 /** Check a length of time. A deadline may have passed already. */
 export function milliseconds(name: string, value: number, above = -Infinity): number {
   if (typeof value === "number" && above < value && value <= MAX_MS) return value;
-  throw new InvalidInputError(`${name} must be a number of milliseconds above ${above}, at most ${MAX_MS}, got ${value}`);
+  throw new InvalidInputError(`${name} must be a number of milliseconds${above === 0 ? " above 0" : ""}, at most ${MAX_MS}, got ${value}`);
 }
 
 /** The attempts of one call, which share its deadline. */
