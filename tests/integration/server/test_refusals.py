@@ -253,9 +253,17 @@ async def test_a_compressed_body_is_refused_by_its_declaration(client: httpx.Asy
             check_problem(answer, 415, "compressed_body")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "600001", "soon", "1.5", "NaN", ""])
-async def test_an_impossible_deadline_is_refused(client: httpx.AsyncClient, value: str) -> None:
-    answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value})
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        *(("x-deadline-ms", it) for it in ("0", "-1", "600001", "soon", "1.5", "NaN", "")),
+        *(("x-priority", it) for it in ("urgent", "", "HIGH", "0")),
+    ],
+)
+async def test_an_impossible_deadline_or_priority_is_refused(
+    client: httpx.AsyncClient, header: str, value: str
+) -> None:
+    answer = await client.post(PREDICT, json={"inputs": "x"}, headers={header: value})
     check_problem(answer, 422, "invalid_request")
 
 

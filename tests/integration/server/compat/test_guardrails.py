@@ -14,7 +14,6 @@ import pytest
 
 from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import (
     HeadKind,
@@ -240,11 +239,8 @@ async def test_portkey_gets_the_verdict_false_for_every_failure(
 
 
 @pytest.fixture(scope="module")
-def moderator(backbone: Backbone, registry: Registry) -> Generator[openai.OpenAI]:
-    with (
-        running_server(backbone, registry, make_settings()) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+def moderator(address: str) -> Generator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
