@@ -10,7 +10,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.compat import post
 from doubles.serving import make_settings, running_client
-from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
+from doubles.tasks import logits_alone, publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, TextInput
@@ -64,8 +64,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 def logits_of(backbone: Backbone, name: str, inputs: list[TextInput]) -> list[list[float]]:
     num_labels = len(LABELS.get(name, ()))
-    spec = spec_of(backbone, METHODS[name], num_labels=num_labels, kind=KINDS[name])
-    return logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), inputs)
+    return logits_alone(
+        backbone, inputs, method=METHODS[name], num_labels=num_labels, kind=KINDS[name]
+    )
 
 
 async def ask(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON

@@ -8,14 +8,7 @@ import httpx
 import pytest
 
 from doubles.serving import make_settings, running_client
-from doubles.tasks import (
-    LABELS,
-    TOP_LAYER,
-    logits_alone,
-    publish_tiny_task,
-    random_parameters,
-    spec_of,
-)
+from doubles.tasks import LABELS, TOP_LAYER, logits_alone, publish_tiny_task
 from nunatak_contract.enums import Kernels, ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
@@ -72,8 +65,7 @@ def logits_in(ranking: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def expected_logits(backbone: Backbone, method: Method) -> list[dict[str, float]]:
-    spec = spec_of(backbone, method, num_labels=3)
-    rows = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), INPUTS)
+    rows = logits_alone(backbone, INPUTS, method=method)
     return [dict(zip(("calm", "urgent", "other"), row, strict=True)) for row in rows]
 
 
@@ -113,8 +105,7 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
             fan_out = (
                 await client.post("/v1/predict", json={"inputs": items, "tasks": ["tone"]})
             ).json()["results"][0]
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(labels))
-    rows = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), INPUTS)
+    rows = logits_alone(backbone, INPUTS, num_labels=len(labels))
     expected = [predicted_by_loop(manifest, dict(zip(labels, row, strict=True))) for row in rows]
 
     assert {it["problem_type"] for it in (one, many, fan_out)} == {problem.value}

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from doubles.compat import counted
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
@@ -52,12 +53,6 @@ async def served(client: httpx.AsyncClient, key: str | None = None) -> int:
     return version
 
 
-async def metric(client: httpx.AsyncClient, line: str) -> float:
-    text = (await client.get("/metrics")).text
-    found = [it.rpartition(" ")[2] for it in text.splitlines() if it.startswith(f"{line} ")]
-    return float(found[0]) if found else 0.0
-
-
 async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]:
     """Return the shadow's report once it counts this many inputs."""
     async with asyncio.timeout(30):
@@ -91,7 +86,7 @@ async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
     told = "nunatak_split_requests_total"
     for arm in ("alias", "canary"):
         line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
-        assert await metric(client, line) > 0
+        assert await counted(client, line) > 0
 
     ended = await client.post(f"{CANARY}/end")
     assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
@@ -129,7 +124,7 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
     registry.rollouts.set(elsewhere)
     async with asyncio.timeout(30):
-        while await metric(client, failed) < 3:
+        while await counted(client, failed) < 3:
             assert await served(client) == 2
     assert await served(client) == 2
 
@@ -177,7 +172,7 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     async with running_client(backbone, registry, settings) as client:
         alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         await client.put(SHADOW, json={"version": 3, "share": 1.0})
-        shared = await metric(client, "nunatak_shared_trunk_rows_total")
+        shared = await counted(client, "nunatak_shared_trunk_rows_total")
 
         together = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         report = await report_of(client, inputs=2)
@@ -187,14 +182,14 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
             assert [item["label"] for item in own] == [item["label"] for item in other]
             scores = [item["score"] for item in own]
             assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)
-        assert await metric(client, "nunatak_shared_trunk_rows_total") == shared + 2
+        assert await counted(client, "nunatak_shared_trunk_rows_total") == shared + 2
         assert (report["version"], report["shadow_version"], report["share"]) == (2, 3, 1.0)
         assert (report["compared"], report["errors"], report["dropped"]) == (2, 0, 0)
         assert 0 <= report["agreement"] <= 1
         assert 0 < report["mean_drift"] <= report["max_drift"]
         assert sum(it["inputs"] for it in report["drift_histogram"]) == 2
         outcomes = [
-            await metric(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
+            await counted(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
             for it in ("agreed", "differed")
         ]
         assert sum(outcomes) == 2

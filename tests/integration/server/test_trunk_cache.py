@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from doubles.serving import make_settings, running_client
-from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
+from doubles.tasks import logits_alone, publish_tiny_task
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -39,13 +39,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 @pytest.fixture(scope="module")
 def alone(backbone: Backbone) -> dict[tuple[str, int], list[list[float]]]:
     """The oracle: logits of each version for each text, with nothing else in the batch."""
-    found = dict[tuple[str, int], list[list[float]]]()
-    for name, method in METHODS.items():
-        spec = spec_of(backbone, method, num_labels=len(LABELS))
-        for version, seed in enumerate(SEEDS, start=1):
-            parameters = random_parameters(spec, backbone, seed=seed)
-            found[name, version] = logits_alone(backbone, spec, parameters, TEXTS)
-    return found
+    return {
+        (name, version): logits_alone(backbone, TEXTS, method=method, seed=seed)
+        for name, method in METHODS.items()
+        for version, seed in enumerate(SEEDS, start=1)
+    }
 
 
 async def ask(

@@ -14,15 +14,12 @@ import pytest
 
 from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
-from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import (
-    HeadKind,
     ModerationCategory,
     PolicyMode,
     UnjudgedPart,
     VerdictAction,
 )
-from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.compat.guards import CallContent
 
@@ -32,11 +29,8 @@ PORTKEY = "/v1/verdicts/{}/portkey"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def policies(registry: Registry, backbone: Backbone) -> None:
+def policies(registry: Registry) -> None:
     """Policies that always block, never block, mask, or only pretend to block."""
-    labels = ("O", "B-X", "I-X")
-    kind = HeadKind.TOKEN_CLASSIFICATION
-    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
 
     def topic(threshold: float, **changes: Any) -> Any:  # noqa: ANN401 - fields of a policy
         rule = make_rule(when("topic", "urgent", threshold=threshold), message="too urgent")

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers
-from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, litellm, portkey
+from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, counted, litellm, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -171,12 +171,6 @@ async def test_a_version_in_the_path_answers_with_any_routing_key(
     assert set(found.values()) == {f"{task_of(path)}/1"}
 
 
-async def admitted_tokens(client: httpx.AsyncClient) -> float:
-    lines = (await client.get("/metrics")).text.splitlines()
-    (value,) = [it.split()[1] for it in lines if it.startswith("nunatak_admitted_tokens ")]
-    return float(value)
-
-
 async def test_a_higher_priority_goes_before_its_callers_others(
     backbone: Backbone, registry: Registry
 ) -> None:
@@ -200,11 +194,11 @@ async def test_a_higher_priority_goes_before_its_callers_others(
             try:
                 asked = [asyncio.create_task(ask(path, 1, "low"))]
                 async with asyncio.timeout(30):
-                    while not (each := await admitted_tokens(client)):
+                    while not (each := await counted(client, "nunatak_admitted_tokens ")):
                         pass
                     for number, priority in enumerate(("low", "low", "low", "low", "high"), 2):
                         asked.append(asyncio.create_task(ask(path, number, priority)))
-                    while await admitted_tokens(client) < 5.5 * each:
+                    while await counted(client, "nunatak_admitted_tokens ") < 5.5 * each:
                         pass
             finally:
                 HeldLayers.may_compute.set()

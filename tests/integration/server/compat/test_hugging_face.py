@@ -8,18 +8,6 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, outputs, post
-from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind
-from nunatak_model import Backbone
-from nunatak_registry import Registry
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _more_tasks(registry: Registry, backbone: Backbone) -> None:
-    # Without "O", every token is in a span.
-    publish_tiny_task(
-        registry, backbone, task="spans", labels=("B-X", "I-X"), kind=HeadKind.TOKEN_CLASSIFICATION
-    )
 
 
 def client_of(address: str, path: str) -> InferenceClient:
