@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from doubles.names import HOSTILE_NAMES
 from doubles.raw_request import END, GOOD_BODY, PREDICT, RawRequest, post
 
+IN_PATHS = (
+    *("tone%00", "tone%0a", "tone%0d%0aset-cookie:x", "%ff%fe", "%c0%ae", "tone%20", "t\u00f6ne"),
+    *("tone@", "tone@@prod", "tone@prod@x", "tone@PROD", "@prod", "tone;drop", "tone'--"),
+)
+"""Names that only an address can have, most of them next to the name of a task."""
+
 
 def bad_framing() -> Iterator[RawRequest]:
     """Lengths that contradict each other, and invalid chunks, as in request smuggling."""
@@ -153,7 +159,7 @@ def bad_paths() -> Iterator[RawRequest]:
         ("POST", "/v1/tasks/{}/pin", b""),
         ("POST", "/v1/tasks/{}/evict", b""),
     ]
-    for (method, template, body), name in itertools.product(routes, HOSTILE_NAMES):
+    for (method, template, body), name in itertools.product(routes, (*HOSTILE_NAMES, *IN_PATHS)):
         # These three characters end the path or the line, so a valid name would be left.
         path = template.format(name.translate({32: "%20", 35: "%23", 63: "%3f"}))
         data = post(body, path=path).replace(b"POST", method.encode(), 1)
