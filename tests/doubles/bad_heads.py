@@ -6,50 +6,30 @@ from collections.abc import Iterator
 from doubles.names import HOSTILE_NAMES
 from doubles.raw_request import END, GOOD_BODY, PREDICT, RawRequest, post
 
+IN_PATHS = (
+    *("tone%00", "tone%0a", "tone%0d%0aset-cookie:x", "%ff%fe", "%c0%ae", "tone%20", "t\u00f6ne"),
+    *("tone@", "tone@@prod", "tone@prod@x", "tone@PROD", "@prod", "tone;drop", "tone'--"),
+)
+"""Names that only an address can have, most of them next to the name of a task."""
+
 
 def bad_framing() -> Iterator[RawRequest]:
     """Lengths that contradict each other, and invalid chunks, as in request smuggling."""
     head = f"POST {PREDICT} HTTP/1.1".encode() + END + b"host: test" + END
     head += b"content-type: application/json" + END
     lengths = [
-        *(
-            b"-1",
-            b"+5",
-            b"0x5",
-            b"5 5",
-            b"5,5",
-            b"5, 6",
-            b"",
-            b" ",
-            b"abc",
-            b"1e3",
-            b"5.0",
-            b"\xb2",
-        ),
-        *(b"9" * 30, b"18446744073709551616", b"18446744073709551657", b"5\x0b", b"5;", b"\x005"),
+        *(b"-1|+5|0x5|5 5|5,5|5, 6|| |abc|1e3|5.0|\xb2").split(b"|"),
+        b"9" * 30,
+        *(b"18446744073709551616|18446744073709551657|5\x0b|5;|\x005").split(b"|"),
     ]
     for length in lengths:
         data = head + b"content-length: " + length + END + END + GOOD_BODY
         yield RawRequest(name=f"length-{length[:12]!r}", data=data)
     encodings = [
         *(
-            b"chunked",
-            b"Chunked",
-            b" chunked",
-            b"chunked ",
-            b"\tchunked",
-            b"\x0bchunked",
-            b"xchunked",
-        ),
-        *(
-            b"identity",
-            b"gzip",
-            b"gzip, chunked",
-            b"chunked, chunked",
-            b"chunked, identity",
-            b"",
-            b"cow",
-        ),
+            b"chunked|Chunked| chunked|chunked |\tchunked|\x0bchunked|xchunked|identity|"
+            b"gzip|gzip, chunked|chunked, chunked|chunked, identity||cow"
+        ).split(b"|"),
     ]
     for encoding, name in itertools.product(
         encodings, (b"transfer-encoding: ", b"Transfer-Encoding : ", b" transfer-encoding: ")
@@ -64,35 +44,21 @@ def bad_framing() -> Iterator[RawRequest]:
         yield RawRequest(name=f"two-lengths-{first}", data=head + fields + END + GOOD_BODY)
     chunks = [
         *(
-            b"g\r\n",
-            b"-1\r\n",
-            b"0x5\r\n",
-            b"5\r\nhello",
-            b"5\r\nhello!\r\n0\r\n\r\n",
-            b"5\nhello\n0\n\n",
-        ),
-        *(
-            b"\r\n",
-            b" 5\r\nhello\r\n0\r\n\r\n",
-            b"f" * 17 + b"\r\n",
-            b"7fffffffffffffff\r\n{",
-            b"5\r\nhel",
-        ),
-        *(
-            b"5;" + b"x" * 70_000 + b"\r\nhello\r\n0\r\n\r\n",
-            b"5;a=\x00\r\nhello\r\n0\r\n\r\n",
-            b"0\r\n",
-        ),
-        *(
-            b"0\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
-            b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n",
-            b"\xff\r\n",
-        ),
-        *(
-            b"1\r\n{\r\n" * 5000 + b"0\r\n\r\n",
-            b"00000000000000005\r\nhello\r\n0\r\n\r\n",
-            b"5\rhello\r\n",
-        ),
+            b"g\r\n|-1\r\n|0x5\r\n|5\r\nhello|5\r\nhello!\r\n0\r\n\r\n|5\nhello\n0\n\n|\r\n|"
+            b" 5\r\nhello\r\n0\r\n\r\n"
+        ).split(b"|"),
+        b"f" * 17 + b"\r\n",
+        b"7fffffffffffffff\r\n{",
+        b"5\r\nhel",
+        b"5;" + b"x" * 70_000 + b"\r\nhello\r\n0\r\n\r\n",
+        b"5;a=\x00\r\nhello\r\n0\r\n\r\n",
+        b"0\r\n",
+        b"0\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+        b"\xff\r\n",
+        b"1\r\n{\r\n" * 5000 + b"0\r\n\r\n",
+        b"00000000000000005\r\nhello\r\n0\r\n\r\n",
+        b"5\rhello\r\n",
     ]
     for number, chunk in enumerate(chunks):
         chunked = head + b"transfer-encoding: chunked" + END + END + chunk
@@ -104,113 +70,55 @@ def bad_heads() -> Iterator[RawRequest]:
     body = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(GOOD_BODY) + GOOD_BODY
     lines = [
         *(
-            b"",
-            b" ",
-            b"GET",
-            b"GET ",
-            b"GET /nowhere",
-            b"GET /nowhere HTTP",
-            b"GET /nowhere HTTP/",
-            b"GET /nowhere HTTP/1",
-            b"/",
-        ),
+            b"| |GET|GET |GET /nowhere|GET /nowhere HTTP|GET /nowhere HTTP/|"
+            b"GET /nowhere HTTP/1|/|GET /nowhere HTTP/1.|GET /nowhere HTTP/9.9|"
+            b"GET /nowhere HTTP/2.0|GET /nowhere HTTP/0.9|GET /nowhere http/1.1|"
+            b"GET  /nowhere HTTP/1.1|GET /nowhere  HTTP/1.1| GET /nowhere HTTP/1.1|"
+            b"GET\t/nowhere\tHTTP/1.1|get /nowhere HTTP/1.1|PRI * HTTP/2.0|"
+            b"\x16\x03\x01\x02\x00|\x05\x01\x00|SSH-2.0-x|GET \x00 HTTP/1.1|"
+            b"G\xffT / HTTP/1.1|GET /\xff HTTP/1.1|GET /a b HTTP/1.1|"
+            b"POST /nowhere HTTP/1.1 x"
+        ).split(b"|"),
+        b"\0" * 64,
+        b"G" * 70_000,
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1",
+        b"GET /nowhere?" + b"a" * 70_000 + b" HTTP/1.1",
         *(
-            b"GET /nowhere HTTP/1.",
-            b"GET /nowhere HTTP/9.9",
-            b"GET /nowhere HTTP/2.0",
-            b"GET /nowhere HTTP/0.9",
-            b"GET /nowhere http/1.1",
-        ),
-        *(
-            b"GET  /nowhere HTTP/1.1",
-            b"GET /nowhere  HTTP/1.1",
-            b" GET /nowhere HTTP/1.1",
-            b"GET\t/nowhere\tHTTP/1.1",
-            b"get /nowhere HTTP/1.1",
-        ),
-        *(
-            b"PRI * HTTP/2.0",
-            b"\x16\x03\x01\x02\x00",
-            b"\x05\x01\x00",
-            b"SSH-2.0-x",
-            b"GET \0 HTTP/1.1",
-        ),
-        *(
-            b"G\xffT / HTTP/1.1",
-            b"GET /\xff HTTP/1.1",
-            b"GET /a b HTTP/1.1",
-            b"POST /nowhere HTTP/1.1 x",
-            b"\0" * 64,
-        ),
-        *(
-            b"G" * 70_000,
-            b"GET /" + b"a" * 70_000 + b" HTTP/1.1",
-            b"GET /nowhere?" + b"a" * 70_000 + b" HTTP/1.1",
-        ),
-        *(
-            b"GET http://test:x/ HTTP/1.1",
-            b"GET http:// HTTP/1.1",
-            b"GET //x HTTP/1.1",
-            b"GET ? HTTP/1.1",
-        ),
-        *(b"GET # HTTP/1.1", b"OPTIONS * HTTP/1.1", b"CONNECT test:80 HTTP/1.1", b"GET * HTTP/1.1"),
-        *(
-            b"FOO / HTTP/1.1",
-            b"A" * 40 + b" / HTTP/1.1",
-            b"GET http://[::1/ HTTP/1.1",
-            b"GET @ HTTP/1.1",
-        ),
+            b"GET http://test:x/ HTTP/1.1|GET http:// HTTP/1.1|GET //x HTTP/1.1|"
+            b"GET ? HTTP/1.1|GET # HTTP/1.1|OPTIONS * HTTP/1.1|CONNECT test:80 HTTP/1.1|"
+            b"GET * HTTP/1.1|FOO / HTTP/1.1"
+        ).split(b"|"),
+        b"A" * 40 + b" / HTTP/1.1",
+        b"GET http://[::1/ HTTP/1.1",
+        b"GET @ HTTP/1.1",
     ]
     for number, line in enumerate(lines):
         data = line + END + b"host: test" + END + body
         yield RawRequest(name=f"line-{number}-{line[:16]!r}", data=data)
     fields = [
         *(
-            b"no colon",
-            b": no name",
-            b"na me: x",
-            b"name : x",
-            b"n\0me: x",
-            b"name: x\0y",
-            b"n\xffme: x",
-        ),
+            b"no colon|: no name|na me: x|name : x|n\x00me: x|name: x\x00y|n\xffme: x|"
+            b"\xff: x|name: \x01| folded|\tfolded|name: x\ry|name: x\ny: z|(x): y"
+        ).split(b"|"),
+        b"x: " + b"y" * 70_000,
+        b"x" * 70_000 + b": y",
+        b"x: y\r\n" * 150 + b"z: y",
+        b"x: y\r\n" * 5000,
+        b"expect: 200-ok",
+        b"upgrade: h2c\r\nconnection: upgrade",
+        b"upgrade: websocket\r\nconnection: upgrade",
+        b"range: bytes=" + b"0-," * 5000 + b"0-",
+        b"accept-encoding: " + b"x," * 9000,
+        b"te: trailers",
+        b"x-request-id: a\xffb",
+        b"x-request-id: " + b"a" * 9000,
+        b"cookie: " + b"a=b; " * 9000,
         *(
-            b"\xff: x",
-            b"name: \x01",
-            b" folded",
-            b"\tfolded",
-            b"name: x\ry",
-            b"name: x\ny: z",
-            b"(x): y",
-        ),
-        *(
-            b"x: " + b"y" * 70_000,
-            b"x" * 70_000 + b": y",
-            b"x: y\r\n" * 150 + b"z: y",
-            b"x: y\r\n" * 5000,
-        ),
-        *(
-            b"expect: 200-ok",
-            b"upgrade: h2c\r\nconnection: upgrade",
-            b"upgrade: websocket\r\nconnection: upgrade",
-        ),
-        *(
-            b"range: bytes=" + b"0-," * 5000 + b"0-",
-            b"accept-encoding: " + b"x," * 9000,
-            b"te: trailers",
-        ),
-        *(b"x-request-id: a\xffb", b"x-request-id: " + b"a" * 9000, b"cookie: " + b"a=b; " * 9000),
-        *(
-            b"content-type: text/plain",
-            b"content-type: \xff",
-            b"content-type: application/json; charset=utf-16",
-        ),
-        *(
-            b"authorization: Bearer \xff",
-            b"authorization: Basic Og==",
-            b"x-forwarded-for: \xff, \0",
-        ),
-        *(b"x-http-method-override: DELETE", b"x-forwarded-host: evil", b"content-encoding: gzip"),
+            b"content-type: text/plain|content-type: \xff|"
+            b"content-type: application/json; charset=utf-16|authorization: Bearer \xff|"
+            b"authorization: Basic Og==|x-forwarded-for: \xff, \x00|"
+            b"x-http-method-override: DELETE|x-forwarded-host: evil|content-encoding: gzip"
+        ).split(b"|"),
     ]
     for number, field in enumerate(fields):
         head = f"POST {PREDICT} HTTP/1.1".encode() + END + b"host: test" + END + field + END
@@ -225,31 +133,10 @@ def odd_hosts() -> Iterator[RawRequest]:
     """Hosts that are invalid or look like a path. Such hosts must have no effect."""
     hosts = [
         *(
-            b"",
-            b" ",
-            b"/",
-            b"/livez",
-            b"x/livez?",
-            b"x#",
-            b"x?y",
-            b"x@y",
-            b"a b",
-            b"[",
-            b"[::1",
-            b"::1",
-        ),
-        *(
-            b"x:99999",
-            b"x:abc",
-            b"x:-1",
-            b"\xff",
-            b"\xe2\x80\xae",
-            b"a" * 5000,
-            b"..",
-            b"x\\y",
-            b"%2e",
-            b"*",
-        ),
+            b"| |/|/livez|x/livez?|x#|x?y|x@y|a b|[|[::1|::1|x:99999|x:abc|x:-1|\xff|\xe2\x80\xae"
+        ).split(b"|"),
+        b"a" * 5000,
+        *(b"..|x\\y|%2e|*").split(b"|"),
     ]
     targets = ("/v1/nope", "/v1/tasks/nope", "/v1/tasks/tone/", "/v1/tasks//predict")
     for host, target in itertools.product(hosts, targets):
@@ -272,7 +159,7 @@ def bad_paths() -> Iterator[RawRequest]:
         ("POST", "/v1/tasks/{}/pin", b""),
         ("POST", "/v1/tasks/{}/evict", b""),
     ]
-    for (method, template, body), name in itertools.product(routes, HOSTILE_NAMES):
+    for (method, template, body), name in itertools.product(routes, (*HOSTILE_NAMES, *IN_PATHS)):
         # These three characters end the path or the line, so a valid name would be left.
         path = template.format(name.translate({32: "%20", 35: "%23", 63: "%3f"}))
         data = post(body, path=path).replace(b"POST", method.encode(), 1)

@@ -18,6 +18,9 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         ("O", "B-X"),
         None,
     ),
+    # Without "O", every token is in a span.
+    "people": (HeadKind.TOKEN_CLASSIFICATION, TopK(num_layers=1), ("O", "B-X", "I-X"), None),
+    "spans": (HeadKind.TOKEN_CLASSIFICATION, TopK(num_layers=1), ("B-X", "I-X"), None),
     "answers": (HeadKind.QUESTION_ANSWERING, TopK(num_layers=2), (), None),
     "ranks": (
         HeadKind.RANKING,
@@ -77,3 +80,15 @@ async def post(client: httpx.AsyncClient, path: str, body: object, status: int =
 async def native(client: httpx.AsyncClient, task: str, inputs: object, **parameters: object) -> Any:  # noqa: ANN401 - JSON
     body = {"inputs": inputs, "parameters": parameters}
     return (await post(client, f"/v1/tasks/{task}/predict", body))["outputs"]
+
+
+def outputs(address: str, task: str, inputs: object, **parameters: object) -> Any:  # noqa: ANN401 - JSON
+    """Ask a real server as `native` asks an application."""
+    body = {"inputs": inputs, "parameters": parameters}
+    return httpx.post(f"{address}/v1/tasks/{task}/predict", json=body).json()["outputs"]
+
+
+async def counted(client: httpx.AsyncClient, name: str) -> float:
+    """The sum of the samples of `/metrics` whose lines begin like this."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    return sum(float(it.rpartition(" ")[2]) for it in lines if it.startswith(name))

@@ -5,10 +5,10 @@ import re
 import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 from pydantic import JsonValue
+
+from doubles.listeners import Exchange, listening
 
 CONTROLS = (
     "\x1b[2J\x1b[31m\x1b]0;title\x07\x1b]8;;https:evil\x1b\\\x9b5m\x85\r\x08\x0b\x00\x7f\t"
@@ -83,18 +83,9 @@ _BY_LAST_PART: dict[str, JsonValue] = {
 }
 
 
-class _Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - inherited
-        pass
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+class _Answering(Exchange):
+    def reply(self) -> None:
+        self.body()
         last_part = self.path.partition("?")[0].rpartition("/")[2]
         if last_part != "predict":
             self._send(200, "application/json", [_BY_LAST_PART[last_part]])
@@ -105,16 +96,12 @@ class _Answering(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, documents: list[JsonValue]) -> None:
         content = b"\n".join(json.dumps(document).encode() for document in documents)
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(status, content, {"content-type": kind})
 
 
 class _Refusing(_Answering):
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+    def reply(self) -> None:
+        self.body()
         problem: JsonValue = {"code": HOSTILE, "title": HOSTILE, "status": 409, "detail": HOSTILE}
         self._send(409, "application/problem+json", [problem])
 
@@ -122,10 +109,5 @@ class _Refusing(_Answering):
 @contextmanager
 def hostile_server(*, refuses: bool) -> Generator[str]:
     """Serve hostile answers, or refuse everything in hostile words; yields the address."""
-    handler = _Refusing if refuses else _Answering
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listener:
-        thread = Thread(target=listener.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{listener.server_port}"
-        listener.shutdown()
-        thread.join()
+    with listening(_Refusing if refuses else _Answering) as address:
+        yield address

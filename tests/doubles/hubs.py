@@ -4,14 +4,14 @@ import base64
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from doubles.listeners import Exchange, listening
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,28 +33,22 @@ class FakeHub:
 def running_hub() -> Generator[FakeHub]:
     """Run a hub on a free port."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Exchange, hub))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(partial(_Exchange, hub)) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class _Exchange(BaseHTTPRequestHandler):
+class _Exchange(Exchange):
     def __init__(self, hub: FakeHub, *args: Any) -> None:  # noqa: ANN401 - the signature of the base class
         self._hub = hub
         super().__init__(*args)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
-        """Say nothing."""
+    def reply(self) -> None:
+        if self.command == "POST":
+            self._take(self.body())
+        else:
+            self._give()
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+    def _take(self, body: bytes) -> None:
         match self._path():
             case ["api", "repos", "create"]:
                 asked = json.loads(body)
@@ -75,7 +69,7 @@ class _Exchange(BaseHTTPRequestHandler):
             case _:
                 self._missing()
 
-    def do_GET(self) -> None:
+    def _give(self) -> None:
         match self._path():
             case ["api", "models", owner, name, *_] if f"{owner}/{name}" in self._hub.repositories:
                 self._describe(f"{owner}/{name}")
@@ -83,8 +77,6 @@ class _Exchange(BaseHTTPRequestHandler):
                 self._file(f"{owner}/{name}", commit, path)
             case _:
                 self._missing()
-
-    do_HEAD = do_GET  # noqa: N815 - the name that the base class calls
 
     def _path(self) -> list[str]:
         return unquote(urlsplit(self.path).path).strip("/").split("/")
@@ -121,22 +113,14 @@ class _Exchange(BaseHTTPRequestHandler):
             self._missing()
             return
         headers = {"ETag": f'"{_blob_id(files[path])}"', "X-Repo-Commit": commit}
-        self._answer(HTTPStatus.OK, files[path], headers)
+        self.answer(HTTPStatus.OK, files[path], headers)
 
     def _missing(self) -> None:
-        self._answer(HTTPStatus.NOT_FOUND, b"", {"X-Error-Code": "RepoNotFound"})
+        self.answer(HTTPStatus.NOT_FOUND, b"", {"X-Error-Code": "RepoNotFound"})
 
     def _json(self, value: object) -> None:
         headers = {"Content-Type": "application/json"}
-        self._answer(HTTPStatus.OK, json.dumps(value).encode(), headers)
-
-    def _answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.answer(HTTPStatus.OK, json.dumps(value).encode(), headers)
 
 
 def _blob_id(data: bytes) -> str:

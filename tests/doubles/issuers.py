@@ -5,18 +5,18 @@ import contextlib
 import hashlib
 import hmac
 import json
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from doubles.listeners import Exchange, listening
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 DISCOVERY = "/.well-known/openid-configuration"
@@ -132,30 +132,18 @@ def running_issuer(algorithm: str = "RS256") -> Generator[Issuer]:
     """Run an issuer with one key on a free port."""
     issuer = Issuer(algorithm=algorithm)
     issuer.rotate("first")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Exchange, issuer))
-    issuer.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(partial(_Exchange, issuer)) as issuer.url:
         yield issuer
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class _Exchange(BaseHTTPRequestHandler):
+class _Exchange(Exchange):
     def __init__(self, issuer: Issuer, *args: Any) -> None:  # noqa: ANN401 - the signature of the base class
         self._issuer = issuer
         super().__init__(*args)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
-        """Say nothing."""
-
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         self._issuer.asked.append(self.path)
-        body = b"away" if self._issuer.is_down else self._issuer.answer(self.path)
-        self.send_response(500 if self._issuer.is_down else 200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        if self._issuer.is_down:
+            self.answer(500, b"away")
+        else:
+            self.answer(200, self._issuer.answer(self.path))

@@ -13,14 +13,7 @@ import httpx
 
 from doubles.backbones import save_tiny_backbone
 from doubles.processes import FAULTY_SCRIPT, ServerProcess, server_process
-from doubles.tasks import (
-    LABELS,
-    TOP_LAYER,
-    logits_alone,
-    publish_tiny_task,
-    random_parameters,
-    spec_of,
-)
+from doubles.tasks import LABELS, logits_alone, publish_tiny_task
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
@@ -67,14 +60,11 @@ def make_site(folder: Path) -> Site:
     for name in ("backbone", "registry", "faults"):
         (folder / name).mkdir()
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
     oracle = dict[tuple[str, str], dict[str, float]]()
     with Registry.open(folder / "registry") as registry:
         for task, seed in TASKS.items():
             publish_tiny_task(registry, backbone, task=task, seed=seed)
-            parameters = random_parameters(spec, backbone, seed=seed)
-            logits = logits_alone(backbone, spec, parameters, TEXTS)
-            for text, row in zip(TEXTS, logits, strict=True):
+            for text, row in zip(TEXTS, logits_alone(backbone, TEXTS, seed=seed), strict=True):
                 oracle[task, text] = dict(zip(LABELS, row, strict=True))
     return Site(
         registry=folder / "registry",

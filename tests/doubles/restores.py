@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from doubles.postgres import PostgresServer, find_binaries
-from doubles.tasks import LABELS, TOP_LAYER, logits_alone, random_parameters, spec_of
+from doubles.tasks import LABELS, logits_alone
 from nunatak_model import Backbone
 
 TEXT = "where is my parcel?"
@@ -92,11 +92,7 @@ class Seen:
 
 
 def oracle(backbone: Backbone) -> dict[str, list[float]]:
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
-    return {
-        name: logits_alone(backbone, spec, random_parameters(spec, backbone, seed=seed), [TEXT])[0]
-        for name, seed in SEEDS.items()
-    }
+    return {name: logits_alone(backbone, [TEXT], seed=seed)[0] for name, seed in SEEDS.items()}
 
 
 async def call(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,32 +86,9 @@ def tiny_task(
     return draft.manifest, dict(draft.blobs)
 
 
-def publish_tiny_task(
-    registry: Registry,
-    backbone: Backbone,
-    *,
-    task: str = "tone",
-    method: Method = TOP_LAYER,
-    labels: Sequence[str] = LABELS,
-    seed: int = 0,
-    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
-    problem_type: ProblemType | None = None,
-    thresholds: Mapping[str, float] | None = None,
-    reads: Reads | None = None,
-) -> TaskManifest:
+def publish_tiny_task(registry: Registry, backbone: Backbone, **options: Any) -> TaskManifest:  # noqa: ANN401 - of `tiny_task`
     """Publish `tiny_task` and return its manifest."""
-    draft, blobs = tiny_task(
-        backbone,
-        task=task,
-        method=method,
-        labels=labels,
-        seed=seed,
-        kind=kind,
-        problem_type=problem_type,
-        thresholds=thresholds,
-        reads=reads,
-    )
-    return registry.publish(draft, blobs)
+    return registry.publish(*tiny_task(backbone, **options))
 
 
 def spec_of(
@@ -151,16 +129,17 @@ def random_branch(
 
 def logits_alone(
     backbone: Backbone,
-    spec: BranchSpec,
-    parameters: dict[str, Tensor],
     inputs: Sequence[TextInput],
     *,
-    max_length: int = MAX_LENGTH,
+    method: Method = TOP_LAYER,
+    num_labels: int = len(LABELS),
+    seed: int = 0,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
 ) -> list[list[float]]:
-    """Return the oracle: each input's logits, computed with nothing else in the batch."""
-    branch = build_branch(spec, backbone.config, parameters)
+    """Return the oracle of a tiny task: each input's logits, with nothing else in the batch."""
+    branch = random_branch(backbone, method, num_labels=num_labels, seed=seed, kind=kind)
     rows: list[list[float]] = []
-    for encoding in backbone.tokenizer.encode(inputs, max_length=max_length):
+    for encoding in backbone.tokenizer.encode(inputs, max_length=MAX_LENGTH):
         with torch.inference_mode():
             (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
         rows.append([float(logit) for logit in logits.flatten()])

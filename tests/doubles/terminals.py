@@ -1,7 +1,12 @@
-"""The `nunatak` command run in this process, on a wide terminal without colours."""
+"""The `nunatak` command run in this process, on a wide terminal without colours; and programs."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 from pydantic import JsonValue, TypeAdapter
 from typer import main, testing
@@ -9,6 +14,7 @@ from typer.testing import CliRunner
 
 from nunatak_cli.main import app
 
+PROGRAM = str(Path(sys.executable).with_name("nunatak"))
 WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb", "NUNATAK_REGISTRY": ""}
 get_command = cache(main.get_command)
 # At each call, the runner would make all commands again from their functions.
@@ -33,3 +39,18 @@ def nunatak(*arguments: str, typed: str = "") -> Ran:
     """Run the command. Exceptions that would be printed as tracebacks are raised."""
     result = CliRunner().invoke(app, arguments, input=typed, env=WIDE, catch_exceptions=False)
     return Ran(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+
+
+def ran(*words: str, folder: Path | None = None, typed: str = "", **environment: str) -> str:
+    """Run a program to its end, which must be a success; return what it has printed."""
+    done = subprocess.run(  # noqa: S603 - the tests' own words; no shell
+        words,
+        cwd=folder,
+        env=os.environ | environment,
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout

@@ -5,8 +5,10 @@ import json
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from typing import Any
+
+from doubles.listeners import Exchange, listening
 
 Reply = Callable[[dict[str, Any]], object]
 
@@ -34,59 +36,46 @@ class FakeUpstream:
     gate: threading.Event = field(default_factory=threading.Event)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    upstream: FakeUpstream
+class _Exchange(Exchange):
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.upstream.bodies.append(body)
-        self.upstream.headers.append({name.lower(): it for name, it in self.headers.items()})
-        self.upstream.gate.wait(30)
-        found = self.upstream.reply(body)
-        if found is None:
-            self.close_connection = True
-            return
-        if isinstance(found, Raw):
-            self.close_connection = True
-            self.send_response(found.status)
-            for name, value in found.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(found.body)
-            return
-        status = found if isinstance(found, int) else 200
-        data = found if isinstance(found, bytes) else json.dumps(found).encode()
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def __init__(self, upstream: FakeUpstream, *args: Any) -> None:  # noqa: ANN401 - the signature of the base class
+        self._upstream = upstream
+        super().__init__(*args)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's name
-        """Stay silent."""
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Stay silent about clients that have gone."""
+    def reply(self) -> None:
+        body = json.loads(self.body())
+        self._upstream.bodies.append(body)
+        self._upstream.headers.append({name.lower(): it for name, it in self.headers.items()})
+        self._upstream.gate.wait(30)
+        match self._upstream.reply(body):
+            case None:
+                self.close_connection = True
+            case Raw() as raw:
+                self.close_connection = True
+                self.send_response(raw.status)
+                for name, value in raw.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(raw.body)
+            case int() as status:
+                self.answer(status, json.dumps(status).encode())
+            case bytes() as data:
+                self.answer(200, data)
+            case document:
+                self.answer(200, json.dumps(document).encode())
 
 
 @contextlib.contextmanager
 def running_upstream(reply: Reply, path: str = "/v1/systemone") -> Generator[FakeUpstream]:
     upstream = FakeUpstream(reply)
     upstream.gate.set()
-    handler = type("Handler", (_Handler,), {"upstream": upstream})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        upstream.url = f"http://127.0.0.1:{server.server_port}{path}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with listening(partial(_Exchange, upstream)) as address:
+        upstream.url = address + path
         try:
             yield upstream
         finally:
             upstream.gate.set()
-            server.shutdown()
-            thread.join()
 
 
 def noul(share: float) -> Reply:

@@ -3,18 +3,20 @@
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from doubles.access import add_key
 from doubles.lifecycles import POLL_S, Site, make_site
+from doubles.listeners import Exchange, listening
 from doubles.policies import make_policy, make_rule, when
 from doubles.proxies import HOST, PROXIES, free_port
 from doubles.tasks import LABELS
@@ -38,43 +40,28 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Refusing(ThreadingHTTPServer):
+@dataclass
+class Refusing:
     """A process that drains: it refuses every request, and counts the requests."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Refuse)
-        self.num_asked = 0
-
-    @property
-    def place(self) -> str:
-        """The address for a balancer."""
-        return f"127.0.0.1:{self.server_address[1]}"
+    place: str = ""
+    """The address for a balancer."""
+    num_asked: int = 0
 
 
-class _Refuse(BaseHTTPRequestHandler):
+class _Refuse(Exchange):
     protocol_version = "HTTP/1.1"
-    server: Refusing  # pyright: ignore[reportIncompatibleVariableOverride] - ours alone starts it
 
-    def do_GET(self) -> None:
-        """Answer the checks: the balancer has not noticed yet."""
-        self._answer(200)
+    def __init__(self, refusing: Refusing, *args: Any) -> None:  # noqa: ANN401 - of the base
+        self._refusing = refusing
+        super().__init__(*args)
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.server.num_asked += 1
-        self._answer(503)
-
-    do_PUT = do_POST  # noqa: N815 - the base's name
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Log nothing."""
+    def reply(self) -> None:
+        self.body()
+        # The balancer checks with GET, and has not noticed yet.
+        is_check = self.command == "GET"
+        self._refusing.num_asked += not is_check
+        self.answer(200 if is_check else 503)
 
 
 @pytest.fixture(params=sorted(PROXIES))
@@ -105,12 +92,10 @@ def place(site: Site) -> Generator[str]:
 
 @pytest.fixture
 def refusing() -> Generator[Refusing]:
-    with Refusing() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    found = Refusing()
+    with listening(partial(_Refuse, found)) as address:
+        found.place = place_of(address)
+        yield found
 
 
 def place_of(address: str) -> str:

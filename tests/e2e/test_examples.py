@@ -3,19 +3,16 @@
 import asyncio
 import contextlib
 import csv
-import http.server
 import importlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +20,9 @@ from typer.testing import CliRunner
 
 from benchmarks.harness.environments import interpreter
 from demo.server_process import ServerProcess
+from doubles.listeners import Exchange, listening
+from doubles.proxies import free_port
+from doubles.terminals import ran
 from nunatak_cli.main import app
 from nunatak_registry import Registry
 
@@ -91,17 +91,7 @@ def url(registry: Path) -> Iterator[str]:
 
 def run(words: list[str], *, registry: Path | None = None, typed: str = "") -> str:
     own = {} if registry is None else {"NUNATAK_REGISTRY": str(registry)}
-    done = subprocess.run(  # noqa: S603 - the pages' own calls
-        words,
-        cwd=ROOT,
-        env={**os.environ, **own},
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    return ran(*words, folder=ROOT, typed=typed, **own)
 
 
 def copied(case: str, folder: Path, **addresses: str) -> Path:
@@ -123,17 +113,16 @@ def environment(case: str) -> Path:
         pytest.skip(f"pip could not install the packages of {case}: {error}")
 
 
-class Llm(http.server.BaseHTTPRequestHandler):
-    """A server of OpenAI's protocol that always says the same."""
+@contextlib.contextmanager
+def llm() -> Generator[tuple[str, list[str]]]:
+    """A server of OpenAI's protocol that always says the same; also gives the prompts it got."""
+    prompts = list[str]()
 
-    prompts: list[str]
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.prompts.append(asked["messages"][-1]["content"])
-        message = {"role": "assistant", "content": ANSWER}
-        answer = json.dumps(
-            {
+    class Llm(Exchange):
+        def reply(self) -> None:
+            prompts.append(json.loads(self.body())["messages"][-1]["content"])
+            message = {"role": "assistant", "content": ANSWER}
+            document = {
                 "id": "chat-1",
                 "object": "chat.completion",
                 "created": 1,
@@ -141,33 +130,16 @@ class Llm(http.server.BaseHTTPRequestHandler):
                 "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
                 "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
             }
-        ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+            self.answer(200, json.dumps(document).encode(), {"content-type": "application/json"})
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the parent's names
-        """Stay silent."""
-
-
-@contextlib.contextmanager
-def llm() -> Generator[tuple[str, list[str]]]:
-    """An LLM; gives its address and the prompts that it has seen."""
-    own = type("OwnLlm", (Llm,), {"prompts": list[str]()})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), own) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", own.prompts
-        server.shutdown()
+    with listening(Llm) as address:
+        yield address, prompts
 
 
 @contextlib.contextmanager
 def proxy(python: Path, config: Path) -> Generator[str]:
     """A running LiteLLM proxy; gives its address."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     log = config.with_suffix(".log")
     words = [str(python.parent / "litellm"), "--config", str(config), "--port", str(port)]
@@ -458,9 +430,7 @@ def test_the_output_rail_of_nemo_guardrails_ends_an_answer_at_a_name(
 @contextlib.contextmanager
 def program(path: Path) -> Generator[str]:
     """A running server of an example, which takes its port; gives its address."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     words = [sys.executable, str(path), str(port)]
     with subprocess.Popen(words, cwd=ROOT) as process:  # noqa: S603 - the page's own call
         try:

@@ -25,14 +25,7 @@ from doubles.lifecycles import LIMIT_S
 from doubles.postgres import PostgresServer
 from doubles.processes import ServerProcess, server_process
 from doubles.proxies import HOST, PROXIES, free_port, haproxy
-from doubles.tasks import (
-    LABELS,
-    TOP_LAYER,
-    logits_alone,
-    publish_tiny_task,
-    random_parameters,
-    spec_of,
-)
+from doubles.tasks import LABELS, logits_alone, publish_tiny_task
 from nunatak_contract.errors import NunatakError
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
@@ -158,15 +151,13 @@ def running_fleet(
     """
     folder.mkdir()
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
     direct = f"{postgres.create_database()}&blobs={blobs or folder / 'blobs'}"
     oracle = dict[int, dict[str, float]]()
     with ExitStack() as stack:
         registry = stack.enter_context(Registry.open(direct))
         for seed in range(NUM_VERSIONS):
             manifest = publish_tiny_task(registry, backbone, task=TASK, seed=seed)
-            parameters = random_parameters(spec, backbone, seed=seed)
-            (logits,) = logits_alone(backbone, spec, parameters, [TEXT])
+            (logits,) = logits_alone(backbone, [TEXT], seed=seed)
             oracle[manifest.version] = dict(zip(LABELS, logits, strict=True))
         registry.promote(TASK, "prod", 1)
         wires = [Wire(postgres.socket_folder) for _ in range(replicas)]

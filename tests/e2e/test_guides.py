@@ -2,11 +2,9 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.hubs import running_hub
 from doubles.policies import make_policy, make_rule, when
 from doubles.tasks import LABELS, publish_tiny_task
+from doubles.terminals import PROGRAM, ran
 from nunatak_contract.enums import HeadKind
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
@@ -101,13 +100,8 @@ def test_a_server_runs_without_the_libraries_of_training(folder: Path, url: str)
     assert not (folder / "imported").exists()
 
 
-def run(words: list[str]) -> str:
-    environment = {**os.environ, "NUNATAK_API_KEY": "unread-by-a-server", "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(  # noqa: S603 - the pages' own calls
-        words, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{words[-1]}\n{done.stdout}{done.stderr}"
-    return done.stdout
+def run(*words: str) -> str:
+    return ran(*words, NUNATAK_API_KEY="unread-by-a-server", HF_HUB_OFFLINE="0")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -118,7 +112,7 @@ def test_the_calls_by_curl_of_a_page_are_answered(url: str, page: str, number: i
 
     for call in calls:
         # With --fail, curl ends with an error if the server answers with an error.
-        printed = run(["bash", "-euc", call.replace(ADDRESS, url).replace("curl ", "curl --fail ")])
+        printed = run("bash", "-euc", call.replace(ADDRESS, url).replace("curl ", "curl --fail "))
 
         assert re.search(
             r'"(outputs|results|reference|tasks|backbone|data|predictions)"', printed
@@ -128,7 +122,7 @@ def test_the_calls_by_curl_of_a_page_are_answered(url: str, page: str, number: i
 def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
     program = "\n".join(blocks("client.md", "python")).replace(ADDRESS, url)
 
-    printed = run([sys.executable, "-c", program])
+    printed = run(sys.executable, "-c", program)
 
     assert "task_not_found" in printed
     assert "of the memory saved" in printed
@@ -138,14 +132,14 @@ def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
 def test_the_programs_of_other_servers_clients_run(url: str, program: str) -> None:
     address, own = ADDRESS.removeprefix("http://"), url.removeprefix("http://")
 
-    run([sys.executable, "-c", program.replace(address, own)])
+    run(sys.executable, "-c", program.replace(address, own))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 def test_the_program_in_javascript_is_answered(url: str) -> None:
     (program,) = blocks("http.md", "js")
 
-    printed = run(["node", "--input-type=module", "-e", program.replace(ADDRESS, url)])
+    printed = run("node", "--input-type=module", "-e", program.replace(ADDRESS, url))
 
     assert re.fullmatch(r"\w+ 0\.\d+\n", printed)
 
@@ -156,7 +150,7 @@ def test_the_python_page_runs_from_top_to_bottom(
 ) -> None:
     monkeypatch.setenv("NUNATAK_REGISTRY", str(tmp_path / "registry"))
 
-    printed = run([sys.executable, "-W", "error", "-c", "\n".join(blocks("python.md", "python"))])
+    printed = run(sys.executable, "-W", "error", "-c", "\n".join(blocks("python.md", "python")))
 
     assert printed.startswith("mood/1 {'accuracy': ")
     assert "\nangry\n('happy', 'angry') 1\n" in printed
@@ -167,7 +161,7 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
     notebook = json.loads((DOCS / "first-task.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(it["source"]) for it in notebook["cells"] if it["cell_type"] == "code"]
 
-    printed = run([sys.executable, "-W", "error", "-c", "\n".join(cells)]).splitlines()
+    printed = run(sys.executable, "-W", "error", "-c", "\n".join(cells)).splitlines()
 
     assert printed[0] == "My bread does not rise. garden -> kitchen"
     assert any(line.startswith("topic/1 {'accuracy': ") for line in printed)
@@ -180,27 +174,17 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
 @pytest.mark.timeout(300)
 def test_the_story_of_the_page_works_as_written(tmp_path: Path) -> None:
     save_finetuned(tmp_path / "finetuned")
-    program = Path(sys.executable).with_name("nunatak")
     with running_hub() as hub:
         environment = {
-            **os.environ,
             "XDG_DATA_HOME": str(tmp_path),
             "HF_ENDPOINT": hub.address,
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "COLUMNS": "80",
         }
-        printed = dict[str, str]()
-        for command in COMMANDS:
-            done = subprocess.run(  # noqa: S603 - the page's own commands; no shell
-                [str(program), *shlex.split(command)[1:]],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            printed[command] = done.stdout
+        printed = {
+            it: ran(PROGRAM, *shlex.split(it)[1:], folder=tmp_path, **environment)
+            for it in COMMANDS
+        }
 
     assert printed[COMMANDS[0]] in PAGE
     assert hub.private == {"owner/mood": True}

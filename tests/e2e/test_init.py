@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from demo.server_process import ServerProcess
+from doubles.terminals import nunatak
 from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
 from nunatak_server.settings import ServerSettings
@@ -47,8 +48,8 @@ def test_a_project_has_every_file_that_its_readme_names(project: Path) -> None:
 
 
 def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: Path) -> None:
-    words = " ".join(f"--with {it}" for it in ReadyTask)
-    assert run(f"nunatak init all {words} --with {ReadyTask.TONE}", tmp_path).returncode == 0
+    words = [word for it in (*ReadyTask, ReadyTask.TONE) for word in ("--with", it)]
+    assert nunatak("init", str(tmp_path / "all"), *words).exit_code == 0
 
     file = read_task_file(tmp_path / "all" / "tasks.yaml")
     runs = {it.task: it for it in runs_of(file, tmp_path)}
@@ -78,9 +79,9 @@ def test_the_compose_file_starts_this_release_with_settings_that_exist(project: 
 def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path, folder: str, problem: str) -> None:
     (tmp_path / "mine.txt").write_text("mine")
 
-    refused = run(f"nunatak init {folder}", tmp_path)
+    refused = nunatak("init", str(tmp_path / folder))
 
-    assert refused.returncode != 0
+    assert refused.exit_code != 0
     assert refused.stderr.startswith("error [invalid_option]: ")
     assert problem in refused.stderr
     assert [it.name for it in tmp_path.iterdir()] == ["mine.txt"]

@@ -1,15 +1,14 @@
 """The README's commands, run in its order in a real shell."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from demo.server_process import ServerProcess
+from doubles.terminals import PROGRAM, ran
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,32 +24,25 @@ def commands(block: str) -> list[str]:
     return [line for line in lines if line.startswith("nunatak ")]
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(folder: Path, *words: str) -> str:
     # The default registry lies in the user's data directory.
-    environment = {**os.environ, "XDG_DATA_HOME": str(folder), "COLUMNS": "120"}
-    finished = subprocess.run(  # noqa: S603 - the README's own commands; no shell
-        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, f"{shlex.join(words)}\n{finished.stdout}{finished.stderr}"
-    return finished.stdout
+    return ran(*words, folder=folder, XDG_DATA_HOME=str(folder), COLUMNS="120")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_story_of_the_readme_works_as_written(tmp_path: Path) -> None:
     registry = tmp_path / "nunatak" / "registry"
-    program = Path(sys.executable).with_name("nunatak")
     before, asking, moving = [found for block in blocks("sh") if (found := commands(block))]
     (snippet,) = blocks("python")
     assert before.pop() == "nunatak serve --port 8080"
 
     for command in before:
-        run([str(program), *shlex.split(command)[1:]], tmp_path)
+        run(tmp_path, PROGRAM, *shlex.split(command)[1:])
     with ServerProcess(registry, log=tmp_path / "server.log") as server:
         for command in [*asking, *moving]:
-            words = shlex.split(command.replace(ADDRESS, server.url))[1:]
-            run([str(program), *words], tmp_path)
-        printed = run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)], tmp_path)
+            run(tmp_path, PROGRAM, *shlex.split(command.replace(ADDRESS, server.url))[1:])
+        printed = run(tmp_path, sys.executable, "-c", snippet.replace(ADDRESS, server.url))
 
     assert "of the memory saved" in printed
     assert "attack" in printed

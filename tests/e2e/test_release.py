@@ -1,10 +1,8 @@
 """The files of a release, made and used outside of the checkout."""
 
-import http.server
 import json
 import re
 import shutil
-import threading
 import tomllib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from doubles.listeners import Exchange, listening
 from release import audit, build, trial
 
 ROOT = build.ROOT
@@ -49,22 +48,13 @@ ADVISORY = {"id": "GHSA-1", "affected": [{"package": {"name": "jinja2", "ecosyst
 def advisories(status: int, answer: object) -> Generator[str]:
     """Run a database of advisories that gives one answer; yields its address."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Database(Exchange):
+        def reply(self) -> None:
+            self.body()
+            self.answer(status, json.dumps(answer).encode())
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-            return
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/query"
-        server.shutdown()
+    with listening(Database) as address:
+        yield f"{address}/v1/query"
 
 
 @pytest.mark.parametrize(

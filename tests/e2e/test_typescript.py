@@ -1,9 +1,7 @@
 """The TypeScript client, built and tested by npm against a real server."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from doubles.access import add_key
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
+from doubles.terminals import ran
 from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -44,23 +43,9 @@ def test_the_typescript_client_builds_and_passes_its_tests(
     settings = make_settings(api_keys_file=tmp_path / "keys.json")
 
     with running_server(backbone, registry, settings) as url:
-        environment = {**os.environ, "NUNATAK_TEST_URL": url, "NUNATAK_API_KEY": key}
         for command in ("ci", "run build", "run check", "test"):
-            run(package, command, environment)
-    packed = run(package, "pack --dry-run --json", environment)
+            own = {"NUNATAK_TEST_URL": url, "NUNATAK_API_KEY": key}
+            ran(str(NPM), *command.split(), folder=package, **own)
+    packed = ran(str(NPM), "pack", "--dry-run", "--json", folder=package)
     files = {it["path"] for it in json.loads(packed[packed.index("[\n") :])[0]["files"]}
     assert {"LICENSE", "README.md", "dist/index.js", "dist/index.d.ts"} <= files
-
-
-def run(package: Path, command: str, environment: dict[str, str]) -> str:
-    """Run npm in a package, and return what npm has written."""
-    finished = subprocess.run(  # noqa: S603 - npm, with our own package
-        [str(NPM), *command.split()],
-        cwd=package,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout

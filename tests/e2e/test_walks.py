@@ -1,31 +1,19 @@
 """The ways of two users: a developer from a CSV to answers, a researcher from a sweep to scores."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from doubles.terminals import PROGRAM, ran
 from nunatak_registry import Registry
 
 TONE = Path(__file__).parents[2] / "demo" / "data" / "tone"
 
 
-def run(*words: str, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(  # noqa: S603 - programs of this test; no shell
-        words, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_researcher_scores_the_best_run_of_a_sweep_on_test_examples(tmp_path: Path) -> None:
-    program = str(Path(sys.executable).with_name("nunatak"))
-    environment = {"NUNATAK_REGISTRY": str(tmp_path / "registry"), "COLUMNS": "200"}
     (tmp_path / "sweep.yaml").write_text(
         f"tasks: [{{name: tone, data: {TONE}}}]\n"
         "methods: [{kind: head}]\n"
@@ -38,7 +26,7 @@ def test_a_researcher_scores_the_best_run_of_a_sweep_on_test_examples(tmp_path: 
     )
 
     def command(*words: str) -> str:
-        return run(program, *words, environment=environment)
+        return ran(PROGRAM, *words, NUNATAK_REGISTRY=str(tmp_path / "registry"), COLUMNS="200")
 
     command("sweep", "run", str(tmp_path / "sweep.yaml"), "--results", str(tmp_path / "results"))
     published = json.loads(

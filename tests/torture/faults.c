@@ -31,8 +31,6 @@ void nunatak_arm(const char *root, int counted, long nth, int error, int persist
     seen = 0;
 }
 
-long nunatak_seen(void) { return seen; }
-
 static int locate(int descriptor, const char *path, char *out) {
     char link[64];
     ssize_t size = 0;

@@ -63,7 +63,6 @@ class Death:
     """The registry's error that ended the life."""
     breakage: str | None
     """Any other error that ended the life."""
-    counted_calls: int
 
 
 @cache
@@ -138,7 +137,6 @@ class ForkServer:
             refusal=next((line[2:] for line in lines if line.startswith("! ")), None),
             breakage=_hang(status)
             or next((line[2:] for line in lines if line.startswith("? ")), None),
-            counted_calls=next((int(line[2:]) for line in lines if line.startswith("= ")), 0),
         )
 
     def _send_line(self, line: str) -> None:

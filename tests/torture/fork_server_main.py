@@ -62,9 +62,6 @@ def live(life: Mapping[str, Any]) -> int:
     except BaseException as error:  # noqa: BLE001 - the driver must learn of every error
         os.write(log, f"? {type(error).__name__}: {error}\n".encode())
         return BROKEN
-    finally:
-        seen = counted_calls()
-        os.write(log, f"= {seen}\n".encode())
     return 0
 
 
@@ -83,12 +80,6 @@ def arm(fault: Mapping[str, Any] | None) -> None:
         ctypes.c_int(fault["persistent"]),
         ctypes.c_int(trace),
     )
-
-
-def counted_calls() -> int:
-    """Return how many calls the preloaded library has counted; 0 without it."""
-    seen = getattr(ctypes.CDLL(None), "nunatak_seen", None)
-    return 0 if seen is None else int(seen())
 
 
 def say(text: str) -> None:

@@ -37,6 +37,9 @@ OPERATIONS: dict[str, Operation] = {
 
 JOURNAL = "index.sqlite3-journal"
 
+KINDS = {"create": Calls.OPEN, **{str(it.name).lower(): it for it in Calls}}
+"""The kinds of calls by their names in a trace."""
+
 ERRORS: dict[int, Calls] = {
     errno.ENOSPC: Calls.OPEN | Calls.WRITE | Calls.SYNC | Calls.RENAME | Calls.MKDIR,
     errno.EIO: Calls.ALL,
@@ -67,6 +70,7 @@ class Bench:
             for operation, _ in PRELUDE:
                 operation.run(registry)
         self._runs = 0
+        self._traces = dict[str, list[tuple[str, str]]]()
 
     def run(self, case: Case, mutant: Mutant | None = None) -> tuple[Path, Death]:
         """Run one case; return its store and how the process ended."""
@@ -86,11 +90,14 @@ class Bench:
     def cases(
         self, errors: Sequence[int], *, names: Iterable[str] = OPERATIONS, persistent: bool = False
     ) -> Iterator[Case]:
-        """Yield every step of the operations. The library counts the steps first."""
+        """Yield every step of the operations, by their traces."""
         for name in names:
+            if name not in self._traces:
+                self._traces[name] = self.trace(name)
             for error in errors:
-                _, death = self.run(Case(name=name, error=error, nth=0))
-                for nth in range(1, death.counted_calls + 1):
+                counted = ERRORS.get(error, Calls.ALL)
+                num_steps = sum(KINDS[kind] in counted for kind, _ in self._traces[name])
+                for nth in range(1, num_steps + 1):
                     yield Case(name=name, error=error, nth=nth, persistent=persistent)
 
     def trace(self, name: str, mutant: Mutant | None = None) -> list[tuple[str, str]]:
@@ -179,5 +186,5 @@ def _can_be_repeated(
         return True
     with Registry.open(store) as registry:
         operation.run(registry)
-    death = Death(acknowledged=1, was_killed=False, refusal=None, breakage=None, counted_calls=0)
+    death = Death(acknowledged=1, was_killed=False, refusal=None, breakage=None)
     return judge(tally, str(store), [after, after], death) is not None

@@ -1,7 +1,6 @@
 """A kill, or an error, at any step of any operation leaves the state before or after it."""
 
 import errno
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,9 @@ from torture.steps import ERRORS, Bench, sampled, strike_every_step, undurable
 from torture.tally import Tally
 
 
-@pytest.fixture
-def bench(faulty_forks: ForkServer, tmp_path: Path) -> Bench:
-    return Bench(faulty_forks, tmp_path)
+@pytest.fixture(scope="module")
+def bench(faulty_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(faulty_forks, tmp_path_factory.mktemp("bench"))
 
 
 def test_a_kill_at_any_step_leaves_the_state_before_or_after(bench: Bench) -> None:

@@ -1,6 +1,11 @@
-"""A client of the module's application, and a real browser at the module's `address`."""
+"""A client of the module's application, and a real browser at the module's `address`.
 
+A module whose tests change their registry publishes a `template`; each test then has its own copy.
+"""
+
+import shutil
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -13,6 +18,14 @@ from nunatak_registry import Registry
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture
+def registry(template: Path, tmp_path: Path) -> Generator[Registry]:
+    """Open a copy of the module's registry, for one test."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    with Registry.open(tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Access: every route, every verb, every scope, and tasks of other tenants."""
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.keys import Scope, change_keys
+from nunatak_server.access.keys import Scope
 from nunatak_server.app import create_app
 from nunatak_server.http.access import PREDICT, declared_access
 from nunatak_server.http.middleware import StrictRoute
@@ -85,6 +84,7 @@ POLICY_BODIES: dict[str, dict[str, Any]] = {
     PORTKEY: portkey("where is it?"),
 }
 """The body for each route that names a policy. Policies of the tests have their tasks' names."""
+Keys = dict[str, dict[str, str]]
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
@@ -145,19 +145,38 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.json"
-    change_keys(path, lambda found: found)
-    return path
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
 
 
-@asynccontextmanager
-async def keyed_client(
-    backbone: Backbone, registry: Registry, keys: Path
+@pytest.fixture(scope="module")
+def keys(file: Path) -> Keys:
+    """The header of each caller: one for each scope, one for all scopes, and tenants."""
+    callers: dict[str, dict[str, Any]] = {
+        **{scope.value: {"scopes": [scope]} for scope in Scope},
+        "ops": {},
+        "tenant": {"tasks": [MINE, "mine-*"]},
+        "owner": {"tasks": [HIDDEN]},
+        "asker": {"tasks": ["to*"], "scopes": [Scope.PREDICT]},
+    }
+    return {name: add_key(file, name, **options) for name, options in callers.items()}
+
+
+@pytest.fixture(scope="module")
+async def client(
+    backbone: Backbone, registry: Registry, file: Path, keys: Keys
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry, make_settings(api_keys_file=keys)) as client:
-        yield client
+    assert keys, "there must be keys before the server reads the file"
+    async with running_client(backbone, registry, make_settings(api_keys_file=file)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def anyone(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a server without keys."""
+    async with running_client(backbone, registry) as opened:
+        yield opened
 
 
 def routes_of(found: list[BaseRoute]) -> Iterator[BaseRoute]:
@@ -187,20 +206,17 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     assert computing - named - OF_NO_TASK - {STREAM} - set(POLICY_BODIES) == set(NAMING_BODIES)
 
 
-async def test_without_a_key_no_verb_of_any_route_does_anything(
-    backbone: Backbone, registry: Registry, keys: Path
-) -> None:
-    async with keyed_client(backbone, registry, keys) as client:
-        for template in {path for _, path in ACCESS}:
-            for verb in VERBS:
-                answer = await client.request(verb, filled(template))
-                is_public = template in PUBLIC and verb in {"GET", "HEAD"}
-                allowed = {200} if is_public else {401, 405}
-                assert status_of(answer) in allowed, (verb, template)
-                if status_of(answer) == 401:
-                    assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
-                    if verb != "HEAD" and not template.startswith(NEIGHBOURS):
-                        assert answer.json()["code"] == "unauthenticated"
+async def test_without_a_key_no_verb_of_any_route_does_anything(client: httpx.AsyncClient) -> None:
+    for template in {path for _, path in ACCESS}:
+        for verb in VERBS:
+            answer = await client.request(verb, filled(template))
+            is_public = template in PUBLIC and verb in {"GET", "HEAD"}
+            allowed = {200} if is_public else {401, 405}
+            assert status_of(answer) in allowed, (verb, template)
+            if status_of(answer) == 401:
+                assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
+                if verb != "HEAD" and not template.startswith(NEIGHBOURS):
+                    assert answer.json()["code"] == "unauthenticated"
 
 
 @pytest.mark.parametrize(
@@ -218,72 +234,64 @@ async def test_without_a_key_no_verb_of_any_route_does_anything(
     ids=lambda sent: repr(sent[0][:12]),
 )
 async def test_anything_but_a_key_is_unauthenticated(
-    backbone: Backbone, registry: Registry, keys: Path, sent: list[bytes]
+    client: httpx.AsyncClient, sent: list[bytes]
 ) -> None:
-    async with keyed_client(backbone, registry, keys) as client:
-        headers = [(b"authorization", value) for value in sent]
-        answer = await client.get("/v1/tasks", headers=headers)
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
-        assert answer.headers["connection"] == "close"
+    headers = [(b"authorization", value) for value in sent]
+    answer = await client.get("/v1/tasks", headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
+    assert answer.headers["connection"] == "close"
 
 
 async def test_a_key_is_taken_once_and_under_any_spelling_of_its_scheme(
-    backbone: Backbone, registry: Registry, keys: Path
+    client: httpx.AsyncClient, keys: Keys
 ) -> None:
-    value = add_key(keys, "one")["authorization"]
+    value = keys["ops"]["authorization"]
     key = value.removeprefix("Bearer ")
 
-    async with keyed_client(backbone, registry, keys) as client:
-        for spelling in (value, f"bearer {key}", f"BEARER   {key}  "):
-            answer = await client.get("/v1/tasks", headers={"authorization": spelling})
-            assert answer.status_code == 200
-        twice = [("authorization", value), ("authorization", value)]
-        assert (await client.get("/v1/tasks", headers=twice)).status_code == 401
-        in_address = await client.get(f"/v1/tasks?api_key={key}&access_token={key}")
-        assert in_address.status_code == 401
+    for spelling in (value, f"bearer {key}", f"BEARER   {key}  "):
+        answer = await client.get("/v1/tasks", headers={"authorization": spelling})
+        assert answer.status_code == 200
+    twice = [("authorization", value), ("authorization", value)]
+    assert (await client.get("/v1/tasks", headers=twice)).status_code == 401
+    in_address = await client.get(f"/v1/tasks?api_key={key}&access_token={key}")
+    assert in_address.status_code == 401
 
 
-async def test_the_host_header_opens_nothing(
-    backbone: Backbone, registry: Registry, keys: Path
-) -> None:
-    async with keyed_client(backbone, registry, keys) as client:
-        for verb, template in ACCESS:
-            if template in PUBLIC:
-                continue
-            for host in HOSTS:
-                headers = [(b"host", host.encode())]
-                answer = await client.request(verb, filled(template), headers=headers)
-                assert status_of(answer) == 401, (verb, template, host)
+async def test_the_host_header_opens_nothing(client: httpx.AsyncClient) -> None:
+    for verb, template in ACCESS:
+        if template in PUBLIC:
+            continue
+        for host in HOSTS:
+            headers = [(b"host", host.encode())]
+            answer = await client.request(verb, filled(template), headers=headers)
+            assert status_of(answer) == 401, (verb, template, host)
 
 
 async def test_each_scope_opens_its_own_routes_and_no_others(
-    backbone: Backbone, registry: Registry, keys: Path
+    client: httpx.AsyncClient, keys: Keys
 ) -> None:
-    headers = {scope: add_key(keys, scope.value, scopes=[scope]) for scope in Scope}
-
-    async with keyed_client(backbone, registry, keys) as client:
-        for (verb, template), needed in ACCESS.items():
-            for scope, key in headers.items():
-                answer = await client.request(verb, filled(template), headers=key)
-                is_open = needed is None or needed.scope is scope
-                assert (status_of(answer) not in {401, 403}) == is_open, (template, scope)
-                if not is_open:
-                    if verb != "HEAD" and not template.startswith(NEIGHBOURS):
-                        assert answer.json()["code"] == "insufficient_scope"
-                    assert needed is not None
-                    assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
+    for (verb, template), needed in ACCESS.items():
+        for scope in Scope:
+            answer = await client.request(verb, filled(template), headers=keys[scope.value])
+            is_open = needed is None or needed.scope is scope
+            assert (status_of(answer) not in {401, 403}) == is_open, (template, scope)
+            if not is_open:
+                if verb != "HEAD" and not template.startswith(NEIGHBOURS):
+                    assert answer.json()["code"] == "insufficient_scope"
+                assert needed is not None
+                assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
 
 
 async def test_the_history_names_the_key_that_moved_an_alias(
-    backbone: Backbone, tmp_path: Path, keys: Path
+    backbone: Backbone, tmp_path: Path, file: Path, keys: Keys
 ) -> None:
-    key = add_key(keys, "ops")
+    key = keys["ops"]
     place = "/v1/tasks/tone/aliases/prod"
     with Registry.open(tmp_path / "moved") as registry:
         for seed in range(2):
             publish_tiny_task(registry, backbone, seed=seed)
-        async with keyed_client(backbone, registry, keys) as client:
+        async with running_client(backbone, registry, make_settings(api_keys_file=file)) as client:
             for version in (1, 2):
                 await client.put(place, json={"version": version}, headers=key)
             shadow = {"version": 1, "share": 1.0}
@@ -313,14 +321,12 @@ async def test_the_history_names_the_key_that_moved_an_alias(
 
 
 async def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
-    backbone: Backbone, registry: Registry, keys: Path
+    client: httpx.AsyncClient, keys: Keys
 ) -> None:
-    some, every = add_key(keys, "some", tasks=[MINE]), add_key(keys, "every")
 
-    async with keyed_client(backbone, registry, keys) as client:
-        for path in ("/metrics", "/v1/memory"):
-            assert (await client.get(path, headers=some)).status_code == 403
-            assert (await client.get(path, headers=every)).status_code == 200
+    for path in ("/metrics", "/v1/memory"):
+        assert (await client.get(path, headers=keys["tenant"])).status_code == 403
+        assert (await client.get(path, headers=keys["ops"])).status_code == 200
 
 
 def spellings(template: str, task: str) -> list[str]:
@@ -341,85 +347,76 @@ def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
 
 
 async def test_a_hidden_task_and_a_missing_task_look_equal(
-    backbone: Backbone, registry: Registry, keys: Path
+    client: httpx.AsyncClient, keys: Keys
 ) -> None:
     """Requests to every route with a task, with right and wrong versions, aliases and bodies."""
-    headers = add_key(keys, "tenant", tasks=[MINE, "mine-*"]) | {"x-request-id": "same"}
-    owner = add_key(keys, "owner", tasks=[HIDDEN])
+    headers, owner = keys["tenant"] | {"x-request-id": "same"}, keys["owner"]
 
-    async with keyed_client(backbone, registry, keys) as client:
-        loaded = await client.post(f"/v1/tasks/{HIDDEN}/preload", headers=owner)
-        assert loaded.status_code == 200
-        for (verb, template), bodies in BODIES.items():
-            for hidden, unknown in zip(
-                spellings(template, HIDDEN), spellings(template, UNKNOWN), strict=True
-            ):
-                for body in bodies:
-                    answers = [
-                        await client.request(verb, path, json=body, headers=headers)
-                        for path in (hidden, unknown)
-                    ]
-                    assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
-                    assert answers[0].status_code in {404, 422}
-        for path, body_for in NAMING_BODIES.items():
-            for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
+    loaded = await client.post(f"/v1/tasks/{HIDDEN}/preload", headers=owner)
+    assert loaded.status_code == 200
+    for (verb, template), bodies in BODIES.items():
+        for hidden, unknown in zip(
+            spellings(template, HIDDEN), spellings(template, UNKNOWN), strict=True
+        ):
+            for body in bodies:
                 answers = [
-                    await client.post(path, json=body_for(task + tail), headers=headers)
-                    for task in (HIDDEN, UNKNOWN)
+                    await client.request(verb, path, json=body, headers=headers)
+                    for path in (hidden, unknown)
                 ]
-                assert seen(answers[0]) == seen(answers[1]), (path, tail)
+                assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
                 assert answers[0].status_code in {404, 422}
-        for template, body in POLICY_BODIES.items():
+    for path, body_for in NAMING_BODIES.items():
+        for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
             answers = [
-                await client.post(template.format(policy=name), json=body, headers=headers)
-                for name in (HIDDEN, UNKNOWN)
+                await client.post(path, json=body_for(task + tail), headers=headers)
+                for task in (HIDDEN, UNKNOWN)
             ]
-            assert seen(answers[0]) == seen(answers[1]), template
-            assert status_of(answers[0]) == 404
-        policies = (await client.get("/v1/policies", headers=headers)).json()["policies"]
-        assert [it["policy"]["name"] for it in policies] == [MINE]
-        tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
-        assert [task["name"] for task in tasks] == [MINE]
-        assert HIDDEN not in (await client.get("/info", headers=headers)).text
-        resident = await client.get(f"/v1/tasks/{HIDDEN}", headers=owner)
-        assert resident.json()["resident_versions"] == [1]
+            assert seen(answers[0]) == seen(answers[1]), (path, tail)
+            assert answers[0].status_code in {404, 422}
+    for template, body in POLICY_BODIES.items():
+        answers = [
+            await client.post(template.format(policy=name), json=body, headers=headers)
+            for name in (HIDDEN, UNKNOWN)
+        ]
+        assert seen(answers[0]) == seen(answers[1]), template
+        assert status_of(answers[0]) == 404
+    policies = (await client.get("/v1/policies", headers=headers)).json()["policies"]
+    assert [it["policy"]["name"] for it in policies] == [MINE]
+    tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
+    assert [task["name"] for task in tasks] == [MINE]
+    assert HIDDEN not in (await client.get("/info", headers=headers)).text
+    resident = await client.get(f"/v1/tasks/{HIDDEN}", headers=owner)
+    assert resident.json()["resident_versions"] == [1]
 
 
 async def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
-    backbone: Backbone, registry: Registry, keys: Path
+    client: httpx.AsyncClient, keys: Keys
 ) -> None:
-    headers = add_key(keys, "tenant", tasks=[MINE]) | {"x-request-id": "same"}
+    headers = keys["tenant"] | {"x-request-id": "same"}
 
-    async with keyed_client(backbone, registry, keys) as client:
-        for own in ([], [MINE]):
-            for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
-                answers = [
-                    await client.post(
-                        "/v1/predict",
-                        json={**QUERY, "tasks": [*own, other + tail]},
-                        headers=headers,
-                    )
-                    for other in (HIDDEN, UNKNOWN)
-                ]
-                assert seen(answers[0]) == seen(answers[1])
-                results = answers[0].json()["results"]
-                assert ["outputs" in result for result in results] == [True] * len(own) + [False]
+    for own in ([], [MINE]):
+        for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
+            answers = [
+                await client.post(
+                    "/v1/predict",
+                    json={**QUERY, "tasks": [*own, other + tail]},
+                    headers=headers,
+                )
+                for other in (HIDDEN, UNKNOWN)
+            ]
+            assert seen(answers[0]) == seen(answers[1])
+            results = answers[0].json()["results"]
+            assert ["outputs" in result for result in results] == [True] * len(own) + [False]
 
 
 async def test_the_answers_to_a_tenant_match_an_open_server(
-    backbone: Backbone, registry: Registry, keys: Path
+    anyone: httpx.AsyncClient, client: httpx.AsyncClient, keys: Keys
 ) -> None:
-    headers = add_key(keys, "tenant", tasks=["to*"], scopes=[Scope.PREDICT])
-
-    async with (
-        running_client(backbone, registry) as anyone,
-        keyed_client(backbone, registry, keys) as client,
-    ):
-        path = f"/v1/tasks/{MINE}/predict"
-        expected = await anyone.post(path, json=QUERY)
-        answer = await client.post(path, json=QUERY, headers=headers)
-        assert answer.status_code == 200
-        assert answer.json() == expected.json()
+    path = f"/v1/tasks/{MINE}/predict"
+    expected = await anyone.post(path, json=QUERY)
+    answer = await client.post(path, json=QUERY, headers=keys["asker"])
+    assert answer.status_code == 200
+    assert answer.json() == expected.json()
 
 
 @pytest.mark.parametrize(
@@ -439,22 +436,19 @@ async def test_the_answers_to_a_tenant_match_an_open_server(
     ],
 )
 async def test_a_page_of_another_site_changes_nothing_at_an_open_server(
-    backbone: Backbone, registry: Registry, headers: dict[str, str], *, is_refused: bool
+    anyone: httpx.AsyncClient, headers: dict[str, str], *, is_refused: bool
 ) -> None:
     """Browsers send requests without a body from any page, with the page's site in a header."""
 
     is_first = headers.get("sec-fetch-site") in {"cross-site", "none"}
     routes = ACCESS if is_first else list(ACCESS)[::7]
-    async with running_client(backbone, registry) as client:
-        for verb, template in routes:
-            answer = await client.request(verb, filled(template), headers=headers)
-            assert (status_of(answer) == 403) == (is_refused and verb != "GET")
-        assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
+    for verb, template in routes:
+        answer = await anyone.request(verb, filled(template), headers=headers)
+        assert (status_of(answer) == 403) == (is_refused and verb != "GET")
+    assert (await anyone.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
 
 
-async def test_a_stranger_is_refused_before_the_body_is_read(
-    backbone: Backbone, registry: Registry, keys: Path
-) -> None:
+async def test_a_stranger_is_refused_before_the_body_is_read(client: httpx.AsyncClient) -> None:
     num_read = 0
 
     async def body() -> AsyncGenerator[bytes]:
@@ -463,7 +457,6 @@ async def test_a_stranger_is_refused_before_the_body_is_read(
             num_read += 1
             yield b" " * 65_536
 
-    async with keyed_client(backbone, registry, keys) as client:
-        answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
-        assert answer.status_code == 401
+    answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
+    assert answer.status_code == 401
     assert num_read <= 1

@@ -1,7 +1,6 @@
 """The audit log of a server: every act of an operator, and no act without its line."""
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,14 @@ ACTS = [
 ]
 
 
-@pytest.fixture
-def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path / "registry") as opened:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
         for seed in range(2):
             publish_tiny_task(opened, backbone, seed=seed)
         opened.promote("tone", "prod", 1)
-        yield opened
+    return folder
 
 
 async def test_each_act_is_logged_with_its_caller_and_outcome(

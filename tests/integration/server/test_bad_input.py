@@ -29,9 +29,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield found
 
 
-def answer_of(address: str) -> object:
+def told_by(address: str) -> object:
+    """The server's answer to a good request, and its account of the task and its aliases."""
     headers = {"content-type": "application/json"}
-    return httpx.post(address + PREDICT, content=GOOD_BODY, headers=headers).json()
+    answer = httpx.post(address + PREDICT, content=GOOD_BODY, headers=headers).json()
+    task = httpx.get(f"{address}/v1/tasks/tone").json()
+    return answer, task["aliases"], task["candidates"]
 
 
 def num_open_files() -> int:
@@ -43,7 +46,7 @@ def test_no_bad_request_harms_the_server(
 ) -> None:
     requests = corpus(seed=0, num_mutations=NUM_MUTATIONS)
     assert len(requests) >= 1900
-    before, files_before = answer_of(address), num_open_files()
+    before, files_before = told_by(address), num_open_files()
     catch_from(("uvicorn.error",), caplog, monkeypatch)
 
     received = asyncio.run(send_all(address, requests, limit_s=LIMIT_S))
@@ -51,7 +54,7 @@ def test_no_bad_request_harms_the_server(
     faults = [f"{it.fault}: {it.request.name}: {it.data[:200]!r}" for it in received if it.fault]
     if faults:
         pytest.fail("\n".join(faults))
-    assert answer_of(address) == before
+    assert told_by(address) == before
     assert httpx.get(f"{address}/readyz").status_code == 200
     assert num_open_files() <= files_before + 5
     assert [it.message for it in caplog.records if it.levelno >= logging.ERROR] == []

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.compat import post
 from doubles.serving import make_settings, running_client
-from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
+from doubles.tasks import logits_alone, publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, TextInput
@@ -63,8 +64,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 def logits_of(backbone: Backbone, name: str, inputs: list[TextInput]) -> list[list[float]]:
     num_labels = len(LABELS.get(name, ()))
-    spec = spec_of(backbone, METHODS[name], num_labels=num_labels, kind=KINDS[name])
-    return logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), inputs)
+    return logits_alone(
+        backbone, inputs, method=METHODS[name], num_labels=num_labels, kind=KINDS[name]
+    )
 
 
 async def ask(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
@@ -198,24 +200,18 @@ async def test_what_is_no_input_is_told_what_an_input_is(
     assert error["message"] == f"{expected}, got {kind}"
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
+async def test_queries_count_as_inputs_and_their_documents_together(
+    backbone: Backbone, registry: Registry
+) -> None:
+    settings = make_settings(max_inputs=2, max_documents=4)
+    too_many: list[tuple[object, str]] = [
         ([{**QUERY, "documents": ["ann"]}] * 3, "at most 2 inputs, got 3"),
         ({**QUERY, "documents": ["ann"] * 5}, "at most 4 documents, got 5"),
         ([QUERY, {**QUERY, "documents": ["ann", "bob"]}], "at most 4 documents, got 5"),
-    ],
-)
-async def test_queries_count_as_inputs_and_their_documents_together(
-    backbone: Backbone, registry: Registry, inputs: object, message: str
-) -> None:
-    settings = make_settings(max_inputs=2, max_documents=4)
+    ]
     async with running_client(backbone, registry, settings) as client:
-        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": inputs})
-        four = await client.post(
-            f"/v1/tasks/{RANKS}/predict", json={"inputs": [{**QUERY, "documents": ["a", "b"]}] * 2}
-        )
-
-    assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
-    assert message in answer.json()["detail"]
-    assert four.status_code == 200
+        for inputs, message in too_many:
+            refused = await post(client, f"/v1/tasks/{RANKS}/predict", {"inputs": inputs}, 422)
+            assert refused["code"] == "too_many_inputs"
+            assert message in refused["detail"]
+        await ask(client, RANKS, {"inputs": [{**QUERY, "documents": ["a", "b"]}] * 2})

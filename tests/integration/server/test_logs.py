@@ -4,6 +4,7 @@ import logging
 from collections.abc import Generator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from doubles.access import add_key
@@ -16,50 +17,47 @@ from nunatak_registry import Registry
 PREDICT = "/v1/tasks/tone/predict"
 
 
-@pytest.fixture
-def registry(backbone: Backbone, tmp_path: Path) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
-        publish_tiny_task(opened, backbone)
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for task in ("tone", "new"):
+            publish_tiny_task(opened, backbone, task=task)
         yield opened
 
 
 async def test_a_request_is_one_event_with_what_it_passed_through(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        with logged_events() as events:
-            answer = await client.post(
-                PREDICT, json={"inputs": "x"}, headers={"x-request-id": "mine-1"}
-            )
-            (event,) = events.named("request")
+    with logged_events() as events:
+        answer = await client.post(
+            PREDICT, json={"inputs": "x"}, headers={"x-request-id": "mine-1"}
+        )
+        (event,) = events.named("request")
 
-        assert answer.status_code == event["status"] == 200
-        assert (event["request_id"], event["method"]) == ("mine-1", "POST")
-        assert event["route"] == "/v1/tasks/{task}/predict"
-        assert event["tasks"] == ["tone/1"]
-        assert event["batch_rows"] == 1
-        assert event["load_ms"] > 0
-        assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
-        assert "failed" not in event
+    assert answer.status_code == event["status"] == 200
+    assert (event["request_id"], event["method"]) == ("mine-1", "POST")
+    assert event["route"] == "/v1/tasks/{task}/predict"
+    assert event["tasks"] == ["tone/1"]
+    assert event["batch_rows"] == 1
+    assert event["load_ms"] > 0
+    assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
+    assert "failed" not in event
 
 
 async def test_a_stream_is_one_event_with_the_tasks_of_all_its_parts(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
-    publish_tiny_task(registry, backbone, task="new")
+    await client.post(PREDICT, json={"inputs": "x"})
+    with logged_events() as events:
+        await client.post(
+            "/v1/predict",
+            json={"inputs": "x", "tasks": ["tone", "new"]},
+            headers={"accept": "application/x-ndjson"},
+        )
+        (event,) = events.named("request")
 
-    async with running_client(backbone, registry) as client:
-        await client.post(PREDICT, json={"inputs": "x"})
-        with logged_events() as events:
-            await client.post(
-                "/v1/predict",
-                json={"inputs": "x", "tasks": ["tone", "new"]},
-                headers={"accept": "application/x-ndjson"},
-            )
-            (event,) = events.named("request")
-
-        assert sorted(event["tasks"]) == ["new/1", "tone/1"]
-        assert event["load_ms"] > 0
+    assert sorted(event["tasks"]) == ["new/1", "tone/1"]
+    assert event["load_ms"] > 0
 
 
 async def test_an_event_names_the_callers_key_and_nobody_who_has_none(
@@ -93,36 +91,31 @@ async def test_an_event_names_the_callers_key_and_nobody_who_has_none(
     ],
 )
 async def test_an_operators_event_names_the_task_after_any_outcome(
-    backbone: Backbone, registry: Registry, verb: str, path: str, body: object, task: str
+    client: httpx.AsyncClient, verb: str, path: str, body: object, task: str
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        with logged_events() as events:
-            await client.request(verb, f"/v1/tasks/tone/{path}", json=body)
-            await client.request(verb, f"/v1/tasks/absent/{path}", json=body)
-            event, absent = events.named("request")
+    with logged_events() as events:
+        await client.request(verb, f"/v1/tasks/tone/{path}", json=body)
+        await client.request(verb, f"/v1/tasks/absent/{path}", json=body)
+        event, absent = events.named("request")
 
-        assert event["task"] == task
-        assert "task" not in absent
-
-
-async def test_a_refusal_is_an_event_too(backbone: Backbone, registry: Registry) -> None:
-    async with running_client(backbone, registry) as client:
-        with logged_events() as events:
-            await client.post("/v1/tasks/absent/predict", json={"inputs": "x"})
-            await client.get("/nowhere")
-        found = [(event["route"], event["status"]) for event in events.named("request")]
-        assert found == [("/v1/tasks/{task}/predict", 404), ("none", 404)]
+    assert event["task"] == task
+    assert "task" not in absent
 
 
-async def test_probes_are_no_events_unless_one_debugs(
-    backbone: Backbone, registry: Registry
-) -> None:
-    async with running_client(backbone, registry) as client:
-        for level, expected in ((logging.INFO, 0), (logging.DEBUG, 2)):
-            with logged_events(level) as events:
-                await client.get("/readyz")
-                await client.get("/metrics")
-            assert len(events.named("request")) == expected
+async def test_a_refusal_is_an_event_too(client: httpx.AsyncClient) -> None:
+    with logged_events() as events:
+        await client.post("/v1/tasks/absent/predict", json={"inputs": "x"})
+        await client.get("/nowhere")
+    found = [(event["route"], event["status"]) for event in events.named("request")]
+    assert found == [("/v1/tasks/{task}/predict", 404), ("none", 404)]
+
+
+async def test_probes_are_no_events_unless_one_debugs(client: httpx.AsyncClient) -> None:
+    for level, expected in ((logging.INFO, 0), (logging.DEBUG, 2)):
+        with logged_events(level) as events:
+            await client.get("/readyz")
+            await client.get("/metrics")
+        assert len(events.named("request")) == expected
 
 
 async def test_events_of_requests_can_be_turned_off(backbone: Backbone, registry: Registry) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 
+from doubles.compat import counted
 from doubles.tasks import MAX_LENGTH, random_branch, tiny_task
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
@@ -186,20 +187,11 @@ async def test_tasks_of_one_length_share_the_trunk_rows_of_windows(
 ) -> None:
     names, new = ["guard", "topic", "tags"], LONG.replace("ann", "dan")
     await ask(client, "/v1/predict", {"inputs": SHORT, "tasks": names})
-    before = await shared_rows(client)
+    before = await counted(client, "nunatak_shared_trunk_rows_total")
     await ask(client, "/v1/predict", {"inputs": new, "tasks": names})
 
     num_windows = len(alone(backbone, TASKS["guard"], new))
-    assert await shared_rows(client) - before == 2 * num_windows
-
-
-async def shared_rows(client: httpx.AsyncClient) -> float:
-    return await counted(client, "nunatak_shared_trunk_rows_total")
-
-
-async def counted(client: httpx.AsyncClient, name: str) -> float:
-    lines = (await client.get("/metrics")).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+    assert await counted(client, "nunatak_shared_trunk_rows_total") - before == 2 * num_windows
 
 
 @pytest.mark.parametrize("chosen_by", ["task", "request"])

@@ -16,9 +16,11 @@ from nunatak_registry import Registry
 
 NUM_DOCUMENTS = 1000
 QUERY = "who came?"
-DOCUMENTS = [f"{number} ann met bob in oslo, and cy came later." for number in range(NUM_DOCUMENTS)]
+DOCUMENTS = [f"{number} ann met bob." for number in range(NUM_DOCUMENTS)]
 RANKS, TOPIC = "ranks", "topic"
 MIN_ANSWERED = 3
+PARTS = range(0, NUM_DOCUMENTS, 190)
+"""The first documents of parts that are ranked alone."""
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +74,15 @@ def test_a_thousand_documents_are_ranked_while_short_requests_are_answered(addre
         while not ranking.done():
             assert classified(client) == pytest.approx(expected, abs=1e-5)
             num_answered += 1
-        parts = [ranked(client, DOCUMENTS[begin : begin + 50]) for begin in range(0, 1000, 50)]
+        parts = {begin: ranked(client, DOCUMENTS[begin : begin + 50]) for begin in PARTS}
 
     # At most two of the answered requests did not run next to the ranking.
     assert num_answered >= MIN_ANSWERED + 2
-    alone = [part[index] for part in parts for index in range(50)]
     together = ranking.result()
-    assert [together[index] for index in range(NUM_DOCUMENTS)] == pytest.approx(alone, abs=1e-5)
-    assert len(set(alone)) > 1
+    assert together.keys() == {*range(NUM_DOCUMENTS)}
+    alone = {begin + index: score for begin, it in parts.items() for index, score in it.items()}
+    assert {index: together[index] for index in alone} == pytest.approx(alone, abs=1e-5)
+    assert len({*alone.values()}) > 1
 
 
 def test_every_protocol_that_ranks_takes_as_many_documents(address: str) -> None:

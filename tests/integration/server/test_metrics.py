@@ -21,6 +21,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_contract.questions import QuestionCard
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 ROOT = Path(__file__).parents[3]
@@ -301,23 +302,25 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
-@pytest.mark.parametrize("path", ["/v1/memory", "/metrics", "/v1/tasks"])
-async def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str) -> None:
-    backbone = tiny_backbone()
-
-    async def scenario(registry: Registry) -> tuple[int, int]:
-        async with running_client(backbone, registry) as client:
-            without = await looks_at_tensors(client, path)
-            for name in METHODS:
-                loaded = await client.post(f"/v1/tasks/{name}/preload")
-                assert loaded.status_code == 200
-            return without, await looks_at_tensors(client, path)
-
-    with Registry.open(tmp_path) as registry:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
         for name, method in METHODS.items():
-            publish_tiny_task(registry, backbone, task=name, method=method)
-        without, beside_tasks = await scenario(registry)
+            publish_tiny_task(opened, backbone, task=name, method=method)
+    return folder
+
+
+async def test_what_is_in_memory_is_not_weighed_again(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        paths = ("/v1/memory", "/metrics", "/v1/tasks")
+        without = [await looks_at_tensors(client, path) for path in paths]
+        for name in METHODS:
+            assert (await client.post(f"/v1/tasks/{name}/preload")).status_code == 200
+        beside_tasks = [await looks_at_tensors(client, path) for path in paths]
 
     assert beside_tasks == without
     # The size of the backbone is computed on the same thread, so the counter certainly works.
-    assert (without > 0) == (path != "/v1/tasks")
+    assert [number > 0 for number in without] == [True, True, False]

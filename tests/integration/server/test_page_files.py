@@ -1,40 +1,31 @@
 """The files of the web page: the sent files, their policy, and files that are never sent."""
 
-import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
-from doubles.serving import running_client
 from nunatak_registry import Registry
 from nunatak_server import page
 from nunatak_server.http.pages import MEDIA_TYPES
 
 FOLDER = Path(str(page.__file__)).parent
 PAGES = {"/": "index.html", "/docs": "docs.html"}
-Get = Callable[[str], httpx.Response]
 
 
-@pytest.fixture
-def get(tmp_path: Path) -> Get:
-    def get_one(path: str) -> httpx.Response:
-        async def scenario() -> httpx.Response:
-            with Registry.open(tmp_path) as registry:
-                async with running_client(tiny_backbone(num_layers=1), registry) as client:
-                    return await client.get(path)
-
-        return asyncio.run(scenario())
-
-    return get_one
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/page/page.js", "/page/page.css", "/page/icon.svg"])
-def test_every_file_allows_nothing_from_elsewhere(get: Get, path: str) -> None:
-    answer = get(path)
+async def test_every_file_allows_nothing_from_elsewhere(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.get(path)
 
     policy = answer.headers["content-security-policy"]
     assert answer.status_code == 200
@@ -45,8 +36,8 @@ def test_every_file_allows_nothing_from_elsewhere(get: Get, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fapp.py", "__init__.py", "index.html"])
-def test_no_other_file_is_sent(get: Get, name: str) -> None:
-    answer = get(f"/page/{name}")
+async def test_no_other_file_is_sent(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(f"/page/{name}")
 
     assert answer.status_code == 404
     assert answer.json()["code"] == "route_not_found"

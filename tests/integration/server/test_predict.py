@@ -1,6 +1,6 @@
 import math
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,7 @@ import httpx
 import pytest
 
 from doubles.serving import make_settings, running_client
-from doubles.tasks import (
-    LABELS,
-    TOP_LAYER,
-    logits_alone,
-    publish_tiny_task,
-    random_parameters,
-    spec_of,
-)
+from doubles.tasks import LABELS, TOP_LAYER, logits_alone, publish_tiny_task
 from nunatak_contract.enums import Kernels, ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
@@ -56,6 +49,13 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
+@pytest.fixture
+async def cold(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a server that has answered nothing yet."""
+    async with running_client(backbone, registry) as opened:
+        yield opened
+
+
 def as_sent(item: TextInput) -> object:
     return item if isinstance(item, str) else {"text": item[0], "text_pair": item[1]}
 
@@ -65,8 +65,7 @@ def logits_in(ranking: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def expected_logits(backbone: Backbone, method: Method) -> list[dict[str, float]]:
-    spec = spec_of(backbone, method, num_labels=3)
-    rows = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), INPUTS)
+    rows = logits_alone(backbone, INPUTS, method=method)
     return [dict(zip(("calm", "urgent", "other"), row, strict=True)) for row in rows]
 
 
@@ -106,8 +105,7 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
             fan_out = (
                 await client.post("/v1/predict", json={"inputs": items, "tasks": ["tone"]})
             ).json()["results"][0]
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(labels))
-    rows = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), INPUTS)
+    rows = logits_alone(backbone, INPUTS, num_labels=len(labels))
     expected = [predicted_by_loop(manifest, dict(zip(labels, row, strict=True))) for row in rows]
 
     assert {it["problem_type"] for it in (one, many, fan_out)} == {problem.value}
@@ -153,12 +151,11 @@ async def test_a_mixed_batch_answers_as_each_row_alone(
             assert logits_in(ranking) == pytest.approx(row, abs=TOLERANCE)
 
 
-async def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry) -> None:
-    async with running_client(backbone, registry) as client:
-        for name in METHODS:
-            await client.post(f"/v1/tasks/{name}/preload")
-        await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
-        metrics = (await client.get("/metrics")).text
+async def test_a_fan_out_shares_its_trunk(cold: httpx.AsyncClient) -> None:
+    for name in METHODS:
+        await cold.post(f"/v1/tasks/{name}/preload")
+    await cold.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
+    metrics = (await cold.get("/metrics")).text
 
     # `full` has no trunk and `lora` adapts every layer, so four of the six tasks share one row.
     assert "nunatak_shared_trunk_rows_total 3.0" in metrics
@@ -221,11 +218,10 @@ async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good
     assert int(answer.headers["x-batch-size"]) <= 3
 
 
-async def test_the_ledger_adds_up(backbone: Backbone, registry: Registry) -> None:
-    async with running_client(backbone, registry) as client:
-        before = (await client.get("/v1/memory")).json()
-        await client.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
-        after = (await client.get("/v1/memory")).json()
+async def test_the_ledger_adds_up(cold: httpx.AsyncClient) -> None:
+    before = (await cold.get("/v1/memory")).json()
+    await cold.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
+    after = (await cold.get("/v1/memory")).json()
 
     assert before["tasks"] == []
     assert before["shared_bytes"] == before["backbone"]["bytes"]
@@ -256,13 +252,12 @@ async def test_several_versions_of_a_task_replace_one_model(
     assert two["saved_share_formula"] == one["saved_share_formula"]
 
 
-async def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> None:
+async def test_tasks_are_listed_and_shown(client: httpx.AsyncClient, registry: Registry) -> None:
     registry.promote("topk", "prod", 1)
 
-    async with running_client(backbone, registry) as client:
-        await client.post("/v1/tasks/topk/preload")
-        listed = (await client.get("/v1/tasks")).json()["tasks"]
-        shown = (await client.get("/v1/tasks/topk", params={"version": 1})).json()
+    await client.post("/v1/tasks/topk/preload")
+    listed = (await client.get("/v1/tasks")).json()["tasks"]
+    shown = (await client.get("/v1/tasks/topk", params={"version": 1})).json()
 
     assert [task["name"] for task in listed] == sorted(METHODS)
     summary = next(task for task in listed if task["name"] == "topk")

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from doubles.compat import counted
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
@@ -36,11 +37,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
-async def num_batches(client: httpx.AsyncClient) -> float:
-    lines = (await client.get("/metrics")).text.splitlines()
-    return sum(float(it.split()[1]) for it in lines if it.startswith("nunatak_batch_rows_count"))
-
-
 async def test_short_questions_preempt_a_long_list_and_all_answers_stay_the_same(
     backbone: Backbone, registry: Registry
 ) -> None:
@@ -57,9 +53,9 @@ async def test_short_questions_preempt_a_long_list_and_all_answers_stay_the_same
     settings = make_settings(max_inputs=NUM_TEXTS, trunk_cache_bytes=0)
     async with running_client(backbone, registry, settings) as client:
         alone = scores([await ask(client, "short", "who?")])
-        before = await num_batches(client)
+        before = await counted(client, "nunatak_batch_rows_count")
         expected = scores(await ask(client, "bulk", texts))
-        list_batches = await num_batches(client) - before
+        list_batches = await counted(client, "nunatak_batch_rows_count") - before
 
         bulk = asyncio.create_task(ask(client, "bulk", texts))
         answered_before_the_list = 0

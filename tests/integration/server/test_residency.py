@@ -3,7 +3,7 @@ import gc
 import itertools
 import platform
 import random
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,27 @@ LOGITS = {"function_to_apply": "none", "top_k": 3}
 Oracle = dict[tuple[str, int, str], dict[str, float]]
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    """A registry with two versions of each task; the first has the alias."""
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
+        for index in range(NUM_TASKS):
+            for number in range(2):
+                publish_tiny_task(opened, backbone, task=f"task-{index}", seed=2 * index + number)
+            opened.promote(f"task-{index}", "prod", 1)
+    return folder
+
+
 @pytest.fixture
-def registry(tmp_path: Path) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
+def versions(registry: Registry) -> list[TaskManifest]:
+    return [it for index in range(NUM_TASKS) for it in registry.versions(f"task-{index}")]
+
+
+@pytest.fixture
+async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running_client(backbone, registry) as opened:
         yield opened
-
-
-@pytest.fixture
-def versions(registry: Registry, backbone: Backbone) -> list[TaskManifest]:
-    """Two versions of each task; the first has the alias."""
-    published = [
-        publish_tiny_task(registry, backbone, task=f"task-{index}", seed=2 * index + number)
-        for index in range(NUM_TASKS)
-        for number in range(2)
-    ]
-    for index in range(NUM_TASKS):
-        registry.promote(f"task-{index}", "prod", 1)
-    return published
 
 
 def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
@@ -191,7 +195,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
 
 
 async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+    client: httpx.AsyncClient, versions: list[TaskManifest]
 ) -> None:
     """No alias has moved then, and the next request finds the loaded version."""
     paths = {
@@ -201,15 +205,14 @@ async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
         "/v1/tasks/task-3/aliases/prod/canary": {"version": 2, "share": 0.1},
     }
 
-    async with running_client(backbone, registry) as client:
-        for path, body in paths.items():
-            method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
-            late = await client.request(method, path, json=body, headers=hurry)
-            assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-        for index in (2, 3):
-            shown = (await client.get(f"/v1/tasks/task-{index}")).json()
-            assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
-        for path, body in paths.items():
-            answer = await client.request("PUT" if body else "POST", path, json=body)
-            assert answer.status_code == 200
+    for path, body in paths.items():
+        method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
+        late = await client.request(method, path, json=body, headers=hurry)
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    for index in (2, 3):
+        shown = (await client.get(f"/v1/tasks/task-{index}")).json()
+        assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
+    for path, body in paths.items():
+        answer = await client.request("PUT" if body else "POST", path, json=body)
+        assert answer.status_code == 200
     assert len(versions) == 2 * NUM_TASKS

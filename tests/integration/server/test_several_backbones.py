@@ -1,6 +1,6 @@
 """A server with several backbones: each task runs on its own, and backbones share nothing."""
 
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,8 @@ from nunatak_server.engine.backbones import Backbones, load_serving_backbones
 TEXTS = ["where is my parcel?", "thank you"]
 TASKS = {"first": ["one_top", "one_head"], "second": ["two_top", "two_head"]}
 OPTIONS = {"function_to_apply": "none"}
+MOVED = ("canaried", "shadowed")
+"""Tasks whose version 2 runs on the second backbone."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,29 @@ def registry(
         for prefix, backbone in (("one", first), ("two", second)):
             publish_tiny_task(opened, backbone, task=f"{prefix}_top", method=TopK(num_layers=1))
             publish_tiny_task(opened, backbone, task=f"{prefix}_head", method=HeadOnly())
+            for task in MOVED:
+                publish_tiny_task(opened, backbone, task=task)
+        for task in MOVED:
+            opened.promote(task, "prod", 1)
+        publish_tiny_task(opened, tiny_backbone(num_layers=4, seed=3), task="third")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def alone(
+    first: Backbone, second: Backbone, registry: Registry
+) -> AsyncGenerator[list[httpx.AsyncClient]]:
+    """Clients of two servers with one backbone each."""
+    async with running_client(first, registry) as one, running_client(second, registry) as two:
+        yield [one, two]
+
+
+@pytest.fixture(scope="module")
+async def client(
+    first: Backbone, second: Backbone, registry: Registry
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a server with both backbones."""
+    async with running_client(first, registry, others=[second]) as opened:
         yield opened
 
 
@@ -55,54 +80,48 @@ async def scores(client: httpx.AsyncClient, tasks: list[str]) -> dict[str, objec
 
 
 async def test_each_task_has_the_bits_of_a_server_with_its_backbone_alone(
-    first: Backbone, second: Backbone, registry: Registry
+    client: httpx.AsyncClient, alone: list[httpx.AsyncClient]
 ) -> None:
     expected = dict[str, object]()
-    for backbone, tasks in ((first, TASKS["first"]), (second, TASKS["second"])):
-        async with running_client(backbone, registry) as client:
-            expected |= await scores(client, tasks)
+    for server, tasks in zip(alone, TASKS.values(), strict=True):
+        expected |= await scores(server, tasks)
 
-    async with running_client(first, registry, others=[second]) as client:
-        mixed = [name for pair in zip(*TASKS.values(), strict=True) for name in pair]
-        # The second round reads the trunk cache, whose states must stay apart as well.
-        found = [await scores(client, mixed) for _ in range(2)]
+    mixed = [name for pair in zip(*TASKS.values(), strict=True) for name in pair]
+    # The second round reads the trunk cache, whose states must stay apart as well.
+    found = [await scores(client, mixed) for _ in range(2)]
 
     assert found == [expected, expected]
     assert expected["one_top"] != expected["two_top"]
 
 
 async def test_embeddings_come_from_the_named_backbone(
-    first: Backbone, second: Backbone, registry: Registry
+    client: httpx.AsyncClient, alone: list[httpx.AsyncClient], first: Backbone, second: Backbone
 ) -> None:
     async def vectors(client: httpx.AsyncClient, model: str) -> object:
         answer = await client.post("/v1/embeddings", json={"model": model, "input": TEXTS})
         assert answer.status_code == 200, answer.text
         return [it["embedding"] for it in answer.json()["data"]]
 
-    alone = list[object]()
-    for backbone in (first, second):
-        async with running_client(backbone, registry) as client:
-            alone.append(await vectors(client, backbone.name))
+    names = (first.name, second.name)
+    expected = [await vectors(*each) for each in zip(alone, names, strict=True)]
 
-    async with running_client(first, registry, others=[second]) as client:
-        assert [await vectors(client, it.name) for it in (first, second)] == alone
-        assert alone[0] != alone[1]
-        unnamed = await client.post("/tei/backbone/embed", json={"inputs": TEXTS})
-        assert unnamed.json() == alone[0]
-        wrong = await client.post("/v1/embeddings", json={"model": "third", "input": TEXTS})
-        assert wrong.status_code == 404
-        assert first.name in wrong.text
-        assert second.name in wrong.text
+    assert [await vectors(client, name) for name in names] == expected
+    assert expected[0] != expected[1]
+    unnamed = await client.post("/tei/backbone/embed", json={"inputs": TEXTS})
+    assert unnamed.json() == expected[0]
+    wrong = await client.post("/v1/embeddings", json={"model": "third", "input": TEXTS})
+    assert wrong.status_code == 404
+    assert first.name in wrong.text
+    assert second.name in wrong.text
 
 
 async def test_the_server_shows_all_its_backbones(
-    first: Backbone, second: Backbone, registry: Registry
+    client: httpx.AsyncClient, first: Backbone, second: Backbone
 ) -> None:
-    async with running_client(first, registry, others=[second]) as client:
-        await scores(client, ["one_top", "two_top"])
-        info, memory = (await client.get("/info")).json(), (await client.get("/v1/memory")).json()
-        models = (await client.get("/v1/models")).json()["data"]
-        metrics = (await client.get("/metrics")).text
+    await scores(client, ["one_top", "two_top"])
+    info, memory = (await client.get("/info")).json(), (await client.get("/v1/memory")).json()
+    models = (await client.get("/v1/models")).json()["data"]
+    metrics = (await client.get("/metrics")).text
 
     for shown in (info, memory):
         digests = [shown["backbone"]["digest"], *(it["digest"] for it in shown["other_backbones"])]
@@ -115,67 +134,52 @@ async def test_the_server_shows_all_its_backbones(
 
 
 async def test_a_verdict_may_ask_tasks_of_several_backbones(
-    first: Backbone, second: Backbone, tmp_path: Path
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
-    with Registry.open(tmp_path) as registry:
-        for task, backbone in (("tone", first), ("topic", second)):
-            publish_tiny_task(registry, backbone, task=task, labels=("calm", "urgent"))
-        async with running_client(first, registry, others=[second]) as client:
-            outputs = await native(client, "topic", TEXTS[0])
-            score = next(it["score"] for it in outputs if it["label"] == "urgent")
-            for margin, action in ((-1e-6, "block"), (1e-6, "allow")):
-                rule = make_rule(
-                    when("tone", "urgent", threshold=1e-9),
-                    when("topic", "urgent", threshold=score + margin),
-                    combine=Combine.ALL,
-                )
-                registry.policies.put(make_policy(rule, name=f"guard-{action}"))
-                found = await post(client, f"/v1/verdicts/guard-{action}", {"inputs": TEXTS[0]})
+    outputs = await native(client, "two_top", TEXTS[0])
+    score = next(it["score"] for it in outputs if it["label"] == "urgent")
+    for margin, action in ((-1e-6, "block"), (1e-6, "allow")):
+        rule = make_rule(
+            when("one_top", "urgent", threshold=1e-9),
+            when("two_top", "urgent", threshold=score + margin),
+            combine=Combine.ALL,
+        )
+        registry.policies.put(make_policy(rule, name=f"guard-{action}"))
+        found = await post(client, f"/v1/verdicts/guard-{action}", {"inputs": TEXTS[0]})
 
-                assert (found["action"], found["failures"]) == (action, [])
-                assert sorted(found["tasks"]) == ["tone/1", "topic/1"]
+        assert (found["action"], found["failures"]) == (action, [])
+        assert sorted(found["tasks"]) == ["one_top/1", "two_top/1"]
 
 
 async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
-    first: Backbone, second: Backbone, tmp_path: Path
+    client: httpx.AsyncClient, first: Backbone, second: Backbone
 ) -> None:
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, tiny_backbone(num_layers=4, seed=3), task="third")
-        async with running_client(first, registry, others=[second]) as client:
-            answer = await client.post("/v1/tasks/third/predict", json={"inputs": TEXTS})
+    refused = await post(client, "/v1/tasks/third/predict", {"inputs": TEXTS}, 409)
 
-    assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
-    assert all(it.name in answer.json()["detail"] for it in (first, second))
+    assert refused["code"] == "backbone_mismatch"
+    assert all(it.name in refused["detail"] for it in (first, second))
 
 
 @pytest.mark.parametrize("path", ["/v2/models/third/ready", "/tei/tasks/third/health"])
 async def test_no_protocol_calls_a_task_ready_whose_backbone_is_not_here(
-    first: Backbone, tmp_path: Path, path: str
+    alone: list[httpx.AsyncClient], first: Backbone, path: str
 ) -> None:
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, tiny_backbone(num_layers=4, seed=3), task="third")
-        async with running_client(first, registry) as client:
-            answer = await client.get(path)
-            cards = (await client.get("/srun/v1/models")).json()["data"]
+    answer = await alone[0].get(path)
+    cards = (await alone[0].get("/srun/v1/models")).json()["data"]
 
     assert answer.status_code == 409, answer.text
-    assert [it["id"] for it in cards] == [first.name]
+    assert {it["id"] for it in cards} == {first.name, *TASKS["first"], *MOVED}
 
 
 async def test_a_canary_may_run_on_another_backbone(
-    first: Backbone, second: Backbone, tmp_path: Path
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
-    with Registry.open(tmp_path) as registry:
-        publish_tiny_task(registry, first, task="tone")
-        publish_tiny_task(registry, second, task="tone")
-        registry.promote("tone", "prod", 1)
-        async with running_client(first, registry, others=[second]) as client:
-            expected = await scores(client, ["tone/2"])
-            canary = Candidate(
-                task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0
-            )
-            registry.rollouts.set(canary)
-            found = await scores(client, ["tone"])
+    expected = await scores(client, ["canaried/2"])
+    canary = Candidate(
+        task="canaried", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0
+    )
+    registry.rollouts.set(canary)
+    found = await scores(client, ["canaried"])
 
     assert list(found.values()) == list(expected.values())
 
@@ -223,27 +227,23 @@ def test_no_token_costs_more_than_one_of_the_largest_backbone(layers: tuple[int,
 
 
 async def test_an_older_registrys_shadow_on_another_backbone_disturbs_no_request(
-    first: Backbone, second: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: list[httpx.AsyncClient], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def accept(*_: object, **__: object) -> None:
         """Check nothing, as older releases did."""
 
     monkeypatch.setattr("nunatak_registry.rollouts.check_candidate", accept)
-    with Registry.open(tmp_path) as registry:
-        for backbone in (first, second):
-            publish_tiny_task(registry, backbone, task="tone")
-        registry.promote("tone", "prod", 1)
-        shadow = Candidate(
-            task="tone", alias="prod", role=CandidateRole.SHADOW, version=2, share=1.0
-        )
-        registry.rollouts.set(shadow)
-        async with running_client(first, registry) as client:
-            expected = await scores(client, ["tone/1"])
-            found = await scores(client, ["tone"])
-            metrics = (await client.get("/metrics")).text
+    shadow = Candidate(
+        task="shadowed", alias="prod", role=CandidateRole.SHADOW, version=2, share=1.0
+    )
+    registry.rollouts.set(shadow)
+    expected = await scores(alone[0], ["shadowed/1"])
+    found = await scores(alone[0], ["shadowed"])
+    metrics = (await alone[0].get("/metrics")).text
 
     assert list(found.values()) == list(expected.values())
-    assert f'nunatak_shadow_inputs_total{{outcome="dropped",task="tone"}} {len(TEXTS)}.0' in metrics
+    dropped = 'nunatak_shadow_inputs_total{outcome="dropped",task="shadowed"}'
+    assert f"{dropped} {len(TEXTS)}.0" in metrics
 
 
 def test_backbones_of_the_settings_are_loaded_in_their_order(tmp_path: Path) -> None:

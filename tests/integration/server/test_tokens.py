@@ -49,13 +49,19 @@ async def client_of(
         yield client
 
 
+@pytest.fixture
+async def client(
+    backbone: Backbone, registry: Registry, issuer: Issuer
+) -> AsyncGenerator[httpx.AsyncClient]:
+    async with client_of(backbone, registry, issuer) as opened:
+        yield opened
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-async def test_no_forged_token_opens_any_route(
-    backbone: Backbone, registry: Registry, issuer: Issuer
-) -> None:
+async def test_no_forged_token_opens_any_route(client: httpx.AsyncClient, issuer: Issuer) -> None:
     good: dict[str, Any] = {"scope": ALL, "nunatak_tasks": "*"}
     forged = {
         "it has expired": issuer.token(exp=1, **good),
@@ -65,41 +71,39 @@ async def test_no_forged_token_opens_any_route(
         "the issuer has no such key": issuer.token(header={"kid": "unknown"}, **good),
         "it needs a key id, and a signature RS256 or ES256": unsigned(issuer, "none"),
     }
-    async with client_of(backbone, registry, issuer) as client:
-        guarded = [it for it, needed in access_by_route().items() if needed is not None]
-        for number, (verb, template) in enumerate(guarded):
-            # The first shows that every route looks; the others differ in why they are refused.
-            for reason, token in list(forged.items())[: None if number % 10 == 0 else 1]:
-                answer = await client.request(verb, filled(template), headers=bearer(token))
-                assert status_of(answer) == 401, (verb, template, reason)
-                assert answer.headers["www-authenticate"] == (
-                    f'Bearer realm="nunatak", error="invalid_token", error_description="{reason}"'
-                )
-                assert answer.headers["connection"] == "close"
-                assert token not in answer.text
-            hmac = await client.request(
-                verb, filled(template), headers=bearer(signed_with_the_public_key(issuer))
+    guarded = [it for it, needed in access_by_route().items() if needed is not None]
+    for number, (verb, template) in enumerate(guarded):
+        # The first shows that every route looks; the others differ in why they are refused.
+        for reason, token in list(forged.items())[: None if number % 10 == 0 else 1]:
+            answer = await client.request(verb, filled(template), headers=bearer(token))
+            assert status_of(answer) == 401, (verb, template, reason)
+            assert answer.headers["www-authenticate"] == (
+                f'Bearer realm="nunatak", error="invalid_token", error_description="{reason}"'
             )
-            assert status_of(hmac) == 401
-            assert status_of(await client.request(verb, filled(template))) == 401
+            assert answer.headers["connection"] == "close"
+            assert token not in answer.text
+        hmac = await client.request(
+            verb, filled(template), headers=bearer(signed_with_the_public_key(issuer))
+        )
+        assert status_of(hmac) == 401
+        assert status_of(await client.request(verb, filled(template))) == 401
 
 
 async def test_the_tasks_of_other_tenants_do_not_exist_for_a_token(
-    backbone: Backbone, registry: Registry, issuer: Issuer
+    client: httpx.AsyncClient, issuer: Issuer
 ) -> None:
     mine = bearer(issuer.token(scope=ALL, nunatak_tasks=[MINE]))
     theirs = bearer(issuer.token(scope=ALL, nunatak_tasks=HIDDEN, sub="other"))
     unscoped = bearer(issuer.token(scope="openid admin", nunatak_tasks="*"))
-    async with client_of(backbone, registry, issuer) as client:
-        assert (await client.get("/v1/tasks", headers=unscoped)).status_code == 403
-        for headers, own, other in ((mine, MINE, HIDDEN), (theirs, HIDDEN, MINE)):
-            listed = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
-            assert [it["name"] for it in listed] == [own]
-            assert (await client.get("/metrics", headers=headers)).status_code == 403
-            for task, status in ((own, 200), (other, 404)):
-                path = f"/v1/tasks/{task}/predict"
-                asked = await client.post(path, headers=headers, json=QUERY)
-                assert asked.status_code == status
+    assert (await client.get("/v1/tasks", headers=unscoped)).status_code == 403
+    for headers, own, other in ((mine, MINE, HIDDEN), (theirs, HIDDEN, MINE)):
+        listed = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
+        assert [it["name"] for it in listed] == [own]
+        assert (await client.get("/metrics", headers=headers)).status_code == 403
+        for task, status in ((own, 200), (other, 404)):
+            path = f"/v1/tasks/{task}/predict"
+            asked = await client.post(path, headers=headers, json=QUERY)
+            assert asked.status_code == status
 
 
 async def test_keys_go_on_beside_tokens_and_the_history_names_both(
@@ -126,13 +130,12 @@ async def test_keys_go_on_beside_tokens_and_the_history_names_both(
 
 
 async def test_the_first_request_after_a_rotation_is_answered(
-    backbone: Backbone, registry: Registry, issuer: Issuer
+    client: httpx.AsyncClient, issuer: Issuer
 ) -> None:
-    async with client_of(backbone, registry, issuer) as client:
-        for key_id in ("first", "second", "third"):
-            issuer.rotate(key_id)
-            answer = await client.get("/v1/tasks", headers=bearer(issuer.token()))
-            assert answer.status_code == 200
+    for key_id in ("first", "second", "third"):
+        issuer.rotate(key_id)
+        answer = await client.get("/v1/tasks", headers=bearer(issuer.token()))
+        assert answer.status_code == 200
 
 
 async def test_without_the_issuer_a_server_starts_answers_keys_and_lets_no_token_in(
@@ -152,15 +155,14 @@ async def test_without_the_issuer_a_server_starts_answers_keys_and_lets_no_token
 
 
 async def test_nothing_of_a_token_is_logged(
-    backbone: Backbone, registry: Registry, issuer: Issuer, caplog: pytest.LogCaptureFixture
+    client: httpx.AsyncClient, issuer: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     sent = [issuer.token(), issuer.token(exp=1), issuer.token(header={"kid": "x"}), "a.b.c"]
-    async with client_of(backbone, registry, issuer) as client:
-        for token in sent:
-            await client.get("/v1/tasks", headers=bearer(token))
-        issuer.is_down = True
-        await client.get("/v1/tasks", headers=bearer(issuer.token(header={"kid": "y"})))
+    for token in sent:
+        await client.get("/v1/tasks", headers=bearer(token))
+    issuer.is_down = True
+    await client.get("/v1/tasks", headers=bearer(issuer.token(header={"kid": "y"})))
 
     assert "the keys of the issuer stay as they were" in caplog.text
     for token in sent[:3]:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,12 +55,13 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
 
 
-@pytest.fixture
-def registry(backbone: Backbone, tmp_path: Path) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
         publish_tiny_task(opened, backbone)
         publish_tiny_task(opened, backbone, task="mood")
-        yield opened
+    return folder
 
 
 def ask(

@@ -1,13 +1,14 @@
 """Canaries, shadows and streams, as callers and operators see them."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from doubles.compat import counted
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
@@ -20,14 +21,21 @@ SHADOW = "/v1/tasks/tone/aliases/prod/shadow"
 KEYS = [f"user-{number}" for number in range(30)]
 
 
-@pytest.fixture
-def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
         for seed in (1, 2, 3):
             publish_tiny_task(opened, backbone, seed=seed)
         publish_tiny_task(opened, backbone, task="intent", seed=4)
         opened.promote("tone", "prod", 1)
         opened.promote("tone", "prod", 2)
+    return folder
+
+
+@pytest.fixture
+async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running_client(backbone, registry) as opened:
         yield opened
 
 
@@ -45,12 +53,6 @@ async def served(client: httpx.AsyncClient, key: str | None = None) -> int:
     return version
 
 
-async def metric(client: httpx.AsyncClient, line: str) -> float:
-    text = (await client.get("/metrics")).text
-    found = [it.rpartition(" ")[2] for it in text.splitlines() if it.startswith(f"{line} ")]
-    return float(found[0]) if found else 0.0
-
-
 async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]:
     """Return the shadow's report once it counts this many inputs."""
     async with asyncio.timeout(30):
@@ -61,52 +63,50 @@ async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]
 
 
 async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        started = await client.put(CANARY, json={"version": 3, "share": 0.3})
-        assert started.json() == {
-            "task": "tone",
-            "alias": "prod",
-            "role": "canary",
-            "version": 3,
-            "share": 0.3,
-            "active": True,
-        }
-        first = {key: await served(client, key) for key in KEYS}
-        assert set(first.values()) == {2, 3}
-        assert {key: await served(client, key) for key in KEYS} == first
+    started = await client.put(CANARY, json={"version": 3, "share": 0.3})
+    assert started.json() == {
+        "task": "tone",
+        "alias": "prod",
+        "role": "canary",
+        "version": 3,
+        "share": 0.3,
+        "active": True,
+    }
+    first = {key: await served(client, key) for key in KEYS}
+    assert set(first.values()) == {2, 3}
+    assert {key: await served(client, key) for key in KEYS} == first
 
-        await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
-        grown = {key: await served(client, key) for key in KEYS}
-        assert {key for key in KEYS if first[key] == 3} < {key for key in KEYS if grown[key] == 3}
-        shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
-        assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
-        told = "nunatak_split_requests_total"
-        for arm in ("alias", "canary"):
-            line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
-            assert await metric(client, line) > 0
+    await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
+    grown = {key: await served(client, key) for key in KEYS}
+    assert {key for key in KEYS if first[key] == 3} < {key for key in KEYS if grown[key] == 3}
+    shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
+    assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
+    told = "nunatak_split_requests_total"
+    for arm in ("alias", "canary"):
+        line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
+        assert await counted(client, line) > 0
 
-        ended = await client.post(f"{CANARY}/end")
-        assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
-        assert {await served(client, key) for key in KEYS} == {2}
+    ended = await client.post(f"{CANARY}/end")
+    assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
+    assert {await served(client, key) for key in KEYS} == {2}
 
 
 async def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
 
-    async with running_client(backbone, registry) as client:
-        assert await served(client) == 2
-        registry.rollouts.set(canary)
-        async with asyncio.timeout(30):
-            while await served(client) != 3:
-                pass
+    assert await served(client) == 2
+    registry.rollouts.set(canary)
+    async with asyncio.timeout(30):
+        while await served(client) != 3:
+            pass
 
 
 async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     sick = publish_tiny_task(registry, backbone, seed=9)
     damage(tmp_path, sick)
@@ -116,18 +116,17 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
     failed = 'nunatak_loads_total{outcome="failed",task="tone"}'
 
-    async with running_client(backbone, registry) as client:
-        for path in (CANARY, SHADOW):
-            body = {"version": sick.version, "share": 1.0}
-            refused = await client.put(path, json=body)
-            assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-        assert registry.task("tone").candidates == ()
+    for path in (CANARY, SHADOW):
+        body = {"version": sick.version, "share": 1.0}
+        refused = await client.put(path, json=body)
+        assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+    assert registry.task("tone").candidates == ()
 
-        registry.rollouts.set(elsewhere)
-        async with asyncio.timeout(30):
-            while await metric(client, failed) < 3:
-                assert await served(client) == 2
-        assert await served(client) == 2
+    registry.rollouts.set(elsewhere)
+    async with asyncio.timeout(30):
+        while await counted(client, failed) < 3:
+            assert await served(client) == 2
+    assert await served(client) == 2
 
 
 @pytest.mark.parametrize(
@@ -141,35 +140,28 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
     ],
 )
 async def test_a_candidate_that_makes_no_sense_is_refused(
-    backbone: Backbone,
-    registry: Registry,
-    path: str,
-    body: dict[str, float],
-    status: int,
-    code: str,
+    client: httpx.AsyncClient, path: str, body: dict[str, float], status: int, code: str
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        refused = await client.put(path, json=body)
+    refused = await client.put(path, json=body)
 
-        assert (refused.status_code, refused.json()["code"]) == (status, code)
-        assert refused.headers["content-type"] == "application/problem+json"
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert refused.headers["content-type"] == "application/problem+json"
 
 
 async def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    client: httpx.AsyncClient, registry: Registry, tmp_path: Path
 ) -> None:
     registry.promote("tone", "prod", 3)
 
-    async with running_client(backbone, registry) as client:
-        assert await served(client) == 3
-        moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-        resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
-        assert (moved.json()["version"], resident) == (2, [2, 3])
+    assert await served(client) == 3
+    moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+    resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
+    assert (moved.json()["version"], resident) == (2, [2, 3])
 
-        damage(tmp_path, registry.resolve("tone/1"))
-        refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-        assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-        assert await served(client) == 2
+    damage(tmp_path, registry.resolve("tone/1"))
+    refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+    assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+    assert await served(client) == 2
 
 
 async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
@@ -180,7 +172,7 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     async with running_client(backbone, registry, settings) as client:
         alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         await client.put(SHADOW, json={"version": 3, "share": 1.0})
-        shared = await metric(client, "nunatak_shared_trunk_rows_total")
+        shared = await counted(client, "nunatak_shared_trunk_rows_total")
 
         together = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         report = await report_of(client, inputs=2)
@@ -190,14 +182,14 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
             assert [item["label"] for item in own] == [item["label"] for item in other]
             scores = [item["score"] for item in own]
             assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)
-        assert await metric(client, "nunatak_shared_trunk_rows_total") == shared + 2
+        assert await counted(client, "nunatak_shared_trunk_rows_total") == shared + 2
         assert (report["version"], report["shadow_version"], report["share"]) == (2, 3, 1.0)
         assert (report["compared"], report["errors"], report["dropped"]) == (2, 0, 0)
         assert 0 <= report["agreement"] <= 1
         assert 0 < report["mean_drift"] <= report["max_drift"]
         assert sum(it["inputs"] for it in report["drift_histogram"]) == 2
         outcomes = [
-            await metric(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
+            await counted(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
             for it in ("agreed", "differed")
         ]
         assert sum(outcomes) == 2
@@ -217,10 +209,9 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     ],
 )
 async def test_only_who_names_lines_gets_lines(
-    backbone: Backbone, registry: Registry, accept: str, type_: str
+    client: httpx.AsyncClient, accept: str, type_: str
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        body = {"inputs": "x", "tasks": ["tone"]}
-        answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
+    body = {"inputs": "x", "tasks": ["tone"]}
+    answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
 
-        assert answer.headers["content-type"] == type_
+    assert answer.headers["content-type"] == type_

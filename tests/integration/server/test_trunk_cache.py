@@ -1,14 +1,13 @@
 import asyncio
 import random
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from doubles.serving import make_settings, running_client
-from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
+from doubles.tasks import logits_alone, publish_tiny_task
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -27,9 +26,9 @@ SEEDS = (1, 2)
 TOLERANCE = 1e-4
 
 
-@pytest.fixture
-def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
         for name, method in METHODS.items():
             for seed in SEEDS:
                 publish_tiny_task(opened, backbone, task=name, method=method, seed=seed)
@@ -40,13 +39,11 @@ def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
 @pytest.fixture(scope="module")
 def alone(backbone: Backbone) -> dict[tuple[str, int], list[list[float]]]:
     """The oracle: logits of each version for each text, with nothing else in the batch."""
-    found = dict[tuple[str, int], list[list[float]]]()
-    for name, method in METHODS.items():
-        spec = spec_of(backbone, method, num_labels=len(LABELS))
-        for version, seed in enumerate(SEEDS, start=1):
-            parameters = random_parameters(spec, backbone, seed=seed)
-            found[name, version] = logits_alone(backbone, spec, parameters, TEXTS)
-    return found
+    return {
+        (name, version): logits_alone(backbone, TEXTS, method=method, seed=seed)
+        for name, method in METHODS.items()
+        for version, seed in enumerate(SEEDS, start=1)
+    }
 
 
 async def ask(
@@ -70,18 +67,17 @@ async def cache_of(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 async def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        # Both tasks share a batch only if both are in memory. During the loads, one task may run
-        # earlier.
-        await ask(client, TEXTS[1:2], ["topk", "head"])
-        start = await cache_of(client)
-        first = await ask(client, TEXTS[:1], ["topk", "head"])
-        missed = await cache_of(client)
-        again = await ask(client, TEXTS[:1], ["topk", "head"])
-        hit = await cache_of(client)
-        metrics = (await client.get("/metrics")).text
+    # Both tasks share a batch only if both are in memory. During the loads, one task may run
+    # earlier.
+    await ask(client, TEXTS[1:2], ["topk", "head"])
+    start = await cache_of(client)
+    first = await ask(client, TEXTS[:1], ["topk", "head"])
+    missed = await cache_of(client)
+    again = await ask(client, TEXTS[:1], ["topk", "head"])
+    hit = await cache_of(client)
+    metrics = (await client.get("/metrics")).text
 
     num_tokens = 2 + sum(map(len, TEXTS[0].split()))
     assert (missed["hits"] - start["hits"], missed["misses"] - start["misses"]) == (0, 2)
@@ -132,12 +128,9 @@ async def test_no_promotion_eviction_or_budget_changes_what_a_version_answers(
     assert (cache["evictions"] > 0) == (budget == 20_000)
 
 
-async def test_a_hit_has_the_timing_headers_of_a_miss(
-    backbone: Backbone, registry: Registry
-) -> None:
-    async with running_client(backbone, registry) as client:
-        body = {"inputs": "hello"}
-        answers = [await client.post("/v1/tasks/topk/predict", json=body) for _ in range(2)]
+async def test_a_hit_has_the_timing_headers_of_a_miss(client: httpx.AsyncClient) -> None:
+    body = {"inputs": "hello"}
+    answers = [await client.post("/v1/tasks/topk/predict", json=body) for _ in range(2)]
 
     missed, hit = ({name for name in answer.headers if name.startswith("x-")} for answer in answers)
     assert {"x-queue-ms", "x-tokenize-ms", "x-compute-ms", "x-batch-size"} < missed == hit

@@ -85,7 +85,7 @@ async def post(client: httpx.AsyncClient, body: bytes, kind: str, **headers: str
 
 
 async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
     bodies = {
         LINES: lines_of(TEXT),
@@ -93,20 +93,19 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
         + b"data: [DONE]\n\n",
         "text/plain": TEXT.encode(),
     }
-    async with running_client(backbone, registry) as client:
-        expected = await whole(client)
-        for kind, body in bodies.items():
-            answer = await post(client, body, kind)
-            events = events_in(answer.text)
+    expected = await whole(client)
+    for kind, body in bodies.items():
+        answer = await post(client, body, kind)
+        events = events_in(answer.text)
 
-            assert answer.status_code == 200
-            assert events[-1].final
-            assert same(events[-1].verdict, expected)
-            assert (expected.action, shown(events)) == (VerdictAction.MASK, expected.texts)
-        answer = await post(client, bodies[LINES], LINES, accept=EVENTS)
-        blocks = answer.text.strip().split("\n\n")
-        assert answer.headers["content-type"].startswith(EVENTS)
-        assert blocks[-1].startswith("event: verdict\ndata: {")
+        assert answer.status_code == 200
+        assert events[-1].final
+        assert same(events[-1].verdict, expected)
+        assert (expected.action, shown(events)) == (VerdictAction.MASK, expected.texts)
+    answer = await post(client, bodies[LINES], LINES, accept=EVENTS)
+    blocks = answer.text.strip().split("\n\n")
+    assert answer.headers["content-type"].startswith(EVENTS)
+    assert blocks[-1].startswith("event: verdict\ndata: {")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +127,9 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
     ],
 )
 async def test_bad_bodies_end_with_an_error_that_blocks(
-    backbone: Backbone, registry: Registry, kind: str, body: bytes, code: str
+    client: httpx.AsyncClient, kind: str, body: bytes, code: str
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        answer = await post(client, body, kind)
+    answer = await post(client, body, kind)
 
     last = events_in(answer.text)[-1]
     assert (last.event, last.final, last.action) == (
@@ -161,7 +159,7 @@ async def test_a_text_without_end_is_refused_in_time(
 
 @pytest.mark.parametrize(("kind", "line"), [(LINES, b"\n"), (EVENTS, b":\n")])
 async def test_many_short_lines_leave_turns_to_others(
-    backbone: Backbone, registry: Registry, kind: str, line: bytes
+    client: httpx.AsyncClient, kind: str, line: bytes
 ) -> None:
     num_turns = 0
 
@@ -171,24 +169,22 @@ async def test_many_short_lines_leave_turns_to_others(
             num_turns += 1
             await asyncio.sleep(0)
 
-    async with running_client(backbone, registry) as client:
-        turning = asyncio.create_task(others())
-        await post(client, line * 400_000, kind)
-        turning.cancel()
+    turning = asyncio.create_task(others())
+    await post(client, line * 400_000, kind)
+    turning.cancel()
 
     assert num_turns > 400_000 / LINES_A_TURN
 
 
 async def test_wrong_media_types_and_unknown_policies_are_refused_at_once(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient,
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        refused = await post(client, b"{}", "application/json")
-        codes = list[tuple[int, str]]()
-        for encoding in ("gzip", "Identity"):
-            headers = {"content-type": LINES, "content-encoding": encoding}
-            answer = await client.post("/v1/verdicts/nothing/stream", content=b"", headers=headers)
-            codes.append((answer.status_code, answer.json()["code"]))
+    refused = await post(client, b"{}", "application/json")
+    codes = list[tuple[int, str]]()
+    for encoding in ("gzip", "Identity"):
+        headers = {"content-type": LINES, "content-encoding": encoding}
+        answer = await client.post("/v1/verdicts/nothing/stream", content=b"", headers=headers)
+        codes.append((answer.status_code, answer.json()["code"]))
 
     assert (refused.status_code, refused.json()["code"]) == (415, "unsupported_stream_type")
     assert codes == [(415, "compressed_body"), (404, "policy_not_found")]

@@ -1,7 +1,7 @@
 """Verdicts over HTTP, with real tasks: policies decide what the answers of their tasks say."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ TEXT = "ann met \U0001f600 bob in oslo."
 GUARD = "/v1/verdicts/guard"
 
 
-@pytest.fixture
-def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path) as opened:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    with Registry.open(folder) as opened:
         publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
         publish_tiny_task(
             opened,
@@ -37,6 +38,12 @@ def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
             labels=("O", "B-X", "I-X"),
             kind=HeadKind.TOKEN_CLASSIFICATION,
         )
+    return folder
+
+
+@pytest.fixture
+async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running_client(backbone, registry) as opened:
         yield opened
 
 
@@ -68,33 +75,31 @@ async def until_version(client: httpx.AsyncClient, version: int) -> PolicyVerdic
 
 
 async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
-    async with running_client(backbone, registry) as client:
-        score = await urgency(client)
-        registry.policies.put(urgent(score - 1e-6))
-        blocked = await judged(client)
-        registry.policies.put(urgent(score + 1e-6))
-        allowed = await until_version(client, 2)
+    score = await urgency(client)
+    registry.policies.put(urgent(score - 1e-6))
+    blocked = await judged(client)
+    registry.policies.put(urgent(score + 1e-6))
+    allowed = await until_version(client, 2)
 
-        assert (blocked.action, blocked.decided, blocked.by_failure) == ("block", "block", False)
-        assert (blocked.message, blocked.tasks, blocked.failures) == ("too urgent", ("tone/1",), ())
-        (applied,) = blocked.rules
-        assert (applied.rule, applied.input) == ("first", 0)
-        assert applied.score == pytest.approx(score, abs=1e-6)
-        assert (allowed.action, allowed.rules, allowed.texts) == ("allow", (), None)
+    assert (blocked.action, blocked.decided, blocked.by_failure) == ("block", "block", False)
+    assert (blocked.message, blocked.tasks, blocked.failures) == ("too urgent", ("tone/1",), ())
+    (applied,) = blocked.rules
+    assert (applied.rule, applied.input) == ("first", 0)
+    assert applied.score == pytest.approx(score, abs=1e-6)
+    assert (allowed.action, allowed.rules, allowed.texts) == ("allow", (), None)
 
 
 async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
     rule = make_rule(when("names", "X"), action=VerdictAction.MASK)
     registry.policies.put(make_policy(rule))
-    async with running_client(backbone, registry) as client:
-        spans = await native(client, "names", TEXT, aggregation_strategy="first")
-        found = await judged(client, [TEXT, TEXT])
-        registry.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
-        dry = await until_version(client, 2)
+    spans = await native(client, "names", TEXT, aggregation_strategy="first")
+    found = await judged(client, [TEXT, TEXT])
+    registry.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
+    dry = await until_version(client, 2)
 
     expected = TEXT
     for it in reversed(spans):
@@ -105,18 +110,17 @@ async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
 
 
 async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    client: httpx.AsyncClient, registry: Registry, tmp_path: Path
 ) -> None:
     (blob,) = registry.resolve("tone").blobs
     damage(tmp_path, blob.sha256)
-    async with running_client(backbone, registry) as client:
-        for number, on_failure in enumerate(OnFailure, start=1):
-            registry.policies.put(urgent(1e-9, on_failure=on_failure))
-            found = await until_version(client, number)
+    for number, on_failure in enumerate(OnFailure, start=1):
+        registry.policies.put(urgent(1e-9, on_failure=on_failure))
+        found = await until_version(client, number)
 
-            assert (found.action.value, found.by_failure) == (on_failure.value, True)
-            (failure,) = found.failures
-            assert (failure.reference, failure.error.code) == ("tone", "corrupt_blob")
+        assert (found.action.value, found.by_failure) == (on_failure.value, True)
+        (failure,) = found.failures
+        assert (failure.reference, failure.error.code) == ("tone", "corrupt_blob")
 
 
 async def test_a_promoted_version_without_the_label_is_a_failure(
@@ -134,16 +138,15 @@ async def test_a_promoted_version_without_the_label_is_a_failure(
 
 @pytest.mark.parametrize(("role", "action"), [("canary", "block"), ("shadow", "allow")])
 async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_nothing(
-    backbone: Backbone, registry: Registry, role: str, action: str
+    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, role: str, action: str
 ) -> None:
     registry.policies.put(urgent(1.0))
     publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
     registry.promote("tone", "prod", 1)
-    async with running_client(backbone, registry) as client:
-        address = f"/v1/tasks/tone/aliases/prod/{role}"
-        started = await client.put(address, json={"version": 2, "share": 1.0})
-        assert started.status_code == 200, started.text
-        found = await judged(client)
+    address = f"/v1/tasks/tone/aliases/prod/{role}"
+    started = await client.put(address, json={"version": 2, "share": 1.0})
+    assert started.status_code == 200, started.text
+    found = await judged(client)
 
     failed = ["rule_unanswerable"] * (role == "canary")
     assert (found.action, [it.error.code for it in found.failures]) == (action, failed)
@@ -163,20 +166,19 @@ async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_noth
     ],
 )
 async def test_no_field_of_a_request_changes_a_policy(
-    backbone: Backbone, registry: Registry, changes: dict[str, object]
+    client: httpx.AsyncClient, registry: Registry, changes: dict[str, object]
 ) -> None:
     registry.policies.put(urgent(1e-9))
-    async with running_client(backbone, registry) as client:
-        for path, body in (
-            (GUARD, {"inputs": TEXT}),
-            ("/v1/moderations", {"input": TEXT, "model": "guard"}),
-        ):
-            answer = await client.post(path, json={**body, **changes})
-            assert answer.status_code == 422, answer.text
-        blocked = await post(client, f"{GUARD}/portkey", {**portkey(TEXT), **changes})
-        refused = await post(
-            client, f"{GUARD}/beta/litellm_basic_guardrail_api", litellm(TEXT, **changes)
-        )
+    for path, body in (
+        (GUARD, {"inputs": TEXT}),
+        ("/v1/moderations", {"input": TEXT, "model": "guard"}),
+    ):
+        answer = await client.post(path, json={**body, **changes})
+        assert answer.status_code == 422, answer.text
+    blocked = await post(client, f"{GUARD}/portkey", {**portkey(TEXT), **changes})
+    refused = await post(
+        client, f"{GUARD}/beta/litellm_basic_guardrail_api", litellm(TEXT, **changes)
+    )
 
     assert (blocked["verdict"], refused["action"]) == (False, "BLOCKED")
 
@@ -187,12 +189,11 @@ async def test_no_field_of_a_request_changes_a_policy(
     ids=lambda it: next(iter(it)),
 )
 async def test_no_header_lets_a_text_through_a_policy_that_allows_on_failure(
-    backbone: Backbone, registry: Registry, headers: dict[str, str]
+    client: httpx.AsyncClient, registry: Registry, headers: dict[str, str]
 ) -> None:
     registry.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
-    async with running_client(backbone, registry) as client:
-        await judged(client)
-        answer = await client.post(GUARD, json={"inputs": TEXT}, headers=headers)
+    await judged(client)
+    answer = await client.post(GUARD, json={"inputs": TEXT}, headers=headers)
 
     # The look-up of the policy may also end at the deadline, with an error.
     said = answer.json()
@@ -218,11 +219,12 @@ async def test_a_policy_reads_special_tokens_in_a_text_as_text(tmp_path: Path) -
     assert abs(literal - special) > 4e-6
 
 
-async def test_a_dry_run_allows_and_is_counted(backbone: Backbone, registry: Registry) -> None:
+async def test_a_dry_run_allows_and_is_counted(
+    client: httpx.AsyncClient, registry: Registry
+) -> None:
     registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
-    async with running_client(backbone, registry) as client:
-        found = await judged(client)
-        metrics = (await client.get("/metrics")).text
+    found = await judged(client)
+    metrics = (await client.get("/metrics")).text
 
     assert (found.action, found.decided, found.mode) == ("allow", "block", "dry_run")
     line = 'nunatak_verdicts_total{action="block",by="rules",mode="dry_run",policy="guard"} 1.0'
@@ -255,10 +257,9 @@ async def test_a_policy_with_a_task_of_others_does_not_exist_for_a_key(
 
 
 async def test_a_text_that_no_task_reads_is_refused_without_a_verdict(
-    backbone: Backbone, registry: Registry
+    client: httpx.AsyncClient, registry: Registry
 ) -> None:
     registry.policies.put(urgent(0.5))
-    async with running_client(backbone, registry) as client:
-        refused = await post(client, GUARD, {"inputs": [TEXT, " "]}, status=422)
+    refused = await post(client, GUARD, {"inputs": [TEXT, " "]}, status=422)
 
     assert refused["code"] == "empty_text"

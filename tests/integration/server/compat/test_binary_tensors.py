@@ -16,10 +16,7 @@ from tritonclient import http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native
-from doubles.serving import running_server
-from nunatak_model import Backbone
-from nunatak_registry import Registry
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, outputs
 
 HEADER = "inference-header-content-length"
 UNUSUAL = "naïve 東京 😀"
@@ -50,13 +47,8 @@ def tensor(name: str, *texts: str, binary: bool = True) -> Any:  # noqa: ANN401 
     return made
 
 
-def outputs(address: str, task: str, inputs: object, **parameters: object) -> Any:  # noqa: ANN401 - JSON
-    body = {"inputs": inputs, "parameters": parameters}
-    return httpx.post(f"{address}/v1/tasks/{task}/predict", json=body).json()["outputs"]
-
-
-def test_tritons_own_client_works_as_it_comes(backbone: Backbone, registry: Registry) -> None:
-    with running_server(backbone, registry) as address, client_of(address) as client:
+def test_tritons_own_client_works_as_it_comes(address: str) -> None:
+    with client_of(address) as client:
         expected = outputs(address, "topic", [TEXT, UNUSUAL])
         ranked = outputs(address, "ranks", {"query": OTHER, "documents": DOCUMENTS})
         (answered,) = outputs(address, "answers", {"question": OTHER, "context": TEXT})
@@ -92,13 +84,13 @@ def test_tritons_own_client_works_as_it_comes(backbone: Backbone, registry: Regi
 @pytest.mark.parametrize("sends_binary", [True, False])
 @pytest.mark.parametrize("gets_binary", [True, False])
 def test_each_tensor_is_binary_or_json_as_the_caller_says(
-    backbone: Backbone, registry: Registry, *, sends_binary: bool, gets_binary: bool
+    address: str, *, sends_binary: bool, gets_binary: bool
 ) -> None:
     wanted = [
         cast("Any", triton).InferRequestedOutput("score", binary_data=gets_binary),
         cast("Any", triton).InferRequestedOutput("label", binary_data=False),
     ]
-    with running_server(backbone, registry) as address, client_of(address) as client:
+    with client_of(address) as client:
         (row,) = outputs(address, "topic", [TEXT])
         found = client.infer("topic", [tensor("text", TEXT, binary=sends_binary)], outputs=wanted)
 
@@ -107,20 +99,19 @@ def test_each_tensor_is_binary_or_json_as_the_caller_says(
     assert ("data" in found.get_output("score")) is not gets_binary
 
 
-def test_tritons_own_async_client_works_as_it_comes(backbone: Backbone, registry: Registry) -> None:
-    async def ask(address: str) -> Any:  # noqa: ANN401 - a type of the client
+def test_tritons_own_async_client_works_as_it_comes(address: str) -> None:
+    async def ask() -> Any:  # noqa: ANN401 - a type of the client
         async with aio_client_of(address) as client:
             return await client.infer("topic", [tensor("text", TEXT)], parameters={"top_k": 1})
 
-    with running_server(backbone, registry) as address:
-        (row,) = outputs(address, "topic", [TEXT])
-        found = asyncio.run(ask(address))
+    (row,) = outputs(address, "topic", [TEXT])
+    found = asyncio.run(ask())
 
     assert found.as_numpy("label").tolist() == [[row[0]["label"].encode()]]
 
 
-def test_tritons_own_client_reads_our_errors(backbone: Backbone, registry: Registry) -> None:
-    with running_server(backbone, registry) as address, client_of(address) as client:
+def test_tritons_own_client_reads_our_errors(address: str) -> None:
+    with client_of(address) as client:
         with pytest.raises(InferenceServerException, match="no task 'nobody'"):
             client.infer("nobody", [tensor("text", TEXT)])
         with pytest.raises(InferenceServerException, match="parameters here may be"):

@@ -19,7 +19,7 @@ from typesafe_sdk import Noul as AskedNoul
 from typesafe_sdk import TypeSafeClient
 
 from doubles.access import add_key
-from doubles.compat import TEXT, post
+from doubles.compat import TEXT, counted, post
 from doubles.questions import (
     ANGER,
     EMBEDDING,
@@ -42,12 +42,8 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_registry.locations import parse_location
 
-
-async def shared_rows(client: httpx.AsyncClient) -> float:
-    """The rows that took their trunk from another row of the batch."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    (found,) = [it for it in lines if it.startswith("nunatak_shared_trunk_rows_total ")]
-    return float(found.split()[1])
+SHARED = "nunatak_shared_trunk_rows_total"
+"""The rows that took their trunk from another row of the batch."""
 
 
 async def test_bound_questions_have_the_probabilities_of_their_tasks(
@@ -91,9 +87,9 @@ async def test_both_protocols_say_the_same(bound: httpx.AsyncClient) -> None:
 async def test_all_bound_questions_are_one_trunk_pass(backbone: Backbone, cards: Registry) -> None:
     async with running_client(backbone, cards, make_settings(**EMBEDDING)) as client:
         await post(client, "/v1/systemone", body(state="where?"))
-        before = await shared_rows(client)
+        before = await counted(client, SHARED)
         await post(client, "/v1/systemone", body())
-        assert await shared_rows(client) == before + len(QUESTIONS) - 1
+        assert await counted(client, SHARED) == before + len(QUESTIONS) - 1
         await post(client, "/v1/systemone", body({"x": UNKNOWN}))
         metrics = (await client.get("/metrics")).text
     assert 'nunatak_decisions_total{by="embeddings",card=""} 1.0' in metrics

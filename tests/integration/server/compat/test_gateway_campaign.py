@@ -17,8 +17,7 @@ import pytest
 from doubles.compat import litellm, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_client
-from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import UnjudgedPart, VerdictAction
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
@@ -330,8 +329,6 @@ async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text:
 @pytest.fixture(scope="module", autouse=True)
 async def policies(registry: Registry, backbone: Backbone) -> None:
     """Guards that stop the attack alone, and a guard that masks every word."""
-    labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
-    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
     scores = dict[str, float]()
     flag = make_rule(when("topic", LABEL, threshold=1e-9), action=VerdictAction.FLAG)
     registry.policies.put(make_policy(flag, name="measure"))

@@ -14,16 +14,12 @@ import pytest
 
 from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_server
-from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import (
-    HeadKind,
     ModerationCategory,
     PolicyMode,
     UnjudgedPart,
     VerdictAction,
 )
-from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.compat.guards import CallContent
 
@@ -33,11 +29,8 @@ PORTKEY = "/v1/verdicts/{}/portkey"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def policies(registry: Registry, backbone: Backbone) -> None:
+def policies(registry: Registry) -> None:
     """Policies that always block, never block, mask, or only pretend to block."""
-    labels = ("O", "B-X", "I-X")
-    kind = HeadKind.TOKEN_CLASSIFICATION
-    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
 
     def topic(threshold: float, **changes: Any) -> Any:  # noqa: ANN401 - fields of a policy
         rule = make_rule(when("topic", "urgent", threshold=threshold), message="too urgent")
@@ -240,11 +233,8 @@ async def test_portkey_gets_the_verdict_false_for_every_failure(
 
 
 @pytest.fixture(scope="module")
-def moderator(backbone: Backbone, registry: Registry) -> Generator[openai.OpenAI]:
-    with (
-        running_server(backbone, registry, make_settings()) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+def moderator(address: str) -> Generator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 

@@ -1,6 +1,5 @@
 """The hub's own InferenceClient, with a task's URL as its model."""
 
-from collections.abc import Generator
 from typing import Any, cast
 
 import httpx
@@ -8,27 +7,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, post
-from doubles.serving import running_server
-from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind
-from nunatak_model import Backbone
-from nunatak_registry import Registry
-
-
-@pytest.fixture(scope="module")
-def address(backbone: Backbone, registry: Registry) -> Generator[str]:
-    # Without "O", every token is in a span.
-    publish_tiny_task(
-        registry, backbone, task="spans", labels=("B-X", "I-X"), kind=HeadKind.TOKEN_CLASSIFICATION
-    )
-    with running_server(backbone, registry) as found:
-        yield found
-
-
-def outputs(address: str, task: str, inputs: object, **parameters: object) -> Any:  # noqa: ANN401 - JSON
-    body = {"inputs": inputs, "parameters": parameters}
-    return httpx.post(f"{address}/v1/tasks/{task}/predict", json=body).json()["outputs"]
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, native, outputs, post
 
 
 def client_of(address: str, path: str) -> InferenceClient:

@@ -19,7 +19,7 @@ from doubles.backbones import HeldLayers
 from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, post
 from doubles.serving import make_settings, running_client
 from doubles.tasks import MAX_LENGTH, publish_tiny_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import ProblemType
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
@@ -39,10 +39,6 @@ def asking(model: str, *texts: str, **options: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _more_tasks(registry: Registry, backbone: Backbone) -> None:
-    # Without "O", every token is in a span.
-    publish_tiny_task(
-        registry, backbone, task="spans", labels=("B-X", "I-X"), kind=HeadKind.TOKEN_CLASSIFICATION
-    )
     publish_tiny_task(
         registry,
         backbone,
@@ -239,7 +235,10 @@ async def test_the_cards_describe_what_the_router_can_ask(
     live = (await client.get("/srun/health/live")).json()
 
     cards = {it["id"]: it for it in listed["data"]}
-    assert cards.keys() == {"topic", "names", "ranks", "spans", "several", backbone.name}
+    assert cards.keys() == {
+        *("topic", "names", "people", "spans", "ranks", "several"),
+        backbone.name,
+    }
     assert listed["api_version"].split(".")[0] == "2"
     assert listed["limits"] == {"max_bundle_tasks": 64, "max_request_bytes": 1024 * 1024}
     assert cards["topic"]["surfaces"] == ["classify"]

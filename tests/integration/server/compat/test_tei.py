@@ -9,10 +9,8 @@ import httpx
 from huggingface_hub import InferenceClient
 
 from doubles.compat import DOCUMENTS, OTHER, QUERY, SCORE, TEXT, TOO_LONG, native, post
-from doubles.serving import running_server
 from doubles.tasks import MAX_LENGTH
 from nunatak_model import Backbone
-from nunatak_registry import Registry
 
 
 def vectors_of(answer: dict[str, Any]) -> list[list[float]]:
@@ -80,11 +78,10 @@ async def test_tei_names_what_each_base_url_is(client: httpx.AsyncClient) -> Non
     assert (await client.get("/tei/tasks/names/info")).status_code == 422
 
 
-def test_the_hubs_inference_client_embeds(backbone: Backbone, registry: Registry) -> None:
-    with running_server(backbone, registry) as address:
-        client = InferenceClient(model=f"{address}/tei/backbone")
-        vectors = cast("Any", client.feature_extraction(TEXT, normalize=True))
-        answer = httpx.post(f"{address}/tei/backbone/embed", json={"inputs": TEXT}).json()
+def test_the_hubs_inference_client_embeds(address: str, backbone: Backbone) -> None:
+    client = InferenceClient(model=f"{address}/tei/backbone")
+    vectors = cast("Any", client.feature_extraction(TEXT, normalize=True))
+    answer = httpx.post(f"{address}/tei/backbone/embed", json={"inputs": TEXT}).json()
 
     assert vectors.shape == (1, backbone.config.hidden_width)
     assert vectors.tolist() == [SCORE(answer[0])]

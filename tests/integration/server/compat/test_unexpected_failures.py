@@ -11,8 +11,7 @@ from fastapi import Request, Response
 from doubles.compat import TEXT, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_client, running_transport
-from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, VerdictAction
+from nunatak_contract.enums import VerdictAction
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.app import Application
@@ -84,8 +83,6 @@ async def test_an_exception_is_logged_once_with_its_origin(
 
 
 async def test_a_call_of_any_depth_gets_a_verdict(backbone: Backbone, registry: Registry) -> None:
-    labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
-    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
     rule = make_rule(when("people", "X"), action=VerdictAction.MASK)
     registry.policies.put(make_policy(rule, name="mask"))
     content = portkey(TEXT)

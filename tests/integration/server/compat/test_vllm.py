@@ -14,8 +14,8 @@ import pytest
 from cohere.core.api_error import ApiError
 
 from doubles.access import add_key
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, post
-from doubles.serving import make_settings, running_client, running_server
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, outputs, post
+from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
@@ -123,29 +123,25 @@ async def test_vllm_reranks_as_the_task_ranks(client: httpx.AsyncClient, path: s
     assert found["usage"]["total_tokens"] > 0
 
 
-def test_coheres_own_client_reranks(backbone: Backbone, registry: Registry) -> None:
-    with running_server(backbone, registry) as address, httpx.Client() as http:
-        native_body = {"inputs": {"query": OTHER, "documents": DOCUMENTS}}
-        expected = httpx.post(f"{address}/v1/tasks/ranks/predict", json=native_body).json()
-        order = [it["index"] for it in expected["outputs"]]
+def test_coheres_own_client_reranks(address: str) -> None:
+    expected = outputs(address, "ranks", {"query": OTHER, "documents": DOCUMENTS})[:2]
+    asked: dict[str, Any] = {**RERANK, "top_n": 2}
+    with httpx.Client() as http:
         newer = cohere.ClientV2(api_key="none", base_url=address, httpx_client=http)
         older = cohere.Client(api_key="none", base_url=address, httpx_client=http)
 
+        # LangChain's reranker sends the null.
         answers = [
-            older.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2).results,
-            newer.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2).results,
-            # LangChain's reranker sends this null.
-            newer.rerank(
-                model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=None
-            ).results,
+            older.rerank(**asked).results,
+            newer.rerank(**asked).results,
+            newer.rerank(**asked, max_tokens_per_doc=None).results,
         ]
         for answer in answers:
-            assert [it.index for it in answer] == order[:2]
-            assert [it.relevance_score for it in answer] == SCORE(
-                [it["score"] for it in expected["outputs"][:2]]
-            )
+            assert [it.index for it in answer] == [it["index"] for it in expected]
+            scores = [it.relevance_score for it in answer]
+            assert scores == SCORE([it["score"] for it in expected])
         with pytest.raises(ApiError) as caught:
-            newer.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, max_tokens_per_doc=9)
+            newer.rerank(**RERANK, max_tokens_per_doc=9)
     assert caught.value.status_code == 422
 
 
