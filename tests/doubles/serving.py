@@ -95,6 +95,8 @@ class FakeStore:
         self.is_resolving = asyncio.Event()
         self.may_resolve = asyncio.Event()
         self.may_resolve.set()
+        self.residencies: list[Residency] = []
+        """What holds versions of this store in memory."""
 
     def add(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskReference:
         """Add a version with the seed's content. An existing number is replaced."""
@@ -180,7 +182,7 @@ def make_residency(
     fatal: list[EngineFailedError] | None = None,
 ) -> Residency:
     """Return a residency with room for `room_for` versions of the store, of one branch each."""
-    return Residency(
+    residency = Residency(
         loader=Loader(
             load=store.load,
             size_of=store.size_of,
@@ -192,6 +194,8 @@ def make_residency(
         observer=observer or RecordingObserver(),
         clock=clock or ManualClock(),
     )
+    store.residencies.append(residency)
+    return residency
 
 
 def make_settings(**changes: object) -> ServerSettings:
