@@ -135,6 +135,7 @@ class FakeStore:
 def make_facts(
     store: FakeStore,
     *,
+    traffic: LookUp[TaskReference, Traffic] | None = None,
     policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
     names: Callable[[str], Awaitable[tuple[str, ...]]] | None = None,
     on_move: Callable[[str], None] = lambda _: None,
@@ -142,7 +143,7 @@ def make_facts(
 ) -> KnownFacts:
     """Return what a process remembers of the store."""
     return KnownFacts(
-        traffic=one_by_one(store.resolve),
+        traffic=traffic or one_by_one(store.resolve),
         policies=one_by_one(policy or no_fact),
         cards=one_by_one(no_fact),
         names=one_by_one(names or no_fact),

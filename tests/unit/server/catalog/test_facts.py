@@ -11,7 +11,7 @@ from doubles.engines import tiny_branch
 from doubles.leases import settle
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
-from doubles.serving import FakeStore, make_facts, no_fact, one_by_one
+from doubles.serving import FakeStore, make_facts
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
@@ -60,13 +60,7 @@ async def test_the_names_of_a_request_are_looked_up_together(store: FakeStore) -
         calls.append(len(references))
         return {it: await store.resolve(it) for it in references}
 
-    facts = KnownFacts(
-        traffic=look_up,
-        policies=one_by_one(no_fact),
-        cards=one_by_one(no_fact),
-        names=one_by_one(no_fact),
-        on_move=lambda _: None,
-    )
+    facts = make_facts(store, traffic=look_up)
     references = [store.add(f"t{i}") for i in range(64)]
     await facts.traffic(references[:10], "ann")
 
@@ -312,14 +306,7 @@ class HeldLookUps:
 def counted(look_up: HeldLookUps) -> tuple[KnownFacts, list[str]]:
     """Facts, and the tasks whose moves they count."""
     moves = list[str]()
-    facts = KnownFacts(
-        traffic=look_up,
-        policies=one_by_one(no_fact),
-        cards=one_by_one(no_fact),
-        names=one_by_one(no_fact),
-        on_move=moves.append,
-    )
-    return facts, moves
+    return make_facts(look_up.store, traffic=look_up, on_move=moves.append), moves
 
 
 async def test_a_look_up_that_comes_late_counts_no_move(store: FakeStore) -> None:

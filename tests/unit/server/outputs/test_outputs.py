@@ -280,17 +280,6 @@ def test_with_a_default_label_the_window_with_the_strongest_finding_answers(defa
     assert combined == best
 
 
-def test_a_finding_is_seen_among_any_number_of_windows_without_one() -> None:
-    nothing, attack = [9.0, -9.0], [-2.0, 2.0]
-    head = head_of(ProblemType.SINGLE_LABEL, labels=SAFETY[:2], default="benign")
-
-    for place in (0, 50, 100):
-        windows = [nothing] * 100
-        windows.insert(place, attack)
-        assert combine_windows(windows, head) == attack
-    assert combine_windows([nothing] * 100, head) == nothing
-
-
 def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:
     head = head_of(ProblemType.SINGLE_LABEL, default="benign")
     sure, surer = [-40.0, 40.0, -40.0], [-60.0, 60.0, -60.0]
