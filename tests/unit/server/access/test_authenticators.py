@@ -17,6 +17,7 @@ from nunatak_server.access.keys import (
     check_exposure,
     read_keys,
 )
+from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -59,6 +60,11 @@ def test_a_door_with_no_keys_takes_nobody(tmp_path: Path) -> None:
 
     assert authenticator.identify(None) is None
     assert authenticator.identify(b"") is None
+
+
+def test_a_file_of_keys_that_is_missing_at_the_start_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError):
+        authenticator_for(tmp_path / "keys.json")
 
 
 def test_keys_that_come_and_go_are_seen_without_a_restart(tmp_path: Path) -> None:

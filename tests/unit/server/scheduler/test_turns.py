@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 import pytest
@@ -264,7 +266,18 @@ def test_a_closed_inbox_gives_what_it_holds_and_then_none() -> None:
     assert inbox.take(block=True) is None
 
 
-def test_nothing_is_lost_doubled_or_overtaken_between_threads_and_the_end_wakes_who_waits() -> None:
+def test_closing_wakes_a_waiting_taker() -> None:
+    inbox = Inbox[int]()
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(inbox.take, block=True)
+        time.sleep(0.05)  # The taker waits by now.
+
+        inbox.close()
+
+        assert taken.result(timeout=20) is None
+
+
+def test_nothing_is_lost_doubled_or_overtaken_between_threads() -> None:
     inbox = Inbox[int]()
     taken: list[int] = []
 
