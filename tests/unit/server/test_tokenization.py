@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def a_reading(max_length: int, *, stride: int | None = None) -> Reading:
 
 async def encoded(
     encoder: Encoder, inputs: Sequence[Input], *readings: Reading
-) -> dict[Reading, list[Encodings]]:
+) -> Mapping[Reading, list[Encodings]]:
     with closing(Tokenization({DRAFT_BACKBONE: encoder}, num_threads=2)) as tokenization:
         return await tokenization.encode(inputs, readings=readings, caller="anna")
 
