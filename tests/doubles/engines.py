@@ -76,12 +76,10 @@ class LayeredCompute:
         self.events = list(events)
         self.on_batch = on_batch
         self.ended: list[list[int]] = []
-        self.may_begin = threading.Event()
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
     ) -> list[list[float]]:
-        self.may_begin.wait(timeout=60)
         self.on_batch(len(rows))
         tokens = [row.encoding.token_ids[0] for row in rows]
         if between_layers is not None:
@@ -137,6 +135,17 @@ def make_row(
         submitted_at=0.0,
         future=future,
     )
+
+
+async def all_outcomes(
+    engine: Engine, submitted: Sequence[PendingRow], *, of: Sequence[PendingRow] = ()
+) -> list[RowOutcome]:
+    """Start an engine with these rows; close it after the outcomes of them, or of others."""
+    engine.submit(submitted)
+    engine.start()
+    outcomes = await asyncio.gather(*(row.future for row in of or submitted))
+    await engine.aclose()
+    return outcomes
 
 
 def logits_of(outcome: RowOutcome) -> list[float]:

@@ -1,6 +1,7 @@
 """An engine that answers on command, under a service with tasks in memory."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from doubles.engines import Withdrawing
 from doubles.services import Bench, make_service
@@ -38,10 +39,17 @@ class HeldEngine(Withdrawing):
                 row.future.set_result(self.outcome)
 
 
+class Held(Protocol):
+    """Makes a service whose hot tasks are in memory; returns it, its store and its engine."""
+
+    async def __call__(
+        self, *hot: str, admission: Admission | None = None
+    ) -> tuple[Bench[HeldEngine], FakeStore, HeldEngine]: ...
+
+
 async def make_held_bench(
     backbone: Backbone, branch: Branch, *hot: str, admission: Admission | None = None
 ) -> tuple[Bench[HeldEngine], FakeStore, HeldEngine]:
-    """Return a service whose hot tasks are in memory, its store and its engine."""
     store, engine = FakeStore(branch), HeldEngine()
     bench = make_service(backbone, store, engine, admission=admission)
     for task in hot:

@@ -95,6 +95,8 @@ class FakeStore:
         self.is_resolving = asyncio.Event()
         self.may_resolve = asyncio.Event()
         self.may_resolve.set()
+        self.residencies: list[Residency] = []
+        """What holds versions of this store in memory."""
 
     def add(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskReference:
         """Add a version with the seed's content. An existing number is replaced."""
@@ -133,6 +135,7 @@ class FakeStore:
 def make_facts(
     store: FakeStore,
     *,
+    traffic: LookUp[TaskReference, Traffic] | None = None,
     policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
     names: Callable[[str], Awaitable[tuple[str, ...]]] | None = None,
     on_move: Callable[[str], None] = lambda _: None,
@@ -140,7 +143,7 @@ def make_facts(
 ) -> KnownFacts:
     """Return what a process remembers of the store."""
     return KnownFacts(
-        traffic=one_by_one(store.resolve),
+        traffic=traffic or one_by_one(store.resolve),
         policies=one_by_one(policy or no_fact),
         cards=one_by_one(no_fact),
         names=one_by_one(names or no_fact),
@@ -180,7 +183,7 @@ def make_residency(
     fatal: list[EngineFailedError] | None = None,
 ) -> Residency:
     """Return a residency with room for `room_for` versions of the store, of one branch each."""
-    return Residency(
+    residency = Residency(
         loader=Loader(
             load=store.load,
             size_of=store.size_of,
@@ -192,6 +195,8 @@ def make_residency(
         observer=observer or RecordingObserver(),
         clock=clock or ManualClock(),
     )
+    store.residencies.append(residency)
+    return residency
 
 
 def make_settings(**changes: object) -> ServerSettings:

@@ -184,12 +184,12 @@ class StreamBench:
         self.engine.computed.clear()
         return list(dict.fromkeys(found))
 
-    async def streamed(self, chunks: Sequence[str]) -> Outcome:
-        outcome = Outcome()
-        async with aclosing(self.stream().events(Said(self.admission).recorded(chunks))) as events:
-            async for event in events:
-                outcome.events.append(event)
-        return outcome
+    async def streamed(self, chunks: Sequence[str] | AsyncGenerator[str]) -> Outcome:
+        """Judge chunks one by one with time for a look at each, or as they come."""
+        if not isinstance(chunks, AsyncGenerator):
+            chunks = Said(self.admission).recorded(chunks)
+        async with aclosing(self.stream().events(chunks)) as events:
+            return Outcome(events=[event async for event in events])
 
 
 def guard(on_failure: OnFailure = OnFailure.BLOCK, *, reads_all: bool = False) -> Policy:

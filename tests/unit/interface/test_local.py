@@ -52,6 +52,16 @@ def open_tasks(place: Path) -> Iterator[nunatak.LocalTasks]:
         yield tasks
 
 
+@pytest.fixture(name="address", scope="module")
+def serve(place: Path) -> Iterator[str]:
+    backbone = load_backbone(place / "backbone")
+    with (
+        Registry.open(place / "registry") as registry,
+        running_server(backbone, registry) as address,
+    ):
+        yield address
+
+
 def run(program: str) -> str:
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -60,7 +70,7 @@ def run(program: str) -> str:
 
 
 def test_every_kind_of_task_answers_as_a_server_answers_its_client(
-    place: Path, tasks: nunatak.LocalTasks
+    address: str, tasks: nunatak.LocalTasks
 ) -> None:
     asked: dict[str, object] = {
         "tone": ["hello", "good bye"],
@@ -68,12 +78,7 @@ def test_every_kind_of_task_answers_as_a_server_answers_its_client(
         "facts": nunatak.Question(question="where?", context="here in oslo"),
         "search": nunatak.Query(query="how high?", documents=["8,849 m", "far"]),
     }
-    backbone = load_backbone(place / "backbone")
-    with (
-        Registry.open(place / "registry") as registry,
-        running_server(backbone, registry) as address,
-        nunatak.Client(address) as client,
-    ):
+    with nunatak.Client(address) as client:
         for task, inputs in asked.items():
             mine = tasks.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
             theirs = client.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
@@ -180,22 +185,17 @@ def test_the_place_of_a_refused_input_is_among_all_inputs(tasks: nunatak.LocalTa
 
 
 def test_an_input_that_one_task_refuses_costs_no_other_input_an_answer(
-    place: Path, tmp_path: Path
+    place: Path, address: str, tmp_path: Path
 ) -> None:
     rows = [{"text": f"text {number}"} for number in range(70)]
     for number in (3, 4, 66):
         rows[number]["text_pair"] = "you"
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["predict", "--file", str(tmp_path / "x.jsonl"), "--task", "tone", "--task", "names"]
-    backbone = load_backbone(place / "backbone")
-    with (
-        Registry.open(place / "registry") as registry,
-        running_server(backbone, registry) as address,
-    ):
-        at = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
-        answers = [terminal(*asked, *here) for here in (at, ("--server", address))]
+    here = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
 
-    for ran in answers:
+    for at in (here, ("--server", address)):
+        ran = terminal(*asked, *at)
         lines = [json.loads(line) for line in ran.stdout.splitlines()]
         assert [line["place"] for line in lines] == [f"x.jsonl:{it + 1}" for it in range(70)]
         assert all("outputs" in line["results"][0] for line in lines)

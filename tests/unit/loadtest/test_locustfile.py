@@ -59,14 +59,24 @@ assert shape.get_run_time() < 50
 """
 
 
+DEFAULTS = """
+import argparse
+from nunatak_loadtest.locustfile import add_options
+parser = argparse.ArgumentParser()
+add_options(parser)
+assert None not in vars(parser.parse_args([])).values()
+"""
+
+
 @pytest.mark.parametrize(
     "code",
     [
         pytest.param(LATE_BUT_ROUNDED, id="the-objective-counts-times-that-nobody-rounded"),
         pytest.param(SLOW_TO_LOAD, id="the-loading-of-tasks-is-no-part-of-the-run"),
+        pytest.param(DEFAULTS, id="every-option-has-a-default-whose-type-the-web-page-reads"),
     ],
 )
-def test_measures(code: str) -> None:
+def test_the_locustfile_keeps_its_word(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603 - our own code
 
     assert done.returncode == 0

@@ -192,17 +192,3 @@ def test_only_the_locustfile_and_its_summary_import_locust() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603 - our own code
 
     assert done.returncode == 0
-
-
-def test_every_option_has_a_default_whose_type_the_web_page_reads() -> None:
-    code = (
-        "import argparse\n"
-        "from nunatak_loadtest.locustfile import add_options\n"
-        "parser = argparse.ArgumentParser()\n"
-        "add_options(parser)\n"
-        "assert None not in vars(parser.parse_args([])).values()"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603 - our own code
-
-    assert done.returncode == 0

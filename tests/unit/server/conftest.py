@@ -1,8 +1,11 @@
 """The smallest backbone with a trunk, and a task of it."""
 
+from functools import partial
+
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.held_engine import Held, make_held_bench
 from doubles.tasks import random_branch
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, Branch
@@ -16,3 +19,8 @@ def backbone() -> Backbone:
 @pytest.fixture(scope="session")
 def branch(backbone: Backbone) -> Branch:
     return random_branch(backbone, TopK(num_layers=1))
+
+
+@pytest.fixture
+def held(backbone: Backbone, branch: Branch) -> Held:
+    return partial(make_held_bench, backbone, branch)

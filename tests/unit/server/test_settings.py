@@ -2,26 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from doubles.refusals import raises
-from nunatak_contract.enums import ServingDtype
 from nunatak_server.settings import ServerSettings
-
-
-def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUNATAK_REGISTRY", "somewhere")
-    monkeypatch.setenv("NUNATAK_MAX_INPUTS", "7")
-    monkeypatch.setenv("NUNATAK_DTYPE", "bfloat16")
-
-    settings = ServerSettings()
-
-    assert settings.registry == "somewhere"
-    assert settings.max_inputs == 7
-    assert settings.dtype is ServingDtype.BFLOAT16
-
-
-def test_a_value_given_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUNATAK_PORT", "1234")
-
-    assert ServerSettings(port=4321).port == 4321
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ from nunatak_server.tokenization import (
     CHARS_A_TEXT,
     MAX_CHARS_A_CHUNK,
     MAX_CHARS_ON_LOOP,
+    Encoder,
+    Encodings,
     Extent,
     Reading,
     Tokenization,
@@ -86,8 +89,15 @@ class SpyEncoder:
         return [(encoding,) * (stride + 1) for encoding in whole]
 
 
-def a_reading(max_length: int, *, stride: int | None) -> Reading:
+def a_reading(max_length: int, *, stride: int | None = None) -> Reading:
     return Reading(max_length=max_length, stride=stride, backbone=DRAFT_BACKBONE)
+
+
+async def encoded(
+    encoder: Encoder, inputs: Sequence[Input], *readings: Reading
+) -> Mapping[Reading, list[Encodings]]:
+    with closing(Tokenization({DRAFT_BACKBONE: encoder}, num_threads=2)) as tokenization:
+        return await tokenization.encode(inputs, readings=readings, caller="anna")
 
 
 @pytest.mark.parametrize(("text", "code"), REFUSED.values(), ids=REFUSED.keys())
@@ -113,11 +123,9 @@ def test_texts_that_can_be_read_pass(text: str) -> None:
 
 async def test_inputs_are_encoded_once_per_reading() -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-    short, long = a_reading(4, stride=None), a_reading(8, stride=None)
+    short, long = a_reading(4), a_reading(8)
 
-    encodings = await tokenization.encode(["x", "y"], readings=[short, long, short], caller="anna")
-    tokenization.close()
+    encodings = await encoded(encoder, ["x", "y"], short, long, short)
 
     lengths = {
         reading: [[encoding.num_tokens for encoding in item] for item in items]
@@ -139,12 +147,9 @@ async def test_inputs_are_encoded_once_per_reading() -> None:
 )
 async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[Input]) -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-    reading = a_reading(4, stride=None)
 
-    await tokenization.encode(inputs, readings=[reading], caller="anna")
-    await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading], caller="anna")
-    tokenization.close()
+    await encoded(encoder, inputs, a_reading(4))
+    await encoded(encoder, ["x" * MAX_CHARS_ON_LOOP], a_reading(4))
 
     (long, _), (short, _) = encoder.calls
     assert long.startswith("nunatak-tokenize")
@@ -153,11 +158,8 @@ async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[
 
 async def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-    readings = [a_reading(length, stride=None) for length in (4, 8)]
 
-    await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings, caller="anna")
-    tokenization.close()
+    await encoded(encoder, ["x" * MAX_CHARS_ON_LOOP], a_reading(4), a_reading(8))
 
     assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
 
@@ -179,7 +181,7 @@ class HeldUpEncoder(SpyEncoder):
 async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
     encoder = HeldUpEncoder()
     tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-    readings = [a_reading(4, stride=None), a_reading(4, stride=2)]
+    readings = [a_reading(4), a_reading(4, stride=2)]
 
     async def encode(caller: str, texts: Sequence[str]) -> None:
         await tokenization.encode(texts, readings=readings, caller=caller)
@@ -204,7 +206,7 @@ async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
 async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
     encoder = HeldUpEncoder()
     tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
-    reading = a_reading(4, stride=None)
+    reading = a_reading(4)
     texts = ["g" * MAX_CHARS_A_CHUNK] * 50
     asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
     await settle()
@@ -221,14 +223,11 @@ async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
 @pytest.mark.parametrize("num_texts", [1, 7, 64])
 async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> None:
     tokenizer = tiny_backbone().tokenizer
-    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=2)
     texts = [" ".join(f"w{index}" for _ in range(300)) for index in range(num_texts)]
-    whole, windows = a_reading(16, stride=None), a_reading(16, stride=4)
+    whole, windows = a_reading(16), a_reading(16, stride=4)
     aligned = replace(windows, is_aligned=True)
 
-    readings = [whole, windows, aligned]
-    found = await tokenization.encode(texts, readings=readings, caller="anna")
-    tokenization.close()
+    found = await encoded(tokenizer, texts, whole, windows, aligned)
 
     assert [item for (item,) in found[whole]] == tokenizer.encode(texts, max_length=16)
     assert found[windows] == tokenizer.encode_all(texts, max_length=16, stride=4)
@@ -240,13 +239,11 @@ async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> 
 @pytest.mark.parametrize("is_aligned", [False, True])
 async def test_special_tokens_in_a_text_are_text_for_a_literal_reading(*, is_aligned: bool) -> None:
     tokenizer = served(TokenizerFamily.BERT)
-    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=1)
     plain = replace(a_reading(64, stride=4), is_aligned=is_aligned)
     literal = replace(plain, is_literal=True)
     texts = ["a", "hello [SEP] you", "b " * MAX_CHARS_ON_LOOP]
 
-    found = await tokenization.encode(texts, readings=[plain, literal], caller="anna")
-    tokenization.close()
+    found = await encoded(tokenizer, texts, plain, literal)
 
     assert found[plain][::2] == found[literal][::2]
     assert any(map(tokenizer.finds_special, found[plain][1]))
@@ -254,23 +251,19 @@ async def test_special_tokens_in_a_text_are_text_for_a_literal_reading(*, is_ali
 
 
 async def test_a_text_whose_special_tokens_cannot_be_read_as_text_is_refused() -> None:
-    tokenization = Tokenization({DRAFT_BACKBONE: SpyEncoder()}, num_threads=1)
-    reading = replace(a_reading(LONGEST_PLAIN + 1, stride=None), is_literal=True)
+    reading = replace(a_reading(LONGEST_PLAIN + 1), is_literal=True)
 
     with raises("invalid_text", match="a special token"):
-        await tokenization.encode(["a"], readings=[reading], caller="anna")
-    tokenization.close()
+        await encoded(SpyEncoder(), ["a"], reading)
 
 
 async def test_the_position_of_a_text_that_is_too_long_counts_inputs() -> None:
     tokenizer = tiny_backbone().tokenizer
-    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=1)
-    reading = a_reading(16, stride=None)
+    reading = a_reading(16)
     long = "a " * 40
     inputs = ["a", "a", Query(query="q", documents=("a", long))]
 
-    found = await tokenization.encode(inputs, readings=[reading], caller="anna")
-    tokenization.close()
+    found = await encoded(tokenizer, inputs, reading)
     refused = find_cut(found[reading], max_length=16)
 
     assert refused is not None
@@ -293,12 +286,10 @@ class GivesUp(SpyEncoder):
 
 @pytest.mark.parametrize("size", [1, MAX_CHARS_A_CHUNK])
 async def test_the_position_of_a_text_that_no_tokenizer_reads_counts_inputs(size: int) -> None:
-    tokenization = Tokenization({DRAFT_BACKBONE: GivesUp()}, num_threads=1)
     inputs = [Query(query="q", documents=("a" * size, "b")), "c" * size, "d!"]
 
     with raises("invalid_text", match="input 2: the text contains"):
-        await tokenization.encode(inputs, readings=[a_reading(16, stride=None)], caller="one")
-    tokenization.close()
+        await encoded(GivesUp(), inputs, a_reading(16))
 
 
 def test_what_just_fits_is_not_too_long() -> None:
@@ -333,12 +324,10 @@ def test_the_extent_of_an_input_counts_each_token_once(max_length: int, windows_
 
 
 async def test_each_input_keeps_its_documents_and_its_windows() -> None:
-    tokenization = Tokenization({DRAFT_BACKBONE: SpyEncoder()}, num_threads=1)
-    whole, windows = a_reading(4, stride=None), a_reading(4, stride=2)
+    whole, windows = a_reading(4), a_reading(4, stride=2)
     query = Query(query="q", documents=("a", "b", "c"))
 
-    encodings = await tokenization.encode(["x", query], readings=[whole, windows], caller="anna")
-    tokenization.close()
+    encodings = await encoded(SpyEncoder(), ["x", query], whole, windows)
 
     assert [len(item) for item in encodings[whole]] == [1, 3]
     assert [len(item) for item in encodings[windows]] == [3, 9]

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from doubles.refusals import raises
 from nunatak_contract.errors import NunatakError
 from nunatak_server.access.audit import AuditLog
 from nunatak_server.http.problems import code_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
 
 KNOWN: dict[str, object] = {
     "request_id": "r1",
@@ -23,8 +30,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_act_has_a_line_before_and_after_in_a_private_file(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
+def test_an_act_has_a_line_before_and_after_in_a_private_file(path: Path) -> None:
     with AuditLog(path).act(KNOWN, code_of):
         assert [it["outcome"] for it in lines_of(path)] == ["begun"]
 
@@ -45,17 +51,15 @@ def test_an_act_has_a_line_before_and_after_in_a_private_file(tmp_path: Path) ->
     ids=["known", "unforeseen", "cut short"],
 )
 def test_a_failed_act_has_the_code_of_its_answer(
-    tmp_path: Path, error: BaseException, outcome: str
+    path: Path, error: BaseException, outcome: str
 ) -> None:
-    path = tmp_path / "audit.jsonl"
     with pytest.raises(type(error)), AuditLog(path).act(KNOWN, code_of):
         raise error
 
     assert [it["outcome"] for it in lines_of(path)] == ["begun", outcome]
 
 
-def test_a_line_after_one_that_was_cut_short_stands_alone(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
+def test_a_line_after_one_that_was_cut_short_stands_alone(path: Path) -> None:
     path.write_bytes(b'{"at": "2026')
 
     with AuditLog(path).act({**KNOWN, "object": {"task": "a\n\u2028\ud800"}}, code_of):
@@ -66,24 +70,20 @@ def test_a_line_after_one_that_was_cut_short_stands_alone(tmp_path: Path) -> Non
     assert [json.loads(it)["outcome"] for it in whole if it] == ["begun", "done"]
 
 
-def test_no_act_begins_without_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
+def test_no_act_begins_without_its_line(path: Path) -> None:
     log = AuditLog(path)
     path.unlink()
     path.mkdir()
 
-    with pytest.raises(NunatakError) as caught, log.act(KNOWN, code_of):
+    with raises("audit_log_failed"), log.act(KNOWN, code_of):
         pytest.fail("the act began")
-
-    assert caught.value.code == "audit_log_failed"
 
 
 def test_an_act_that_is_done_keeps_its_outcome_without_its_second_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "audit.jsonl"
     with AuditLog(path).act(KNOWN, code_of):
-        path.rename(tmp_path / "rotated")
+        path.rename(path.with_name("rotated"))
         path.mkdir()
 
     assert "r1" in caplog.text
@@ -98,7 +98,5 @@ def test_a_place_that_takes_no_lines_is_refused_at_the_start(tmp_path: Path, kin
     if kind == "pipe":
         os.mkfifo(path)
 
-    with pytest.raises(NunatakError) as caught:
+    with raises("audit_log_failed"):
         AuditLog(path)
-
-    assert caught.value.code == "audit_log_failed"

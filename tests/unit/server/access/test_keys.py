@@ -1,6 +1,5 @@
 import hashlib
 import hmac
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -68,14 +67,6 @@ def test_a_key_is_looked_up_once_by_what_a_secret_makes_of_its_digest(
             assert message == hashlib.sha256(presented).digest()
             found_with.add(secret)
     assert len(found_with) == 2
-
-
-def test_a_key_ends_when_it_expires() -> None:
-    expires_at = CREATED_AT + timedelta(days=1)
-    ring = Keyring([key_record("secret", expires_at=expires_at)])
-
-    assert ring.identify(b"secret", now=expires_at - timedelta(seconds=1)) is not None
-    assert ring.identify(b"secret", now=expires_at) is None
 
 
 def test_new_keys_are_long_and_never_alike() -> None:

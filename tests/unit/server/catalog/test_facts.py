@@ -11,14 +11,12 @@ from doubles.engines import tiny_branch
 from doubles.leases import settle
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
-from doubles.serving import FakeStore, make_facts, no_fact, one_by_one
+from doubles.serving import FakeStore, make_facts
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.catalog.catalog import Found, KnownFacts
-
-NAMELESS = TaskReference(task="nope")
 
 
 @pytest.fixture
@@ -31,9 +29,14 @@ async def version_of(facts: KnownFacts, reference: TaskReference, caller: str = 
     return 0 if isinstance(found, NunatakError) else found.manifest.version
 
 
-async def test_a_reference_is_looked_up_once_until_the_registry_changes(store: FakeStore) -> None:
-    reference, facts = store.add("tone", version=1), make_facts(store)
-    assert [await version_of(facts, reference) for _ in range(2)] == [1, 1]
+@pytest.mark.parametrize("version", [1, 0], ids=["task", "no-task"])
+async def test_a_reference_is_looked_up_once_until_the_registry_changes(
+    store: FakeStore, version: int
+) -> None:
+    reference, facts = TaskReference(task="tone"), make_facts(store)
+    if version:
+        store.add("tone", version)
+    assert [await version_of(facts, reference) for _ in range(2)] == [version] * 2
     assert store.num_resolved == 1
 
     store.add("tone", version=2)
@@ -60,13 +63,7 @@ async def test_the_names_of_a_request_are_looked_up_together(store: FakeStore) -
         calls.append(len(references))
         return {it: await store.resolve(it) for it in references}
 
-    facts = KnownFacts(
-        traffic=look_up,
-        policies=one_by_one(no_fact),
-        cards=one_by_one(no_fact),
-        names=one_by_one(no_fact),
-        on_move=lambda _: None,
-    )
+    facts = make_facts(store, traffic=look_up)
     references = [store.add(f"t{i}") for i in range(64)]
     await facts.traffic(references[:10], "ann")
 
@@ -74,20 +71,6 @@ async def test_the_names_of_a_request_are_looked_up_together(store: FakeStore) -
 
     assert list(map(len, (found, store.loaded))) == [64, 0]
     assert calls == [10, 54]
-
-
-async def test_a_name_without_a_task_is_looked_up_once_until_the_registry_changes(
-    store: FakeStore,
-) -> None:
-    facts = make_facts(store)
-    for _ in range(2):
-        assert await version_of(facts, NAMELESS) == 0
-    assert store.num_resolved == 1
-
-    store.add("nope")
-    await facts.renew()
-
-    assert await version_of(facts, NAMELESS) == 1
 
 
 async def test_an_outage_is_not_remembered(store: FakeStore) -> None:
@@ -312,14 +295,7 @@ class HeldLookUps:
 def counted(look_up: HeldLookUps) -> tuple[KnownFacts, list[str]]:
     """Facts, and the tasks whose moves they count."""
     moves = list[str]()
-    facts = KnownFacts(
-        traffic=look_up,
-        policies=one_by_one(no_fact),
-        cards=one_by_one(no_fact),
-        names=one_by_one(no_fact),
-        on_move=moves.append,
-    )
-    return facts, moves
+    return make_facts(look_up.store, traffic=look_up, on_move=moves.append), moves
 
 
 async def test_a_look_up_that_comes_late_counts_no_move(store: FakeStore) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import errno
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -77,13 +78,7 @@ class WatchScript:
 
 def follow(turns: list[Turn], *, refused: Collection[int] = ()) -> WatchScript:
     script = WatchScript(turns, refused=refused)
-
-    async def scenario() -> None:
-        watching = asyncio.create_task(script.watch.run())
-        await asyncio.wait([watching])
-        assert watching.cancelled()
-
-    asyncio.run(scenario())
+    to_its_end(script.watch.run)
     return script
 
 
@@ -98,15 +93,21 @@ class HoldScript:
     """The turn before which a restore takes the holds."""
     unnamed: Versions = ()
     """The versions that the registry lacks."""
-    turn: int = 0
-    index: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    taken: list[tuple[int, set[tuple[str, int]]]] = field(
-        default_factory=list[tuple[int, set[tuple[str, int]]]]
-    )
-    over: list[bool] = field(default_factory=list[bool])
 
-    def resident(self) -> Versions:
-        return self.turns[self.turn]
+    def __post_init__(self) -> None:
+        self.turn = 0
+        self.index = set[tuple[str, int]]()
+        self.taken = list[tuple[int, set[tuple[str, int]]]]()
+        self.over = list[bool]()
+        self.holding = self.holding_of(interval_s=0.1, clock=self.clock, pause=self.pause)
+
+    def holding_of(self, **times: Any) -> HoldRenewal:  # noqa: ANN401 - as of the renewal
+        return HoldRenewal(
+            resident=lambda: self.turns[self.turn],
+            hold=lambda versions, seconds: self.hold(versions, seconds=seconds),
+            held=self.held,
+            **times,
+        )
 
     def clock(self) -> float:
         return self.turn * self.seconds_per_turn
@@ -134,26 +135,25 @@ class HoldScript:
         if self.turn == len(self.turns):
             raise asyncio.CancelledError
 
-    def __post_init__(self) -> None:
-        self.holding = HoldRenewal(
-            resident=self.resident,
-            hold=lambda versions, seconds: self.hold(versions, seconds=seconds),
-            held=self.held,
-            interval_s=0.1,
-            clock=self.clock,
-            pause=self.pause,
-        )
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+def to_its_end(work: Work, *then: Work) -> None:
+    """Run what its script ends by cancelling it, and then other work."""
+
+    async def scenario() -> None:
+        running = asyncio.create_task(work())
+        await asyncio.wait([running])
+        assert running.cancelled()
+        for it in then:
+            await it()
+
+    asyncio.run(scenario())
 
 
 def run(script: HoldScript, *, release: bool = False) -> list[tuple[int, set[tuple[str, int]]]]:
-    async def scenario() -> None:
-        following = asyncio.create_task(script.holding.run())
-        await asyncio.wait([following])
-        assert following.cancelled()
-        if release:
-            await script.holding.release()
-
-    asyncio.run(scenario())
+    to_its_end(script.holding.run, *[script.holding.release] * release)
     return script.taken
 
 
@@ -223,21 +223,22 @@ def test_a_registry_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptur
     assert found.readable == [True, False, False, True, True]
 
 
-def test_a_change_that_cannot_be_applied_is_reported_again() -> None:
-    found = follow([(7, "a"), (8, "b"), (8, "b"), (8, "b")], refused={2, 3})
-
-    assert found.changes == [1, 4]
-    assert found.readable == [True, False, False, True]
-
-
-def test_a_poll_without_free_descriptors_does_not_end_the_watch(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("turns", "refused", "num_logged"),
+    [
+        ([(7, "a"), (8, "b"), (8, "b"), (8, "b")], {2, 3}, 0),
+        ([(7, "a"), (-1, ""), (-1, ""), (8, "b")], {}, 1),
+    ],
+    ids=["change-that-cannot-be-applied", "poll-without-free-descriptors"],
+)
+def test_what_fails_in_a_turn_is_done_in_a_later_one(
+    turns: list[Turn], refused: Collection[int], num_logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = follow([(7, "a"), (-1, ""), (-1, ""), (8, "b")])
+    found = follow(turns, refused=refused)
 
     assert found.changes == [1, 4]
     assert found.readable == [True, False, False, True]
-    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.count("Traceback") == num_logged
 
 
 def test_a_generation_that_went_back_is_a_restore(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,12 +313,7 @@ def test_holds_that_have_run_out_are_reported_once(caplog: pytest.LogCaptureFixt
 
 async def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> None:
     script = HoldScript(turns=[[A]])
-    holding = HoldRenewal(
-        resident=script.resident,
-        hold=lambda versions, seconds: script.hold(versions, seconds=seconds),
-        held=script.held,
-        interval_s=3600,
-    )
+    holding = script.holding_of(interval_s=3600)
 
     following = asyncio.create_task(holding.run())
     await until(lambda: len(script.taken) == 1)
@@ -336,25 +332,18 @@ def test_process_that_held_nothing_writes_nothing() -> None:
     assert run(HoldScript(turns=[[], []]), release=True) == []
 
 
-def test_a_lease_counts_from_the_start_of_the_beat() -> None:
-    script = BeatScript()
+def test_a_lease_counts_from_the_start_of_the_beat_also_if_that_takes_longer() -> None:
+    script, late = BeatScript(), BeatScript()
     assert script.is_over
-    script.beat_takes_s = 4.0
+    script.beat_takes_s, late.beat_takes_s = 4.0, LEASE_S
 
     beat(script)
+    beat(late)
 
+    assert late.is_over
     script.clock.now = LEASE_S - 0.1
     assert not script.is_over
     script.clock.now = LEASE_S
-    assert script.is_over
-
-
-def test_a_beat_that_takes_longer_than_the_lease_gives_none() -> None:
-    script = BeatScript()
-    script.beat_takes_s = LEASE_S
-
-    beat(script)
-
     assert script.is_over
 
 
@@ -417,12 +406,7 @@ def test_a_process_alone_writes_rarely(
 ) -> None:
     script = BeatScript(lease_s=lease_s, num_others=num_others)
 
-    async def scenario() -> None:
-        running = asyncio.create_task(script.membership.run())
-        await asyncio.wait([running])
-        assert running.cancelled()
-
-    asyncio.run(scenario())
+    to_its_end(script.membership.run)
 
     assert script.events == ["beat"]
     assert script.pauses[-1] == interval_s

@@ -78,9 +78,7 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     )
 
     shares = probabilities_of(card, predicted({"x": value}, VALUE))
-    answer = QuestionAnswer(
-        question=card.question, probabilities=shares, by=AnswerSource.TASK, about={}
-    )
+    answer = answered(card.question, shares)
 
     place = (min(max(value, -50), 50) + 50) / 100 * (num_levels - 1)
     assert answer.expectation == pytest.approx(place, abs=1e-9)

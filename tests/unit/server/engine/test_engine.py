@@ -15,15 +15,16 @@ from doubles.engines import (
     LIMITS,
     POISON,
     FakeCompute,
+    all_outcomes,
     logits_of,
     make_engine,
     make_row,
-    tiny_branch,
 )
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import BetweenLayers, Branch, Row, TrunkCache, TrunkSource
 from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -34,9 +35,11 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import RowAnswer
 
 
-@pytest.fixture(name="branch", scope="module")
-def make_branch() -> Branch:
-    return tiny_branch()
+def held() -> tuple[FakeCompute, Engine]:
+    """An engine whose first batch ends when it may."""
+    compute = FakeCompute()
+    compute.may_finish.clear()
+    return compute, make_engine(compute)
 
 
 class WatchedCache(TrunkCache):
@@ -100,13 +103,11 @@ async def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
 async def test_every_row_gets_its_own_answer(branch: Branch) -> None:
     compute, observer = FakeCompute(), RecordingObserver()
     engine = make_engine(compute, observer=observer)
-    engine.start()
     rows = [make_row(branch, token) for token in range(50)]
 
-    for row in rows:
+    for row in rows[1:]:
         engine.submit([row])
-    outcomes = [await row.future for row in rows]
-    await engine.aclose()
+    outcomes = await all_outcomes(engine, rows[:1], of=rows)
 
     assert [logits_of(outcome)[0] for outcome in outcomes] == list(range(50))
     assert sum(report.num_rows for report in observer.batches) == 50
@@ -126,11 +127,8 @@ async def test_an_answer_counts_the_rows_of_its_own_caller_alone(branch: Branch)
             ("a", True, (4,)),
         )
     )
-    engine.submit([*own, *others, *shadow])
-    engine.start()
 
-    found = [await row.future for row in (*own, *others)]
-    await engine.aclose()
+    found = await all_outcomes(engine, [*own, *others, *shadow], of=[*own, *others])
 
     assert [it.batch_rows for it in found if isinstance(it, RowAnswer)] == [1, 2, 2]
 
@@ -142,12 +140,9 @@ async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> Non
     rows = [make_row(branch, token) for token in range(3)]
 
     assert engine.num_rows == 0
-    engine.submit(rows)
-    assert engine.num_rows == 3
-    engine.start()
-    for row in rows:
-        await row.future
-    await engine.aclose()
+    engine.submit(rows[:2])
+    assert engine.num_rows == 2
+    await all_outcomes(engine, rows[2:], of=rows)
 
     # The batch that runs, and what waits for the next one.
     assert during[0] == 3
@@ -181,9 +176,7 @@ async def test_time_that_others_take_on_the_same_cores_does_not_count(branch: Br
 
 
 async def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
-    compute = FakeCompute()
-    compute.may_finish.clear()
-    engine = make_engine(compute)
+    compute, engine = held()
     engine.start()
     first, *others = [make_row(branch, token) for token in range(4)]
 
@@ -203,11 +196,8 @@ async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Bra
     compute = FakeCompute()
     engine = make_engine(compute, clock=ManualClock(now=5))
     late, timely = make_row(branch, 1, deadline=5), make_row(branch, 2, deadline=6)
-    engine.start()
 
-    engine.submit([late, timely])
-    outcomes = [await late.future, await timely.future]
-    await engine.aclose()
+    outcomes = await all_outcomes(engine, [late, timely])
 
     assert isinstance(outcomes[0], DeadlineExceededError)
     assert logits_of(outcomes[1])[0] == 2
@@ -215,9 +205,7 @@ async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Bra
 
 
 async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch: Branch) -> None:
-    compute = FakeCompute()
-    compute.may_finish.clear()
-    engine = make_engine(compute)
+    compute, engine = held()
     running, gone, waiting = (make_row(branch, token) for token in (1, 2, 3))
     engine.start()
     engine.submit([running])
@@ -236,9 +224,7 @@ async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch
 
 
 async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:
-    compute = FakeCompute()
-    compute.may_finish.clear()
-    engine = make_engine(compute)
+    compute, engine = held()
     gone, waiting = make_row(branch, 1), make_row(branch, 2)
     engine.start()
     engine.submit([gone, waiting])
@@ -274,16 +260,13 @@ async def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_v
 ) -> None:
     engine = make_engine(FakeCompute(failure=OutOfMemoryError()))
     small, large = make_row(branch, 1, task="small"), make_row(branch, POISON, task="large")
-    engine.start()
 
-    engine.submit([small, large])
-    outcome = await large.future
+    answer, outcome = await all_outcomes(engine, [small, large])
 
-    assert logits_of(await small.future)[0] == 1
+    assert logits_of(answer)[0] == 1
     assert isinstance(outcome, OutOfMemoryError)
     # A traceback would keep the tensors of the batch as long as the caller keeps the error.
     assert (outcome.__traceback__, outcome.__cause__) == (None, None)
-    await engine.aclose()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -298,16 +281,11 @@ async def test_logits_that_are_not_finite_fail_their_row_alone(
             return [[value if token == POISON else token, 0.0] for token, _ in answers]
 
     engine = make_engine(Poisoned())
-    good, bad = make_row(branch, 1), make_row(branch, POISON)
-    engine.start()
 
-    engine.submit([good, bad])
+    answer, outcome = await all_outcomes(engine, [make_row(branch, 1), make_row(branch, POISON)])
 
-    assert logits_of(await good.future)[0] == 1
-    outcome = await bad.future
+    assert logits_of(answer)[0] == 1
     assert isinstance(outcome, TaskUnhealthyError)
-    assert outcome.code == "task_unhealthy"
-    await engine.aclose()
 
 
 async def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) -> None:
@@ -340,12 +318,8 @@ async def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) ->
 
     fatal: list[EngineFailedError] = []
     engine = make_engine(FakeCompute(), fatal=fatal, clock=BrokenClock())
-    row = make_row(branch, 1)
-    engine.start()
 
-    engine.submit([row])
-    outcome = await row.future
-    await engine.aclose()
+    (outcome,) = await all_outcomes(engine, [make_row(branch, 1)])
 
     assert code_of(outcome) == "not_ready"
     assert [error.fields["reason"] for error in fatal] == ["ArithmeticError"]

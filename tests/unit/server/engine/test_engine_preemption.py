@@ -11,10 +11,10 @@ import pytest
 from doubles.engines import (
     FakeCompute,
     LayeredCompute,
+    all_outcomes,
     logits_of,
     make_engine,
     make_row,
-    tiny_branch,
 )
 from doubles.refusals import code_of
 from doubles.serving import ManualClock, RecordingObserver
@@ -23,11 +23,6 @@ from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow
-
-
-@pytest.fixture(name="branch", scope="module")
-def make_branch() -> Branch:
-    return tiny_branch()
 
 
 def make_heavy(branch: Branch) -> list[PendingRow]:
@@ -41,12 +36,8 @@ async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: B
     compute = LayeredCompute(lambda: engine.submit([light]), lambda: engine.submit([late]))
     observer = RecordingObserver()
     engine = make_engine(compute, observer=observer)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light, late)))
-    await engine.aclose()
+    outcomes = await all_outcomes(engine, heavy, of=[*heavy, light, late])
 
     assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(9), 100, 101]
     assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
@@ -59,12 +50,8 @@ async def test_rows_of_two_backbones_that_come_together_both_preempt(branch: Bra
     compute, other = LayeredCompute(lambda: engine.submit(light)), FakeCompute()
     observer = RecordingObserver()
     engine = make_engine(compute, observer=observer, others={"other": other})
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in (*heavy, *light)))
-    await engine.aclose()
+    outcomes = await all_outcomes(engine, heavy, of=[*heavy, *light])
 
     assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(9), 100, 101]
     assert other.batches == [[101]]
@@ -76,11 +63,8 @@ async def test_a_device_that_does_not_stop_computes_light_rows_first(branch: Bra
     heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
     compute = FakeCompute()
     engine = make_engine(compute)
-    engine.submit([*heavy, light])
-    engine.start()
 
-    await asyncio.gather(*(row.future for row in (*heavy, light)))
-    await engine.aclose()
+    await all_outcomes(engine, [*heavy, light])
 
     assert compute.batches == [[100], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
@@ -92,12 +76,8 @@ async def test_a_row_that_waits_beside_a_heavy_flow_is_computed_first_also_if_th
     compute = LayeredCompute(*[lambda: None] * num_layers)
     engine = make_engine(compute)
     rows = [*make_heavy(branch), make_row(branch, 100, task="light")]
-    engine.submit(rows)
-    engine.start()
-    compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in rows))
-    await engine.aclose()
+    await all_outcomes(engine, rows)
 
     assert compute.ended[0] == [100]
 
@@ -114,12 +94,8 @@ async def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
         other = replace(other, is_shadow=True)
     if dropped == "cancelled":
         other.future.cancel()
-    engine.submit([*heavy, light, other])
-    engine.start()
-    compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*heavy, light)))
-    await engine.aclose()
+    await all_outcomes(engine, [*heavy, light, other], of=[*heavy, light])
 
     assert compute.ended[0] == [100]
 
@@ -130,12 +106,8 @@ async def test_a_shadow_keeps_no_later_row_of_its_flow_from_preemption(branch: B
     compute = LayeredCompute(lambda: engine.submit([first, shadow]), lambda: engine.submit([later]))
     engine = make_engine(compute)
     heavy = make_heavy(branch)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*heavy, first, later)))
-    await engine.aclose()
+    await all_outcomes(engine, heavy, of=[*heavy, first, later])
 
     assert compute.ended[:2] == [[100], [101]]
 
@@ -154,7 +126,6 @@ async def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside
     engine = make_engine(compute, clock=clock)
     engine.submit([running])
     engine.start()
-    compute.may_begin.set()
 
     outcome = await asyncio.wait_for(shadow.future, timeout=10)
 
@@ -164,7 +135,9 @@ async def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside
     await engine.aclose()
 
 
-async def test_what_preempts_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+async def test_what_preempts_a_batch_is_not_counted_as_its_time(
+    branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopwatch = ManualClock()
 
     def light_arrives() -> None:
@@ -184,13 +157,8 @@ async def test_what_preempts_a_batch_is_not_counted_as_its_time(branch: Branch) 
         paces.append(seconds)
         return after(time_model, seconds=seconds, **batch)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchTimeModel, "after", remember)
-        engine.submit(heavy)
-        engine.start()
-        compute.may_begin.set()
-        await asyncio.gather(*(row.future for row in (*heavy, light)))
-        await engine.aclose()
+    monkeypatch.setattr(BatchTimeModel, "after", remember)
+    await all_outcomes(engine, heavy, of=[*heavy, light])
 
     assert paces == [1.0, 5.0, 4.0, 1.0]
 
@@ -206,11 +174,8 @@ async def test_a_failure_while_preemption_is_the_engine_s_and_answers_everybody(
     fatal: list[EngineFailedError] = []
     compute = LayeredCompute(lambda: engine.submit([light]))
     engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
+    outcomes = await all_outcomes(engine, heavy, of=[*heavy, light])
 
     assert {code_of(outcome) for outcome in outcomes} == {"not_ready"}
     assert [error.fields["reason"] for error in fatal] == ["ArithmeticError"]
@@ -227,12 +192,8 @@ async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch)
 
     compute = LayeredCompute(lambda: engine.submit([light]), on_batch=come)
     engine = make_engine(compute)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*heavy, light, late)))
-    await engine.aclose()
+    await all_outcomes(engine, heavy, of=[*heavy, light, late])
 
     assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
@@ -245,12 +206,8 @@ async def test_a_batch_is_preempted_by_four_times_its_work_and_others_go_later(
     arrivals = [lambda row=row: engine.submit([row]) for row in light]
     compute = LayeredCompute(*arrivals)
     engine = make_engine(compute)
-    engine.submit(heavy)
-    engine.start()
-    compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*heavy, *light)))
-    await engine.aclose()
+    await all_outcomes(engine, heavy, of=[*heavy, *light])
 
     before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
     assert sum(map(len, before)) == 4 * 4

@@ -117,17 +117,6 @@ def test_arguments_and_faults_are_those_that_the_framework_finds(name: str) -> N
     assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
 
-def test_some_of_these_requests_are_refused_and_some_are_not() -> None:
-    client = client_of(QuickRoute)
-
-    statuses = {
-        client.post(it[0], content=it[1], headers=sent_headers(it[2])).status_code
-        for it in REQUESTS.values()
-    }
-
-    assert statuses == {200, 422}
-
-
 def in_a_thread(task: str) -> Response:
     return JSONResponse([task])
 

@@ -113,6 +113,12 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
     thread.join()
 
 
+@pytest.fixture(name="caller")
+def connect(port: int) -> Generator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        yield caller
+
+
 def stalled(port: int) -> threading.Thread:
     def stall() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -169,11 +175,11 @@ def test_what_is_done_for_a_caller_that_has_gone_is_cancelled(port: int, body: b
         assert staying.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_a_caller_that_goes_after_its_answer_was_answered(port: int) -> None:
+def test_a_caller_that_goes_after_its_answer_was_answered(caller: socket.socket) -> None:
     ended.clear()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(WAIT + b"12345")
-        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+    caller.sendall(WAIT + b"12345")
+    assert caller.recv(100).startswith(b"HTTP/1.1 200")
+    caller.close()
     time.sleep(DEADLINE_S / 3)
     assert end_of_next(1) == ["answered"]
 
@@ -188,13 +194,12 @@ def leaves() -> Generator[None]:
 @pytest.mark.usefixtures("leaves")
 @pytest.mark.parametrize("request_bytes", [REQUEST, REFUSED + b"12345"], ids=["answer", "refusal"])
 def test_a_server_that_leaves_answers_and_says_that_the_connection_closes(
-    port: int, request_bytes: bytes
+    caller: socket.socket, request_bytes: bytes
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(request_bytes)
-        came = received(caller, until=b"\r\n\r\n")
-        while more := caller.recv(1000):
-            came += more
+    caller.sendall(request_bytes)
+    came = received(caller, until=b"\r\n\r\n")
+    while more := caller.recv(1000):
+        came += more
 
     assert came.startswith(b"HTTP/1.1 ")
     assert b"connection: close\r\n" in came.lower()
@@ -203,31 +208,29 @@ def test_a_server_that_leaves_answers_and_says_that_the_connection_closes(
 @pytest.mark.usefixtures("leaves")
 @pytest.mark.parametrize("path", [b"/", b"/refused"], ids=["answer", "refusal"])
 def test_a_caller_that_still_sends_gets_the_last_answer_of_its_connection(
-    port: int, path: bytes
+    caller: socket.socket, path: bytes
 ) -> None:
     head = WAIT.replace(b"/wait", path).replace(b"length: 5", b"length: 100")
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(head)
-        came = received(caller, until=b"\r\n\r\n")
-        for _ in range(10):
-            caller.sendall(b"unread    ")
-            time.sleep(0.005)
-        # A rest that was not read would reset the connection.
-        came += all_of(caller)
+    caller.sendall(head)
+    came = received(caller, until=b"\r\n\r\n")
+    for _ in range(10):
+        caller.sendall(b"unread    ")
+        time.sleep(0.005)
+    # A rest that was not read would reset the connection.
+    came += all_of(caller)
 
     assert came.count(b"HTTP/1.1 ") == 1
     assert b"connection: close\r\n" in came.lower()
 
 
 @pytest.mark.usefixtures("leaves")
-def test_a_body_without_end_is_discarded_for_a_short_time(port: int) -> None:
+def test_a_body_without_end_is_discarded_for_a_short_time(caller: socket.socket) -> None:
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(CHUNKED_WAIT.replace(b"/wait", b"/"))
-        with contextlib.suppress(ConnectionError):
-            while time.monotonic() < began + 3 * LINGER_S:
-                caller.sendall(b"5\r\n12345\r\n")
-                time.sleep(0.01)
+    caller.sendall(CHUNKED_WAIT.replace(b"/wait", b"/"))
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < began + 3 * LINGER_S:
+            caller.sendall(b"5\r\n12345\r\n")
+            time.sleep(0.01)
 
     assert LINGER_S / 2 < time.monotonic() - began < 2 * LINGER_S
 
@@ -239,25 +242,23 @@ def received(caller: socket.socket, *, until: bytes) -> bytes:
     return came
 
 
-def test_a_refusal_waits_for_no_body_and_keeps_the_connection(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        for _ in range(2):
-            caller.sendall(REFUSED)
-            answer = received(caller, until=b"not now")
-            assert answer.startswith(b"HTTP/1.1 429")
-            assert b"\r\nx-why: full\r\n" in answer
-            assert b"\r\ncontent-length: 7\r\n" in answer
-            assert b"\r\ndate: " in answer
-            caller.sendall(b"GET /")
-        caller.sendall(REQUEST)
-        assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+def test_a_refusal_waits_for_no_body_and_keeps_the_connection(caller: socket.socket) -> None:
+    for _ in range(2):
+        caller.sendall(REFUSED)
+        answer = received(caller, until=b"not now")
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"\r\nx-why: full\r\n" in answer
+        assert b"\r\ncontent-length: 7\r\n" in answer
+        assert b"\r\ndate: " in answer
+        caller.sendall(b"GET /")
+    caller.sendall(REQUEST)
+    assert caller.recv(1000).startswith(b"HTTP/1.1 200")
     assert not calls
 
 
-def test_a_head_that_cannot_be_looked_at_is_left_to_the_application(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(REQUEST.replace(b"GET /", b"GET /broken"))
-        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+def test_a_head_that_cannot_be_looked_at_is_left_to_the_application(caller: socket.socket) -> None:
+    caller.sendall(REQUEST.replace(b"GET /", b"GET /broken"))
+    assert caller.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def all_of(caller: socket.socket) -> bytes:
@@ -279,11 +280,10 @@ def all_of(caller: socket.socket) -> bytes:
     ],
 )
 def test_what_is_no_request_is_answered_once_and_ends_the_connection(
-    port: int, unreadable: bytes
+    caller: socket.socket, unreadable: bytes
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(unreadable)
-        answer = all_of(caller)
+    caller.sendall(unreadable)
+    answer = all_of(caller)
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert answer.endswith(b"\r\n\r\nunread")
@@ -299,44 +299,44 @@ def test_what_is_no_request_is_answered_once_and_ends_the_connection(
         pytest.param(b"5;" + b"y" * MAX_HEAD_BYTES, id="large-extension"),
     ],
 )
-def test_what_comes_around_a_body_is_bounded_as_heads_are(port: int, useless: bytes) -> None:
+def test_what_comes_around_a_body_is_bounded_as_heads_are(
+    caller: socket.socket, useless: bytes
+) -> None:
     ended.clear()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(CHUNKED_WAIT)
-        time.sleep(DEADLINE_S / 10)
-        caller.sendall(useless[: MAX_HEAD_BYTES + 1])
-        assert all_of(caller).startswith(b"HTTP/1.1 400")
-        assert end_of_next(1) == ["gone"]
+    caller.sendall(CHUNKED_WAIT)
+    time.sleep(DEADLINE_S / 10)
+    caller.sendall(useless[: MAX_HEAD_BYTES + 1])
+    assert all_of(caller).startswith(b"HTTP/1.1 400")
+    assert end_of_next(1) == ["gone"]
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_fields_after_a_body_are_no_headers(port: int, *, is_whole: bool) -> None:
+def test_fields_after_a_body_are_no_headers(caller: socket.socket, *, is_whole: bool) -> None:
     seen.clear()
     head, body = CHUNKED_WAIT.replace(b"/wait", b"/headers").split(b"5\r\n", maxsplit=1)
     parts = [head, b"5\r\n" + body + TRAILER + b"\r\n"]
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        for _ in range(2):
-            for part in [b"".join(parts)] if is_whole else parts:
-                caller.sendall(part)
-                time.sleep(DEADLINE_S / 10)
-            assert received(caller, until=b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+    for _ in range(2):
+        for part in [b"".join(parts)] if is_whole else parts:
+            caller.sendall(part)
+            time.sleep(DEADLINE_S / 10)
+        assert received(caller, until=b"\r\n\r\n").startswith(b"HTTP/1.1 200")
     assert list(seen) == [b"host", b"transfer-encoding"] * 2
 
 
-def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(REQUEST.replace(b"GET /", b"GET /slow"))
-        received(caller, until=b"begun")
-        caller.sendall(b"\0")
-        assert all_of(caller) in {b"", b"\r\n"}
+def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(
+    caller: socket.socket,
+) -> None:
+    caller.sendall(REQUEST.replace(b"GET /", b"GET /slow"))
+    received(caller, until=b"begun")
+    caller.sendall(b"\0")
+    assert all_of(caller) in {b"", b"\r\n"}
 
 
-def test_what_is_no_request_is_not_answered_before_what_came_first(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(WAIT + b"12345")
-        time.sleep(DEADLINE_S / 4)
-        caller.sendall(b"\0")
-        assert all_of(caller) == b""
+def test_what_is_no_request_is_not_answered_before_what_came_first(caller: socket.socket) -> None:
+    caller.sendall(WAIT + b"12345")
+    time.sleep(DEADLINE_S / 4)
+    caller.sendall(b"\0")
+    assert all_of(caller) == b""
 
 
 class UnreadTransport(asyncio.Transport):
@@ -378,21 +378,19 @@ async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
     assert transport.num_bytes <= 2 * HIGH_WATER
 
 
-def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(WAIT + b"12345" + REFUSED + b"12345" + REQUEST)
-        answers = received(caller, until=b"not now")
-        while answers.count(b"HTTP/1.1") < 3:
-            answers += caller.recv(1000)
+def test_refusals_and_answers_of_one_connection_keep_their_order(caller: socket.socket) -> None:
+    caller.sendall(WAIT + b"12345" + REFUSED + b"12345" + REQUEST)
+    answers = received(caller, until=b"not now")
+    while answers.count(b"HTTP/1.1") < 3:
+        answers += caller.recv(1000)
     statuses = [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
     assert statuses == [b"200", b"429", b"200"]
 
 
-def test_a_refused_caller_without_keep_alive_gets_connection_close(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
-        assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")
-        assert caller.recv(100) == b""
+def test_a_refused_caller_without_keep_alive_gets_connection_close(caller: socket.socket) -> None:
+    caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
+    assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")
+    assert caller.recv(100) == b""
 
 
 def test_a_refused_caller_that_then_does_nothing_is_let_go(port: int) -> None:
@@ -411,12 +409,11 @@ def test_a_refused_caller_that_then_does_nothing_is_let_go(port: int) -> None:
 
 @pytest.mark.parametrize(("path", "body"), [("slow", b"begun"), ("headers", b"whole")])
 def test_an_old_caller_gets_no_chunks_and_no_interim_answer(
-    port: int, path: str, body: bytes
+    caller: socket.socket, path: str, body: bytes
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
-        caller.sendall(f"POST /{path} HTTP/1.0\r\nexpect: 100-continue\r\n".encode())
-        caller.sendall(b"content-length: 5\r\nconnection: keep-alive\r\n\r\n12345")
-        head, _, rest = all_of(caller).partition(b"\r\n\r\n")
+    caller.sendall(f"POST /{path} HTTP/1.0\r\nexpect: 100-continue\r\n".encode())
+    caller.sendall(b"content-length: 5\r\nconnection: keep-alive\r\n\r\n12345")
+    head, _, rest = all_of(caller).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in head
     assert rest == body

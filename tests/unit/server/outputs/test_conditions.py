@@ -91,23 +91,6 @@ def test_a_condition_holds_if_it_holds_in_any_window(
     assert together.score == max(it.score or 0.0 for it in alone)
 
 
-def test_no_planted_finding_passes_in_ten_thousand_long_texts() -> None:
-    chance = random.Random(0)
-    heads = [*HEADS.values(), classifier("toxicity", problem_type=ProblemType.REGRESSION)]
-    for number in range(10_000):
-        head = heads[number % len(heads)]
-        size, place = len(head.labels), len(head.labels) - 1
-        others = [[chance.uniform(-3, 0) for _ in range(size)] for _ in range(chance.randint(1, 9))]
-        for window in others:
-            window[chance.randrange(place) if place else 0] += 6 if place else 0
-        planted = [chance.uniform(-3, 0) for _ in range(size)]
-        planted[place] = 4.0
-        others.insert(chance.randint(0, len(others)), planted)
-
-        condition = when("guard", head.labels[place], threshold=chance.choice((0.5, 0.8)))
-        assert action_of(head, condition, *others) is VerdictAction.BLOCK
-
-
 @pytest.mark.parametrize("is_let_pass", [False, True], ids=["closed", "let-pass"])
 def test_a_task_that_has_not_read_all_characters_decides_only_what_it_finds(
     is_let_pass: bool,  # noqa: FBT001 - a case

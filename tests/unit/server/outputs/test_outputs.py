@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.engines import Withdrawing, tiny_branch
 from doubles.leases import until
-from doubles.services import OWN, add_versions, ask_for, make_service
+from doubles.services import OWN, Bench, EngineT, add_versions, ask_for, make_service
 from doubles.serving import FakeStore
 from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
@@ -80,32 +79,47 @@ def read_of(*sizes: int) -> list[tuple[Encoding, ...]]:
     return [(Encoding(token_ids=(1,) * size, type_ids=(0,) * size),) for size in sizes]
 
 
-async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shadowed: bool) -> int:
-    """Options that move an answer off the loop, for a context of 60 tokens."""
-    executor, default = CountingExecutor(max_workers=1), CountingExecutor(max_workers=1)
-    asyncio.get_running_loop().set_default_executor(default)
-    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
+async def bench_for(
+    monkeypatch: pytest.MonkeyPatch,
+    executor: ThreadPoolExecutor,
+    engine: EngineT,
+    *,
+    head: HeadRecord = QUESTIONS,
+    max_length: int = 100,
+    is_shadowed: bool = False,
+) -> tuple[Bench[EngineT], tuple[TaskManifest, TaskManifest]]:
+    """A service that makes long outputs on an executor, and two versions in memory."""
+
+    def the_one(*_: object, **__: object) -> ThreadPoolExecutor:
+        return executor
+
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", the_one)
     store = FakeStore(tiny_branch())
-    bench = make_service(tiny_backbone(num_layers=1), store, QuestionEngine())
-    own, shadow = (_asks_questions(each) for each in add_versions(store))
+    bench = make_service(tiny_backbone(num_layers=1), store, engine)
+    changes = {"head": head, "max_length": max_length}
+    own, shadow = (each.model_copy(update=changes) for each in add_versions(store))
     shared = SharedTraffic(manifest=shadow, share=1.0) if is_shadowed else None
     store.traffic[OWN] = Traffic(manifest=own, shadow=shared)
     for manifest in (own, shadow):
         await bench.residency.preload(manifest)
+    return bench, (own, shadow)
+
+
+async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shadowed: bool) -> int:
+    """Options that move an answer off the loop, for a context of 60 tokens."""
+    executor, default = CountingExecutor(max_workers=1), CountingExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(default)
+    bench, pair = await bench_for(monkeypatch, executor, QuestionEngine(), is_shadowed=is_shadowed)
     asked = replace(ask_for("tone"), inputs=(QUESTION,), options=options_of(max_tokens))
 
     await bench.service.predict(asked)
     if is_shadowed:
-        await until(lambda: bench.rollouts.shadows.report(own, shadow).compared == 1)
+        await until(lambda: bench.rollouts.shadows.report(*pair).compared == 1)
     await bench.rollouts.aclose()
     await bench.residency.aclose()
     # The default executor also parses bodies and renders metrics.
     assert default.num_calls == 0
     return executor.num_calls
-
-
-def _the_one(executor: ThreadPoolExecutor, *_: object, **__: object) -> ThreadPoolExecutor:
-    return executor
 
 
 def head_of(
@@ -134,12 +148,7 @@ def softmax(logits: list[float]) -> list[float]:
 async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, StuckExecutor(1)))
-    store = FakeStore(tiny_branch())
-    bench = make_service(tiny_backbone(num_layers=1), store, QuestionEngine())
-    manifest = _asks_questions(add_versions(store)[0])
-    store.traffic[OWN] = Traffic(manifest=manifest)
-    await bench.residency.preload(manifest)
+    bench, _ = await bench_for(monkeypatch, StuckExecutor(1), QuestionEngine())
     asked = replace(ask_for("tone", deadline_s=0.3), inputs=(QUESTION,), options=options_of(60))
 
     (result,) = (await bench.service.predict(asked)).results
@@ -194,13 +203,8 @@ class SlowEngine(Withdrawing):
 async def test_a_late_answer_ends_with_the_window_that_is_being_read(
     monkeypatch: pytest.MonkeyPatch, head: HeadRecord, item: Input
 ) -> None:
-    executor = ThreadPoolExecutor(1)
-    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
-    store, engine = FakeStore(tiny_branch()), SlowEngine(width=head.num_outputs)
-    bench = make_service(tiny_backbone(num_layers=1), store, engine)
-    manifest = _with_head(add_versions(store)[0], head, max_length=20)
-    store.traffic[OWN] = Traffic(manifest=manifest)
-    await bench.residency.preload(manifest)
+    executor, engine = ThreadPoolExecutor(1), SlowEngine(width=head.num_outputs)
+    bench, _ = await bench_for(monkeypatch, executor, engine, head=head, max_length=20)
     asked = replace(ask_for("tone", deadline_s=0.3), inputs=(item,), options=options_of(60))
 
     (result,) = (await bench.service.predict(asked)).results
@@ -212,14 +216,6 @@ async def test_a_late_answer_ends_with_the_window_that_is_being_read(
     assert engine.num_rows > 5
     assert len(engine.used) == 1
     await bench.residency.aclose()
-
-
-def _asks_questions(manifest: TaskManifest) -> TaskManifest:
-    return _with_head(manifest, QUESTIONS, max_length=100)
-
-
-def _with_head(manifest: TaskManifest, head: HeadRecord, *, max_length: int) -> TaskManifest:
-    return manifest.model_copy(update={"head": head, "max_length": max_length})
 
 
 @pytest.mark.parametrize(
@@ -278,17 +274,6 @@ def test_with_a_default_label_the_window_with_the_strongest_finding_answers(defa
             if label != default and probability > strongest:
                 best, strongest = logits, probability
     assert combined == best
-
-
-def test_a_finding_is_seen_among_any_number_of_windows_without_one() -> None:
-    nothing, attack = [9.0, -9.0], [-2.0, 2.0]
-    head = head_of(ProblemType.SINGLE_LABEL, labels=SAFETY[:2], default="benign")
-
-    for place in (0, 50, 100):
-        windows = [nothing] * 100
-        windows.insert(place, attack)
-        assert combine_windows(windows, head) == attack
-    assert combine_windows([nothing] * 100, head) == nothing
 
 
 def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:

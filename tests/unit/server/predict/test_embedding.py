@@ -78,6 +78,11 @@ def make_bench(
     return make_service(backbone, store, engine, admission=admission, settings=SETTINGS)
 
 
+@pytest.fixture
+def bench(backbone: Backbone) -> Bench[FakeEngine]:
+    return make_bench(backbone)
+
+
 async def embed(
     bench: Bench[FakeEngine],
     *texts: str,
@@ -102,9 +107,9 @@ async def refusal(bench: Bench[FakeEngine], *texts: str, deadline_s: float = 60)
     return refused.value
 
 
-async def test_every_text_has_its_vector_and_all_tokens_are_counted(backbone: Backbone) -> None:
-    bench = make_bench(backbone)
-
+async def test_every_text_has_its_vector_and_all_tokens_are_counted(
+    bench: Bench[FakeEngine],
+) -> None:
     found = await embed(bench, "ab", "c")
 
     assert found.vectors == (VECTOR, VECTOR)
@@ -127,10 +132,8 @@ async def test_only_a_literal_text_hides_nothing_behind_special_tokens(
 
 
 async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
-    backbone: Backbone,
+    bench: Bench[FakeEngine],
 ) -> None:
-    bench = make_bench(backbone)
-
     await embed(bench, "ab", "c")
     first, second = bench.engine.rows
 
@@ -140,9 +143,9 @@ async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
     assert first.group != second.group
 
 
-async def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: Backbone) -> None:
-    bench = make_bench(backbone)
-
+async def test_rows_are_their_callers_at_the_priority_of_the_request(
+    bench: Bench[FakeEngine],
+) -> None:
     await bench.service.embed(URGENT)
 
     assert len(bench.engine.rows) == 2
@@ -174,8 +177,9 @@ def test_a_vector_without_length_stays_as_it_is() -> None:
     assert normalised([0.0, 0.0]) == [0.0, 0.0]
 
 
-async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> None:
-    bench = make_bench(backbone)
+async def test_a_long_text_is_cut_only_if_that_is_asked(
+    bench: Bench[FakeEngine], backbone: Backbone
+) -> None:
     limit = backbone.config.max_tokens
 
     assert isinstance(await refusal(bench, "a", "a " * limit), TooManyTokensError)
@@ -184,9 +188,7 @@ async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> N
     assert found.num_tokens == limit
 
 
-async def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
-    bench = make_bench(backbone)
-
+async def test_what_is_refused_takes_nothing(bench: Bench[FakeEngine]) -> None:
     assert code_of(await refusal(bench, "a", "b", "c", "d")) == "too_many_inputs"
     with bench.admission.admit() as other:
         other.take_tokens({BACKBONE: 0.5 * MAX_TOKENS, "tone": 0.3 * MAX_TOKENS})

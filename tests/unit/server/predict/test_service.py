@@ -2,15 +2,11 @@ import asyncio
 
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.leases import names, until
 from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench, FakeEngine, make_bench
 from doubles.serving import ManualClock
-from doubles.tasks import random_branch
-from nunatak_contract.methods import TopK
-from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.catalog.following import RegistryLease
@@ -21,18 +17,16 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
 
-def new_bench() -> Bench[FakeEngine]:
-    backbone = tiny_backbone(num_layers=2)
-    branch = random_branch(backbone, TopK(num_layers=1))
-    return make_bench(backbone, branch)
-
-
-async def test_rows_of_one_text_form_one_group_with_one_trunk(
-    backbone: Backbone, branch: Branch
-) -> None:
+@pytest.fixture(name="bench")
+def make_ready(backbone: Backbone, branch: Branch) -> Bench[FakeEngine]:
+    """A service with the tasks `one` and `two`, which are not in memory."""
     bench = make_bench(backbone, branch)
     bench.store.add("one")
     bench.store.add("two")
+    return bench
+
+
+async def test_rows_of_one_text_form_one_group_with_one_trunk(bench: Bench[FakeEngine]) -> None:
     await bench.ask("one")
     await bench.ask("two")
     bench.engine.rows.clear()
@@ -48,53 +42,36 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(
     assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
 
 
-async def test_timings_match_the_slowest_row(backbone: Backbone, branch: Branch) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
+async def test_timings_match_the_slowest_row(bench: Bench[FakeEngine]) -> None:
 
     timings = (await bench.ask("one")).timings
 
     assert (timings.queue_s, timings.compute_s, timings.batch_rows) == (0.1, 0.5, 2)
 
 
-async def test_a_caller_that_leaves_frees_everything_it_held(
-    backbone: Backbone, branch: Branch
+@pytest.mark.parametrize("end", ["leaves", "is late"])
+async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
+    bench: Bench[FakeEngine], end: str
 ) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
+    await bench.ask("one")
     bench.engine.is_silent = True
-    asking = asyncio.create_task(bench.ask("one"))
+    bench.engine.has_rows.clear()
+    asking = asyncio.create_task(bench.ask("one", deadline_s=60 if end == "leaves" else 0.05))
     await bench.engine.has_rows.wait()
     assert bench.admission.num_requests == 1
     assert bench.admission.num_tokens > 0
 
-    asking.cancel()
-    await asyncio.wait([asking])
+    if end == "leaves":
+        asking.cancel()
+    with pytest.raises(asyncio.CancelledError if end == "leaves" else DeadlineExceededError):
+        await asking
 
-    assert all(row.is_cancelled for row in bench.engine.rows)
+    assert all(row.is_cancelled for row in bench.engine.rows[-2:])
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
     assert bench.residency.evict("one") == (1,)
 
 
-async def test_a_deadline_that_passes_frees_everything_too(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
-    await bench.ask("one")
-    bench.engine.rows.clear()
-    bench.engine.is_silent = True
-
-    with pytest.raises(DeadlineExceededError):
-        await bench.ask("one", deadline_s=0.05)
-
-    assert all(row.is_cancelled for row in bench.engine.rows)
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
-    assert bench.residency.evict("one") == (1,)
-
-
-async def test_a_cold_task_that_is_late_fails_alone(backbone: Backbone, branch: Branch) -> None:
-    bench = make_bench(backbone, branch)
+async def test_a_cold_task_that_is_late_fails_alone(bench: Bench[FakeEngine]) -> None:
     bench.store.add("hot")
     bench.store.add("cold")
     await bench.ask("hot")
@@ -124,8 +101,7 @@ async def test_a_request_may_name_more_tasks_than_memory_has_room_for(
     assert len(bench.residency.resident()) <= 2
 
 
-async def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, branch: Branch) -> None:
-    bench = make_bench(backbone, branch)
+async def test_tasks_in_memory_answer_while_others_load(bench: Bench[FakeEngine]) -> None:
     bench.store.add("hot")
     bench.store.add("cold")
     await bench.ask("hot")
@@ -142,9 +118,8 @@ async def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, bran
 
 
 async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
-    backbone: Backbone, branch: Branch
+    bench: Bench[FakeEngine],
 ) -> None:
-    bench = make_bench(backbone, branch)
     for name in ("hot", "first", "second", "third"):
         bench.store.add(name)
     await bench.ask("hot")
@@ -156,19 +131,16 @@ async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
 
 
 async def test_a_cold_task_that_fails_to_load_spares_those_loaded_next_to_it(
-    backbone: Backbone, branch: Branch
+    bench: Bench[FakeEngine],
 ) -> None:
-    bench = make_bench(backbone, branch)
-    for name in ("one", "broken", "two"):
-        bench.store.add(name)
+    bench.store.add("broken")
     bench.store.broken["broken/1"] = StoreUnavailableError("gone")
 
     one, broken, two = (await bench.ask("one", "broken", "two")).results
 
     assert isinstance(broken, TaskFailure)
     assert broken.error.code == "store_unavailable"
-    assert isinstance(one, TaskPrediction)
-    assert isinstance(two, TaskPrediction)
+    assert isinstance(one, TaskPrediction) is isinstance(two, TaskPrediction) is True
     assert bench.store.loaded.count("broken/1") == 1
 
 
@@ -196,21 +168,12 @@ async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
     assert refusals in rendered(bench.metrics)
 
 
-async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
-    request = PredictionRequest(
-        references=("one@prod",),
-        inputs=("a",),
-        handling=Handling(default_deadline_s=60, caller="gold", priority=Priority.HIGH),
-    )
-    bench.store.manifests[TaskReference(task="one", alias="prod")] = bench.store.manifests[
-        TaskReference(task="one")
-    ]
+async def test_rows_carry_who_sent_them_and_how_urgent_they_are(bench: Bench[FakeEngine]) -> None:
+    handling = Handling(default_deadline_s=60, caller="gold", priority=Priority.HIGH)
 
-    await bench.service.predict(request)
+    await bench.service.predict(
+        PredictionRequest(references=("one",), inputs=("a",), handling=handling)
+    )
 
     (row,) = bench.engine.rows
     assert (row.caller, row.priority, row.task) == ("gold", Priority.HIGH, "one")
@@ -218,11 +181,8 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
 
 
 async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
-    backbone: Backbone, branch: Branch
+    bench: Bench[FakeEngine],
 ) -> None:
-    bench = make_bench(backbone, branch)
-    bench.store.add("one")
-    bench.store.add("two")
     bench.engine.is_silent = True
 
     with pytest.raises(DeadlineExceededError):
@@ -235,11 +195,10 @@ async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_task
 
 
 @pytest.mark.parametrize("num_turns", range(12))
-async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(num_turns: int) -> None:
-    bench = new_bench()
+async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(
+    bench: Bench[FakeEngine], num_turns: int
+) -> None:
     bench.engine.is_silent = True
-    bench.store.add("one")
-    bench.store.add("two")
     asking = asyncio.create_task(bench.ask("one", "two"))
     await until(lambda: len(names(bench.residency)) == 2)
     for _ in range(num_turns):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from doubles.held_engine import HeldEngine, make_held_bench, name_of
+from doubles.held_engine import Held, HeldEngine, name_of
 from doubles.leases import until
 from doubles.refusals import raises
 from doubles.rendering import rendered
@@ -15,7 +15,6 @@ from doubles.services import Bench, ask_for
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Parameters
-from nunatak_model import Backbone, Branch
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -53,10 +52,8 @@ async def refusals_of(bench: Bench[HeldEngine], asked: PredictionRequest) -> set
     return found
 
 
-async def test_a_cold_task_holds_back_no_line_of_a_hot_one(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, store, engine = await make_held_bench(backbone, branch, "hot", "warm")
+async def test_a_cold_task_holds_back_no_line_of_a_hot_one(held: Held) -> None:
+    bench, store, engine = await held("hot", "warm")
     store.add("cold")
     store.may_load.clear()
 
@@ -71,10 +68,8 @@ async def test_a_cold_task_holds_back_no_line_of_a_hot_one(
             await anext(results)
 
 
-async def test_a_reference_that_must_be_looked_up_holds_back_no_other(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, store, _ = await make_held_bench(backbone, branch, "hot")
+async def test_a_reference_that_must_be_looked_up_holds_back_no_other(held: Held) -> None:
+    bench, store, _ = await held("hot")
     store.add("new")
     store.may_resolve.clear()
 
@@ -84,10 +79,8 @@ async def test_a_reference_that_must_be_looked_up_holds_back_no_other(
         assert {name_of(it) async for it in results} == {"new", "task_not_found"}
 
 
-async def test_tasks_of_one_batch_come_as_each_is_answered(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
+async def test_tasks_of_one_batch_come_as_each_is_answered(held: Held) -> None:
+    bench, _, engine = await held("one", "two")
     engine.answers_at_once = False
 
     async with aclosing(bench.service.stream(ask_for("one", "two"))) as results:
@@ -101,10 +94,8 @@ async def test_tasks_of_one_batch_come_as_each_is_answered(
         assert [name_of(it) async for it in results] == ["one"]
 
 
-async def test_a_stream_that_is_closed_gives_up_what_is_open(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
+async def test_a_stream_that_is_closed_gives_up_what_is_open(held: Held) -> None:
+    bench, _, engine = await held("one", "two")
     engine.answers_at_once = False
     results = bench.service.stream(ask_for("one", "two"))
     first = asyncio.ensure_future(anext(results))
@@ -119,10 +110,8 @@ async def test_a_stream_that_is_closed_gives_up_what_is_open(
     assert bench.residency.evict("two") == (1,)
 
 
-async def test_the_stages_of_tasks_that_are_asked_together_are_recorded_once(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, _, _ = await make_held_bench(backbone, branch, "one", "two")
+async def test_the_stages_of_tasks_that_are_asked_together_are_recorded_once(held: Held) -> None:
+    bench, _, _ = await held("one", "two")
 
     _ = [it async for it in bench.service.stream(ask_for("one", "two", "nope", "NOT A NAME"))]
 
@@ -132,8 +121,8 @@ async def test_the_stages_of_tasks_that_are_asked_together_are_recorded_once(
     assert "nunatak_tokenize_seconds_count 1.0" in text
 
 
-async def test_what_fails_in_its_batch_has_no_stages(backbone: Backbone, branch: Branch) -> None:
-    bench, _, engine = await make_held_bench(backbone, branch, "one")
+async def test_what_fails_in_its_batch_has_no_stages(held: Held) -> None:
+    bench, _, engine = await held("one")
     engine.outcome = OutOfMemoryError()
 
     await bench.service.predict(ask_for("one"))
@@ -144,28 +133,24 @@ async def test_what_fails_in_its_batch_has_no_stages(backbone: Backbone, branch:
 
 
 @pytest.mark.parametrize("tasks", [("one",), ("nope",)], ids=["late", "unknown"])
-async def test_what_was_not_computed_has_no_stages(
-    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
-) -> None:
-    bench, _, engine = await make_held_bench(backbone, branch, "one")
+async def test_what_was_not_computed_has_no_stages(held: Held, tasks: tuple[str, ...]) -> None:
+    bench, _, engine = await held("one")
     engine.answers_at_once = False
     asked = ask_for(*tasks, deadline_s=0.05)
 
     with contextlib.suppress(DeadlineExceededError):
         await bench.service.predict(asked)
     with contextlib.suppress(DeadlineExceededError):
-        _ = [it async for it in bench.service.stream(asked)]
+        await anext(bench.service.stream(asked))
 
     assert "nunatak_queue_seconds_count 0.0" in rendered(bench.metrics)
 
 
 @pytest.mark.parametrize("tasks", [("one",), ("NOT A NAME", "one", "two")], ids=["one", "several"])
 async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_line(
-    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+    held: Held, tasks: tuple[str, ...]
 ) -> None:
-    bench, _, engine = await make_held_bench(
-        backbone, branch, "one", "two", admission=admission_of(num_tokens=8)
-    )
+    bench, _, engine = await held("one", "two", admission=admission_of(num_tokens=8))
     asked = ask_for(*tasks)
     uncut = Parameters(on_long=OnLong.REFUSE)
     long = replace(asked, inputs=("word " * 20,), options=uncut)
@@ -179,11 +164,9 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
-async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(
-    backbone: Backbone, branch: Branch
-) -> None:
+async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) -> None:
     small = admission_of(num_tokens=NUM_TOKENS)
-    bench, _, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    bench, _, _ = await held("one", "two", admission=small)
     with bench.admission.admit("another") as permit:
         permit.take_tokens(MOST)
 
@@ -193,11 +176,9 @@ async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(
     assert refusal.value.retry_after_s >= 1
 
 
-async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(
-    backbone: Backbone, branch: Branch
-) -> None:
+async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(held: Held) -> None:
     small = admission_of(num_tokens=NUM_TOKENS)
-    bench, store, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    bench, store, _ = await held("one", "two", admission=small)
     store.add("new")
 
     with bench.admission.admit("another") as permit:
@@ -207,8 +188,8 @@ async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(
     assert found == ["overloaded", "overloaded", "new"]
 
 
-async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch: Branch) -> None:
-    bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
+async def test_an_engine_that_stops_refuses_a_stream(held: Held) -> None:
+    bench, _, engine = await held("one", "two")
     engine.is_stopped = True
 
     with raises("not_ready"):
@@ -220,9 +201,9 @@ async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch:
 
 @pytest.mark.parametrize("tasks", [("hot", "warm"), ("hot", "cold")], ids=["hot", "cold"])
 async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
-    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+    held: Held, tasks: tuple[str, ...]
 ) -> None:
-    bench, store, engine = await make_held_bench(backbone, branch, "hot", "warm")
+    bench, store, engine = await held("hot", "warm")
     store.add("cold")
     store.may_load.clear()
     engine.answers_at_once = False
@@ -235,11 +216,9 @@ async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
     assert all(f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text for task in tasks)
 
 
-async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
-    backbone: Backbone, branch: Branch
-) -> None:
+async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(held: Held) -> None:
     paced = admission_of(num_tokens=1000, time_model=BatchTimeModel(tokens_per_s=10.0))
-    bench, _, _ = await make_held_bench(backbone, branch, "busy", "free", admission=paced)
+    bench, _, _ = await held("busy", "free", admission=paced)
     with bench.admission.admit() as queued:
         queued.take_tokens({"busy": 300})
         hurried = ask_for("busy", deadline_s=20)
@@ -252,10 +231,8 @@ async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
     assert found == ["deadline_too_short", "free"]
 
 
-async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, store, _ = await make_held_bench(backbone, branch, "hot")
+async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(held: Held) -> None:
+    bench, store, _ = await held("hot")
     store.add("cold")
     store.may_load.clear()
 
@@ -266,10 +243,8 @@ async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(
     assert found == ["hot", "deadline_exceeded"]
 
 
-async def test_names_that_were_not_looked_up_in_time_become_no_labels(
-    backbone: Backbone, branch: Branch
-) -> None:
-    bench, store, _ = await make_held_bench(backbone, branch)
+async def test_names_that_were_not_looked_up_in_time_become_no_labels(held: Held) -> None:
+    bench, store, _ = await held()
     store.may_resolve.clear()
     asked = ask_for("made-up-1", "made-up-2", deadline_s=0.05)
 
@@ -282,12 +257,12 @@ async def test_names_that_were_not_looked_up_in_time_become_no_labels(
 
 
 async def test_a_name_that_is_none_breaks_no_stream_that_is_late(
-    backbone: Backbone, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    bench, _, _ = await make_held_bench(backbone, branch, "hot")
+    bench, _, _ = await held("hot")
     monkeypatch.setattr(Tokenization, "encode", never)
     asked = ask_for("hot", "NOT A NAME", deadline_s=0.05)
 

@@ -86,32 +86,30 @@ def test_a_server_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def refuses(folder: Path, said: str, *, code: str = "invalid_settings", **settings: object) -> bool:
+    """Whether a server refuses settings before it makes its registry."""
+    with raises(code, match=said):
+        serve(make_settings(registry=str(folder / "none"), **settings), create_registry=True)
+    return not (folder / "none").exists()
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with raises("invalid_settings", match=f"port {port} .*already in use.*--port"):
-            serve(make_settings(registry=str(tmp_path / "none"), port=port), create_registry=True)
-
-    assert list(tmp_path.iterdir()) == []
+        assert refuses(tmp_path, f"port {port} .*already in use.*--port", port=port)
 
 
 def test_an_address_of_another_machine_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
-    settings = make_settings(registry=str(tmp_path / "none"), host="192.0.2.1", insecure_open=True)
-    with raises("invalid_settings", match=r"192\.0\.2\.1 .*change --host"):
-        serve(settings, create_registry=True)
+    said = r"192\.0\.2\.1 .*change --host"
 
-    assert list(tmp_path.iterdir()) == []
+    assert refuses(tmp_path, said, host="192.0.2.1", insecure_open=True)
 
 
 def test_a_bad_file_of_keys_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text("{")
-    settings = make_settings(registry=str(tmp_path / "none"), api_keys_file=keys)
 
-    with raises("invalid_key_file"):
-        serve(settings, create_registry=True)
-
-    assert list(tmp_path.iterdir()) == [keys]
+    assert refuses(tmp_path, r"keys\.json", code="invalid_key_file", api_keys_file=keys)
 
 
 class FileLimits:
@@ -168,10 +166,7 @@ def test_a_server_that_may_open_too_few_files_says_so_before_it_loads_anything(
 ) -> None:
     FileLimits(monkeypatch, 64, MIN_FILES - 1)
 
-    with raises("invalid_settings", match="may open 511 files, and a server needs 512; raise"):
-        serve(make_settings(registry=str(tmp_path / "none")), create_registry=True)
-
-    assert list(tmp_path.iterdir()) == []
+    assert refuses(tmp_path, "may open 511 files, and a server needs 512; raise")
 
 
 def test_cores_and_memory_without_own_choice_are_divided() -> None:

@@ -1,15 +1,15 @@
+from collections.abc import AsyncGenerator
+
 import pytest
 
-from doubles.engines import tiny_branch
 from doubles.serving import FakeStore
 from nunatak_model import Branch
 
 
-@pytest.fixture(scope="module")
-def branch() -> Branch:
-    return tiny_branch()
-
-
 @pytest.fixture
-def store(branch: Branch) -> FakeStore:
-    return FakeStore(branch)
+async def store(branch: Branch) -> AsyncGenerator[FakeStore]:
+    """A store whose residencies end with the test."""
+    store = FakeStore(branch)
+    yield store
+    for residency in store.residencies:
+        await residency.aclose()

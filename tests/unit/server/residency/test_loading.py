@@ -157,27 +157,16 @@ def loading_of(registry: Registry, backbones: Backbones) -> VersionLoader:
     return VersionLoader(backbones, host_tier, throttle=LoadThrottle(lambda: False))
 
 
-def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
+def test_each_piece_is_followed_by_a_rest_in_proportion_that_is_never_long() -> None:
     load = Load()
     throttle = load.throttle()
 
     throttle.begin()
-    for piece_s in (0.002, 0.005):
+    for piece_s in (0.002, 0.005, 60.0):
         load.worked_s += piece_s
         throttle()
 
-    assert load.rests == pytest.approx([0.004, 0.01])
-
-
-def test_nobody_rests_for_long() -> None:
-    load = Load()
-    throttle = load.throttle()
-
-    throttle.begin()
-    load.worked_s += 60.0
-    throttle()
-
-    assert load.rests == [MAX_REST_S]
+    assert load.rests == pytest.approx([0.004, 0.01, MAX_REST_S])
 
 
 def test_nobody_rests_where_that_is_not_wanted() -> None:

@@ -145,7 +145,6 @@ async def test_what_has_room_passes_a_load_that_waits_for_some_without_end(
     assert names(residency) == ["hot/1", "one/1", "two/1"]
     large.cancel()
     larger.cancel()
-    await residency.aclose()
 
 
 async def test_nothing_passes_a_load_that_has_just_begun_to_wait(store: FakeStore) -> None:
@@ -160,7 +159,6 @@ async def test_nothing_passes_a_load_that_has_just_begun_to_wait(store: FakeStor
     large.cancel()
     await small
     assert names(residency) == ["hot/1", "small/1"]
-    await residency.aclose()
 
 
 async def test_a_load_that_was_passed_is_the_next_once_it_has_room(store: FakeStore) -> None:
@@ -178,7 +176,6 @@ async def test_a_load_that_was_passed_is_the_next_once_it_has_room(store: FakeSt
 
     assert store.loaded[:3] == ["hot/1", "small/1", "large/1"]
     await even
-    await residency.aclose()
 
 
 async def test_a_version_in_memory_is_not_leased_for_the_new_content_of_its_number(
@@ -194,7 +191,6 @@ async def test_a_version_in_memory_is_not_leased_for_the_new_content_of_its_numb
     assert new.task.manifest == store.manifests[TONE] != former.task.manifest
     assert store.loaded == ["tone/1", "tone/1"]
     assert residency.lease_resident(former.task.manifest) is not None
-    await residency.aclose()
 
 
 async def test_a_load_under_way_is_not_shared_by_two_contents_of_a_number(store: FakeStore) -> None:
@@ -211,7 +207,6 @@ async def test_a_load_under_way_is_not_shared_by_two_contents_of_a_number(store:
 
     assert (await first).task.manifest == former
     assert (await second).task.manifest == store.manifests[TONE]
-    await residency.aclose()
 
 
 async def test_a_failure_is_not_remembered_for_another_content(store: FakeStore) -> None:
@@ -228,7 +223,6 @@ async def test_a_failure_is_not_remembered_for_another_content(store: FakeStore)
     restore(store)
 
     assert (await lease(residency, store, TONE)).task.manifest == store.manifests[TONE]
-    await residency.aclose()
 
 
 async def test_what_the_registry_does_not_name_leaves_memory_pinned_or_not(
@@ -250,7 +244,6 @@ async def test_what_the_registry_does_not_name_leaves_memory_pinned_or_not(
     assert residency.stats().pinned_bytes == 0
     in_use.release()
     await until(lambda: names(residency) == ["kept/1"])
-    await residency.aclose()
 
 
 async def test_a_registry_that_cannot_be_read_takes_nothing_from_memory(store: FakeStore) -> None:
@@ -261,4 +254,3 @@ async def test_a_registry_that_cannot_be_read_takes_nothing_from_memory(store: F
     await residency.drop_unnamed(store.resolve)
 
     assert names(residency) == ["tone/1"]
-    await residency.aclose()

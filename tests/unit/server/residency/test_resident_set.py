@@ -330,7 +330,6 @@ async def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
     assert residency.evict("tone") == (1,)
     assert residency.lease_resident(store.manifests[reference]) is None
     assert observer.evicted == ["tone"]
-    await residency.aclose()
 
 
 async def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> None:
@@ -349,7 +348,6 @@ async def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) 
     assert residency.evict("tone") == (1,)
     assert names(residency) == ["other/1"]
     assert observer.evicted == ["tone", "tone"]
-    await residency.aclose()
 
 
 async def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
@@ -363,7 +361,6 @@ async def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> Non
 
     assert (await waiting).task.manifest.task == "cold"
     assert names(residency) == ["cold/1"]
-    await residency.aclose()
 
 
 async def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore) -> None:
@@ -387,7 +384,6 @@ async def test_more_versions_than_fit_are_served_one_after_the_other(store: Fake
     stayed = Counter(task.manifest.task for task in residency.resident())
     assert came == stayed + Counter(observer.evicted)
     assert residency.task_bytes().keys() == stayed.keys()
-    await residency.aclose()
 
 
 async def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
@@ -410,7 +406,6 @@ async def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore)
     await use(residency, store, store.add("one"), store.add("two"), store.add("three"))
 
     assert "new/1" in names(residency)
-    await residency.aclose()
 
 
 async def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeStore) -> None:
@@ -422,7 +417,6 @@ async def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store:
     assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
     assert refusal.value.fields["budget_bytes"] == 0
     assert store.loaded == []
-    await residency.aclose()
 
 
 async def test_a_load_that_waits_is_refused_when_its_room_is_pinned(store: FakeStore) -> None:
@@ -437,4 +431,3 @@ async def test_a_load_that_waits_is_refused_when_its_room_is_pinned(store: FakeS
 
     with pytest.raises(TaskDoesNotFitError):
         await waiting
-    await residency.aclose()

@@ -25,7 +25,6 @@ async def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -
     assert all(each.task is leases[0].task for each in leases)
     with raises("task_in_use", match="20 requests"):
         residency.evict("tone")
-    await residency.aclose()
 
 
 async def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_it(
@@ -41,7 +40,6 @@ async def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who
         residency.evict("tone")
     held.release()
     assert residency.evict("tone") == (1,)
-    await residency.aclose()
 
 
 async def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
@@ -62,7 +60,6 @@ async def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) ->
 
     assert waiting == [1, 2, 3, 4, 3]
     assert residency.num_waiting_for_loads == 0
-    await residency.aclose()
 
 
 async def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
@@ -80,7 +77,6 @@ async def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeS
 
     assert (await second).task.manifest.reference == "tone/1"
     assert store.loaded == ["tone/1"]
-    await residency.aclose()
 
 
 async def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) -> None:
@@ -100,7 +96,6 @@ async def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeSto
     await asyncio.gather(*running, kept)
 
     assert sorted(store.loaded) == ["kept/1", "one/1", "two/1"]
-    await residency.aclose()
 
 
 async def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
@@ -117,7 +112,6 @@ async def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> Non
     assert not hanging.done()
     store.may_load.set()
     await hanging
-    await residency.aclose()
 
 
 async def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> None:
@@ -140,7 +134,6 @@ async def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore)
     assert sorted(observer.loads) == [("broken", False), ("sound", True)]
     assert observer.num_waits == 3
     assert names(residency) == ["sound/1"]
-    await residency.aclose()
 
 
 async def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) -> None:
@@ -154,7 +147,6 @@ async def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) 
     assert names(residency) == ["good/1"]
     await use(residency, store, store.add("next"))
     assert names(residency) == ["next/1"]
-    await residency.aclose()
 
 
 async def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: FakeStore) -> None:
@@ -171,7 +163,6 @@ async def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: 
     clock.now += FAILURE_MEMORY_S
 
     assert (await lease(residency, store, reference)).task.manifest.task == "tone"
-    await residency.aclose()
 
 
 async def test_preload_tries_again_at_once(store: FakeStore) -> None:
@@ -185,7 +176,6 @@ async def test_preload_tries_again_at_once(store: FakeStore) -> None:
     loaded = await residency.preload(store.manifests[reference])
 
     assert residency.resident() == (loaded,)
-    await residency.aclose()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +204,6 @@ async def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_bl
     assert [len(told) for told in found] == [1, 1]
     (event,) = events.named(f"cannot load tone/1: {fatal[0]}")
     assert event["level"] == "critical"
-    await residency.aclose()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +228,6 @@ async def test_a_load_that_fails_on_a_sound_device_ends_nothing(
         await lease(residency, store, reference)
 
     assert not fatal
-    await residency.aclose()
 
 
 async def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
@@ -252,7 +240,6 @@ async def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> 
 
     (event,) = events.named(f"cannot load tone/1: {failure.value}")
     assert "exception" not in event
-    await residency.aclose()
 
 
 async def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
@@ -268,7 +255,6 @@ async def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_withou
     (event,) = events.named(f"cannot load tone/1: {failure.value}")
     assert event["exception"].endswith("OSError")
     assert "swordfish" not in "".join(events.lines)
-    await residency.aclose()
 
 
 class FullDevice:
@@ -308,4 +294,3 @@ async def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
         await use(residency, store, store.add("tone"))
         assert names(residency) == ["tone/1"]
     assert device.attempts == ["mood", "spam", "tone", "tone"]
-    await residency.aclose()

@@ -34,6 +34,8 @@ from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=256, max_rows=32)
+SICK = TaskUnhealthyError("tone", 2, "is sick")
+Pair = tuple[TaskManifest, TaskManifest]
 
 
 def make_branch(backbone: Backbone, seed: int) -> Branch:
@@ -95,9 +97,7 @@ async def load(bench: Bench[Any], *manifests: TaskManifest) -> None:
         await bench.residency.preload(manifest)
 
 
-async def settled_report(
-    bench: Bench[Any], pair: tuple[TaskManifest, TaskManifest]
-) -> ShadowComparison:
+async def settled_report(bench: Bench[Any], pair: Pair) -> ShadowComparison:
     """Return the report once it has counts."""
     await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowComparison())
     return bench.rollouts.shadows.report(*pair)
@@ -170,74 +170,66 @@ async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
     assert compute.num_batches == 3
 
 
-@pytest.fixture(scope="module")
-def branch(backbone: Backbone) -> Branch:
-    return make_branch(backbone, 0)
+async def asked(
+    backbone: Backbone,
+    branch: Branch,
+    shadow: RowOutcome | None,
+    *,
+    clock: ManualClock | None = None,
+) -> tuple[Bench[ScriptedEngine], Pair]:
+    """A service that was asked once, with version 2 as the shadow of version 1."""
+    store = FakeStore(branch)
+    pair = add_versions(store, shadow=1.0)
+    bench = make_service(backbone, store, ScriptedEngine(shadow), clock=clock)
+    await load(bench, *pair)
+    await bench.service.predict(ask_for("tone"))
+    return bench, pair
 
 
 async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Branch) -> None:
-    store, engine = FakeStore(branch), ScriptedEngine(None)
-    pair = add_versions(store, shadow=1.0)
-    bench = make_service(backbone, store, engine)
-    await load(bench, *pair)
+    bench, _ = await asked(backbone, branch, None)
 
-    await bench.service.predict(ask_for("tone"))
-
-    assert [row.future.done() for row in engine.shadows] == [False, False]
+    assert [row.future.done() for row in bench.engine.shadows] == [False, False]
     await bench.rollouts.aclose()
-    assert all(row.is_cancelled for row in engine.shadows)
+    assert all(row.is_cancelled for row in bench.engine.shadows)
     # The shadow's lease has ended, so its version may be evicted.
     assert bench.residency.evict("tone") == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "compared", "errors", "dropped"),
+    ("outcome", "counts"),
     [
-        (answer(0.0, 1.0), 2, 0, 0),
-        (TaskUnhealthyError("tone", 2, "is sick"), 0, 2, 0),
-        (OutOfMemoryError(), 0, 0, 2),
-        (DeadlineExceededError(), 0, 0, 2),
+        (answer(0.0, 1.0), (2, 0, 0)),
+        (SICK, (0, 2, 0)),
+        (OutOfMemoryError(), (0, 0, 2)),
+        (DeadlineExceededError(), (0, 0, 2)),
     ],
     ids=["answered", "failed", "without-memory", "dropped"],
 )
 async def test_each_input_is_compared_failed_or_dropped(
-    backbone: Backbone,
-    branch: Branch,
-    outcome: RowOutcome,
-    compared: int,
-    errors: int,
-    dropped: int,
+    backbone: Backbone, branch: Branch, outcome: RowOutcome, counts: tuple[int, int, int]
 ) -> None:
-    store = FakeStore(branch)
-    pair = add_versions(store, shadow=1.0)
-    bench = make_service(backbone, store, ScriptedEngine(outcome))
-    await load(bench, *pair)
-
-    await bench.service.predict(ask_for("tone"))
+    bench, pair = await asked(backbone, branch, outcome)
 
     report = await settled_report(bench, pair)
-    assert (report.compared, report.errors, report.dropped) == (compared, errors, dropped)
-    assert report.agreement == (1.0 if compared else None)
+    assert (report.compared, report.errors, report.dropped) == counts
+    assert report.agreement == (1.0 if report.compared else None)
 
 
 async def test_a_shadow_that_failed_is_left_alone_for_a_while(
     backbone: Backbone, branch: Branch
 ) -> None:
-    store, clock = FakeStore(branch), ManualClock()
-    engine = ScriptedEngine(TaskUnhealthyError("tone", 2, "is sick"))
-    pair = add_versions(store, shadow=1.0)
-    bench = make_service(backbone, store, engine, clock=clock)
-    await load(bench, *pair)
-    await bench.service.predict(ask_for("tone"))
+    clock = ManualClock()
+    bench, pair = await asked(backbone, branch, SICK, clock=clock)
     await settled_report(bench, pair)
 
     clock.now = PAUSE_S - 1
     await bench.service.predict(ask_for("tone"))
-    assert (len(engine.shadows), bench.rollouts.shadows.report(*pair).dropped) == (2, 2)
+    assert (len(bench.engine.shadows), bench.rollouts.shadows.report(*pair).dropped) == (2, 2)
 
     clock.now = PAUSE_S
     await bench.service.predict(ask_for("tone"))
-    assert len(engine.shadows) == 4
+    assert len(bench.engine.shadows) == 4
 
 
 async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(

@@ -48,43 +48,39 @@ def test_a_request_without_a_place_is_refused_at_once() -> None:
     assert admission.num_requests == 0
 
 
-def test_tokens_next_to_the_tokens_of_others_are_bounded() -> None:
-    admission = make_admission(max_tokens=100)
+@pytest.mark.parametrize(
+    ("callers", "amounts", "said"),
+    [
+        (("a", "b", "c"), (60, 40, 1), "100 {}"),
+        (("greedy", "modest", "greedy"), (80, 19, 1), "this caller"),
+    ],
+    ids=["all", "one-caller"],
+)
+@pytest.mark.parametrize("what", ["bytes", "tokens"])
+def test_what_is_held_next_to_others_is_bounded_for_a_caller_and_for_all(
+    what: str, callers: tuple[str, ...], amounts: tuple[int, ...], said: str
+) -> None:
+    admission = make_admission(max_bytes=100, max_tokens=100)
 
-    with admission.admit("a") as first, admission.admit("b") as second:
-        first.take_tokens({"tone": 60})
-        second.take_tokens({"tone": 40})
-        with pytest.raises(OverloadedError, match="100 tokens"):
-            second.take_tokens({"tone": 1})
+    with ExitStack() as stack:
+        held = [holding(stack, admission, it, what) for it in callers]
+        for take, amount in zip(held[:2], amounts, strict=False):
+            take(amount)
+        with pytest.raises(OverloadedError, match=said.format(what)):
+            held[2](amounts[2])
+
+    assert (admission.num_bytes, admission.num_tokens, admission.num_requests) == (0, 0, 0)
 
 
-def test_bytes_next_to_the_bytes_of_others_are_bounded() -> None:
-    admission = make_admission(max_bytes=100)
-
-    with admission.hold_bytes() as first, admission.hold_bytes() as second:
-        first.take(60)
-        second.take(40)
-        with pytest.raises(OverloadedError, match="100 bytes of bodies"):
-            second.take(1)
-
-    assert admission.num_bytes == 0
-
-
-def test_bytes_of_one_caller_are_bounded_before_those_of_all() -> None:
-    admission = make_admission(max_bytes=100)
-
-    with (
-        admission.hold_bytes("greedy") as first,
-        admission.hold_bytes("greedy") as second,
-        admission.hold_bytes("modest") as third,
-    ):
-        first.take(80)
-        with pytest.raises(OverloadedError, match="this caller"):
-            second.take(1)
-        third.take(20)
-
-    with admission.hold_bytes("greedy") as held:
-        held.take(100)
+def holding(
+    stack: ExitStack, admission: Admission, caller: str, what: str
+) -> Callable[[float], None]:
+    """Return how a request of a caller takes bytes, or tokens for two tasks."""
+    if what == "bytes":
+        held = stack.enter_context(admission.hold_bytes(caller))
+        return lambda amount: held.take(int(amount))
+    permit = stack.enter_context(admission.admit(caller))
+    return lambda amount: permit.take_tokens({"tone": amount / 2, "other": amount / 2})
 
 
 @pytest.mark.parametrize(("num_parts", "num_bytes"), [(1, 5000), (50, 10)])
@@ -216,20 +212,6 @@ def refusal_of(act: Callable[[], None]) -> str | None:
     return None
 
 
-def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:
-    admission = make_admission(max_tokens=100)
-
-    with (
-        admission.admit("greedy") as greedy,
-        admission.admit("greedy") as again,
-        admission.admit("modest") as modest,
-    ):
-        greedy.take_tokens({"tone": 40, "other": 40})
-        with pytest.raises(OverloadedError, match="this caller"):
-            again.take_tokens({"new": 1})
-        modest.take_tokens({"tone": 20})
-
-
 def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
     admission = make_admission(max_requests=90)
 
@@ -341,14 +323,10 @@ def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
         assert permit.wait_s("other") == 0
 
 
-def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
-    admission = make_admission(time_model=replace(PACE, tokens_per_s=1e-9))
+def test_nothing_is_known_to_wait_while_the_server_idles_or_before_a_batch_has_run() -> None:
+    idle = make_admission(time_model=replace(PACE, tokens_per_s=1e-9))
+    new = make_admission(time_model=BatchTimeModel(), max_tokens=200)
 
-    assert admission.wait_s("a", Priority.NORMAL, "tone") == 0
-
-
-def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
-    admission = make_admission(time_model=BatchTimeModel(), max_tokens=200)
-
+    assert idle.wait_s("a", Priority.NORMAL, "tone") == 0
     with ExitStack() as stack:
-        assert queue(admission, stack, "a", 90).wait_s("tone") == 0
+        assert queue(new, stack, "a", 90).wait_s("tone") == 0

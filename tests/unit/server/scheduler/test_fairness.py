@@ -170,14 +170,24 @@ def poisson(rate: float, seed: int, seconds: float = SECONDS) -> list[float]:
     return times
 
 
-def light_tasks(total_rate: float, seed: int) -> list[Arrival]:
+def many_tasks(
+    name: str, count: int, rate: float, *, seed: int = 0, caller: str = "any"
+) -> list[Arrival]:
+    """Return rows of tasks that are not noisy, each at this rate."""
     return [
         arrival
-        for index in range(9)
+        for index in range(count)
         for arrival in rows_at(
-            poisson(total_rate / 9, seed + index), f"light-{index}", first_group=LIGHT * (index + 1)
+            poisson(rate, seed + index),
+            f"{name}-{index}",
+            first_group=LIGHT * (index + 1),
+            caller=caller.format(index),
         )
     ]
+
+
+def light_tasks(total_rate: float, seed: int) -> list[Arrival]:
+    return many_tasks("light", 9, total_rate / 9, seed=seed)
 
 
 def p99(waits: dict[int, float]) -> float:
@@ -264,13 +274,7 @@ def test_tasks_that_ask_for_as_much_as_each_other_preempt_next_to_nothing(
 ) -> None:
     """Chance makes one flow heavy now and then; short batches that go first cost all flows."""
     rate = load / (TOKENS * LAYERED.per_token_s)
-    arrivals = [
-        arrival
-        for index in range(num_tasks)
-        for arrival in rows_at(
-            poisson(rate / num_tasks, index), f"task-{index}", first_group=LIGHT * (index + 1)
-        )
-    ]
+    arrivals = many_tasks("task", num_tasks, rate / num_tasks)
 
     assert p99(simulate(LAYERED, arrivals)) == pytest.approx(
         p99(simulate(replace(LAYERED, num_layers=1), arrivals)), rel=0.05
@@ -283,16 +287,7 @@ def test_heavy_flows_get_as_much_as_each_other_whoever_goes_first(
     num_rivals: int, caller: str
 ) -> None:
     rate = capacity(LAYERED)
-    rivals = [
-        arrival
-        for index in range(num_rivals)
-        for arrival in rows_at(
-            poisson(2 * rate, 7 + index),
-            f"rival-{index}",
-            first_group=LIGHT * (index + 1),
-            caller=caller.format(index),
-        )
-    ]
+    rivals = many_tasks("rival", num_rivals, 2 * rate, seed=7, caller=caller)
     noisy = rows_at(poisson(3 * rate, 1), "noisy", first_group=NOISY)
 
     waits = simulate(LAYERED, [*rivals, *noisy], until_s=SECONDS)

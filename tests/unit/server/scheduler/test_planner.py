@@ -167,16 +167,6 @@ def test_rows_of_one_text_land_in_one_batch() -> None:
     assert [r.group for r in found.batch] == [0, 7, 7, 7]
 
 
-def test_a_shared_trunk_row_is_paid_for_once() -> None:
-    fan_out = [row(task, 7, tokens=10) for task in "abcde"]
-
-    found = plan(fan_out, BatchLimits(max_tokens=60, max_rows=10))
-
-    assert len(found.batch) == 5
-    assert found.num_tokens == 60
-    assert found.num_trunk_rows == 1
-
-
 def test_a_trunk_state_that_is_held_costs_nothing() -> None:
     rows = [row("a", 1, tokens=20), row("a", 2, tokens=20), row("a", 3, tokens=20)]
     rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda r: r.group != 1)
@@ -194,24 +184,6 @@ def test_work_counts_the_layers_that_a_row_passes() -> None:
 
     assert (plan([deep]).work, plan([flat]).work) == (4, 4)
     assert plan([flat, deep]).work == 4 * (0.75 + 0.25 + 0.75)
-
-
-def test_rows_of_a_higher_priority_go_first() -> None:
-    low, normal = row("a", 0, priority=Priority.LOW), row("b", 1)
-    high = row("c", 2, priority=Priority.HIGH)
-
-    found = plan([low, normal, high], BatchLimits(max_tokens=1000, max_rows=2))
-
-    assert found.batch == (high, normal)
-
-
-def test_a_priority_takes_nothing_from_other_callers() -> None:
-    urgent = [row("a", group, caller="x", priority=Priority.HIGH) for group in range(9)]
-    modest = [row("a", group, caller="y", priority=Priority.LOW) for group in range(9, 18)]
-
-    found = plan([*urgent, *modest])
-
-    assert [r.caller for r in found.batch] == ["x", "y"] * 3
 
 
 def test_a_row_without_room_keeps_the_order_of_its_task() -> None:

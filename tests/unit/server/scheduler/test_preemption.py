@@ -124,12 +124,6 @@ def test_a_text_that_a_heavy_flow_reads_too_stays_with_the_heavy_flow() -> None:
     assert len(next_of([*heavy(100), *text]).batch) > 1
 
 
-def test_a_row_that_arrives_goes_before_the_rest_of_a_heavy_batch() -> None:
-    light = waiting_row("light", 1)
-
-    assert Bench(heavy(100)).arrive(light) == (light,)
-
-
 @pytest.mark.parametrize("arriving", [BATCH_ROWS - 1, BATCH_ROWS])
 def test_a_batch_becomes_heavy_once_as_many_rows_of_a_flow_have_arrived(arriving: int) -> None:
     bench = Bench(heavy(BATCH_ROWS))

@@ -56,22 +56,16 @@ async def test_work_in_time_gives_its_result(work: Callable[[], Work]) -> None:
     assert await within(LONG_S, work(), late=LateError) == "done"
 
 
+@pytest.mark.parametrize("error", [WorkError, TimeoutError])
 @pytest.mark.parametrize("work", WORK)
-async def test_what_the_work_raises_is_raised(work: Callable[[], Work]) -> None:
+async def test_what_the_work_raises_is_raised_and_is_no_lateness(
+    work: Callable[[], Work], error: type[Exception]
+) -> None:
     async def fail() -> None:
         await work()
-        raise WorkError
+        raise error
 
-    with pytest.raises(WorkError):
-        await within(LONG_S, fail(), late=LateError)
-
-
-async def test_a_timeout_of_the_work_itself_is_no_lateness() -> None:
-    async def fail() -> None:
-        await asyncio.sleep(0)
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
+    with pytest.raises(error):
         await within(LONG_S, fail(), late=LateError)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from doubles.drafts import CREATED_AT
-from doubles.held_engine import HeldEngine, make_held_bench
+from doubles.held_engine import Held, HeldEngine
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
@@ -14,9 +14,7 @@ from doubles.rendering import rendered
 from doubles.services import Bench
 from doubles.serving import make_facts
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
-from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
-from nunatak_model import Backbone, Branch
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
@@ -57,11 +55,9 @@ Make = Callable[[Policy], Awaitable[Judged]]
 
 
 @pytest.fixture
-def make(backbone: Backbone, branch: Branch) -> Make:
+def make(held: Held) -> Make:
     async def made(policy: Policy) -> Judged:
-        bench, _, engine = await make_held_bench(backbone, branch, "attack", "tone")
-        for task in ("attack", "tone"):
-            await bench.facts.traffic([TaskReference(task=task)], "a test")
+        bench, _, engine = await held("attack", "tone")
         return judge_of(bench, policy), engine, bench
 
     return made

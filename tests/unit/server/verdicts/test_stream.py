@@ -19,6 +19,7 @@ from doubles.rendering import rendered
 from doubles.streams import (
     HANDLING,
     TASKS,
+    Outcome,
     Said,
     StreamBench,
     by_word,
@@ -36,7 +37,7 @@ from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
 from nunatak_server.verdicts.rules import Answers, TextDecision, decide, mask
-from nunatak_server.verdicts.stream import READ_AGAIN, Released, StreamedVerdict, VerdictStream
+from nunatak_server.verdicts.stream import READ_AGAIN, Released, VerdictStream
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
 BERT = TokenizerFamily.BERT
@@ -144,12 +145,9 @@ async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
     bench = StreamBench(BERT, guard())
     said = Said(bench.admission)
     chunks = by_word(" ".join(texts(200, seed=1)))
-    async with aclosing(bench.stream().events(said.recorded(chunks))) as events:
-        found = [event async for event in events]
+    found = await bench.streamed(said.recorded(chunks))
 
-    last = found[-1]
-    assert isinstance(last, StreamedVerdict)
-    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+    assert (found.final.action, found.final.is_by_failure) == (BLOCK, False)
     assert len(said.arrived) < len("".join(chunks)) / 2
 
 
@@ -232,11 +230,9 @@ async def test_two_references_of_one_version_have_each_windows_own_answer(second
     handling = replace(HANDLING, default_deadline_s=0.4)
     stream = VerdictStream(bench.judge, bench.published, handling, clock=bench.clock)
     async with aclosing(stream.events(chunks())) as events:
-        found = [event async for event in events]
+        found = Outcome(events=[event async for event in events])
 
-    last = found[-1]
-    assert isinstance(last, StreamedVerdict)
-    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+    assert (found.final.action, found.final.is_by_failure) == (BLOCK, False)
 
 
 async def test_a_stream_counts_once_for_each_task() -> None:
@@ -358,9 +354,7 @@ async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> No
         bench.engine.computed.clear()
         count()
 
-    async with aclosing(bench.stream().events(chunks())) as events:
-        async for _ in events:
-            pass
+    await bench.streamed(chunks())
 
     before, after = counts
     assert after - before < 20

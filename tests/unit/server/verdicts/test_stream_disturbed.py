@@ -13,6 +13,7 @@ from doubles.refusals import raises
 from doubles.streams import (
     LOOPS,
     TASKS,
+    Outcome,
     Said,
     StreamBench,
     by_word,
@@ -26,7 +27,7 @@ from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.readiness import State
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts.judge import Judgement
-from nunatak_server.verdicts.stream import Released, StreamedVerdict
+from nunatak_server.verdicts.stream import Released
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
 BERT = TokenizerFamily.BERT
@@ -61,17 +62,13 @@ async def test_a_hold_that_is_too_long_decides_by_on_failure(on_failure: OnFailu
         await said.settle()
         yield " of it"
 
-    events = [event async for event in bench.stream().events(slow())]
-    first, last = events[0], events[-1]
-    assert isinstance(last, StreamedVerdict)
+    found = await bench.streamed(slow())
     if on_failure is OnFailure.BLOCK:
-        assert not any(isinstance(it, Released) for it in events)
-        assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+        assert (found.text, found.final.action, found.final.is_by_failure) == ("", BLOCK, True)
     else:
-        assert isinstance(first, Released)
-        assert first.text.startswith(text)
-        whole = await bench.whole(f"{text} and more of it")
-        assert essence(last.judgement) == essence(whole)
+        assert isinstance(found.events[0], Released)
+        assert found.events[0].text.startswith(text)
+        assert essence(found.final) == essence(await bench.whole(f"{text} and more of it"))
 
 
 async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
@@ -97,11 +94,9 @@ async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
             yield chunk
 
     monkeypatch.setattr(bench.judge, "ask", slow)
-    async with aclosing(bench.stream().events(arriving())) as events:
-        (last,) = [event async for event in events]
+    found = await bench.streamed(arriving())
 
-    assert isinstance(last, StreamedVerdict)
-    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+    assert (found.text, found.final.action, found.final.is_by_failure) == ("", BLOCK, True)
     assert num_taken < len(chunks) / 2
 
 
@@ -182,10 +177,7 @@ async def test_a_slow_text_with_a_bounded_hold_keeps_few_windows(
             yield chunk
             bench.clock.now += 1
 
-    async with aclosing(bench.stream().events(chunks())) as events:
-        released = [it.text async for it in events if isinstance(it, Released)]
-
-    assert "".join(released) == text
+    assert (await bench.streamed(chunks())).text == text
     assert max(held) < 8
 
 
@@ -201,9 +193,7 @@ async def test_time_alone_asks_nothing_again() -> None:
         for _ in range(100):
             await asyncio.sleep(0.002)
 
-    async with aclosing(bench.stream().events(chunks())) as events:
-        async for _ in events:
-            pass
+    await bench.streamed(chunks())
 
     # One look after the hold, and the whole text.
     assert len(bench.engine.computed) <= 2 * len(TASKS)
@@ -222,11 +212,9 @@ async def test_a_version_that_finds_something_in_released_text_blocks(version: i
         bench.engine.finds_names = True
         bench.publish("names", version, seed=2)
         bench.bench.facts.invalidate()
-        rest = [event async for event in events]
+        rest = Outcome(events=[event async for event in events])
 
-    last = rest[-1]
-    assert isinstance(last, StreamedVerdict)
-    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, True)
+    assert (rest.final.action, rest.final.is_by_failure) == (BLOCK, True)
 
 
 @pytest.mark.parametrize("disturbance", ["nothing", "failure", "long hold"])
@@ -255,12 +243,9 @@ async def test_findings_of_two_tasks_meet_also_after_a_disturbance(disturbance: 
             if number == 3:
                 bench.engine.sick = frozenset()
 
-    async with aclosing(bench.stream().events(chunks())) as events:
-        found = [event async for event in events]
+    found = await bench.streamed(chunks())
 
-    last = found[-1]
-    assert isinstance(last, StreamedVerdict)
-    assert (last.judgement.action, last.judgement.is_by_failure) == (BLOCK, False)
+    assert (found.final.action, found.final.is_by_failure) == (BLOCK, False)
     assert len(said.arrived) < len(text) * 0.7
 
 
@@ -281,10 +266,9 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
             for _ in range(LOOPS):
                 await asyncio.sleep(0)
 
-    async with aclosing(bench.stream().events(chunks())) as events:
-        found = [event async for event in events]
+    found = await bench.streamed(chunks())
 
-    assert "".join(it.text for it in found if isinstance(it, Released)) == text
+    assert found.text == text
 
 
 async def test_a_hold_ends_in_time_also_while_the_queue_is_full() -> None:
