@@ -107,8 +107,10 @@ def test_hidden_tokens_become_less_surprising(adapted: Adapted) -> None:
 def test_tuning_starts_from_what_was_adapted(backbone: Backbone) -> None:
     recipe = recipe_of(Bottleneck(size=8)).model_copy(update={"tapt": TaptSettings(epochs=2)})
 
-    plain = fit_task(toy_data(), recipe_of(Bottleneck(size=8)), backbone, report=Report())
-    first, again = (fit_task(toy_data(), recipe, backbone, report=Report()) for _ in range(2))
+    data = toy_data(num_train=16, num_dev=4)
+
+    plain = fit_task(data, recipe_of(Bottleneck(size=8)), backbone, report=Report())
+    first, again = (fit_task(data, recipe, backbone, report=Report()) for _ in range(2))
 
     assert all(torch.equal(first.parameters[name], it) for name, it in again.parameters.items())
     assert any(not torch.equal(first.parameters[name], it) for name, it in plain.parameters.items())
