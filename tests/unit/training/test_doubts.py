@@ -30,11 +30,11 @@ def rows(*, num_wrong: int) -> tuple[list[dict[str, object]], set[str]]:
 
 
 @pytest.fixture(name="found", scope="module")
-def find_planted(backbone: Backbone) -> list[Doubt]:
+def find_planted(backbone: Backbone) -> tuple[Doubt, ...]:
     return find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32)
 
 
-def test_most_planted_wrong_labels_come_first(found: list[Doubt]) -> None:
+def test_most_planted_wrong_labels_come_first(found: tuple[Doubt, ...]) -> None:
     _, wrong = rows(num_wrong=NUM_WRONG)
 
     assert len({it.place for it in found[:NUM_WRONG]} & wrong) > NUM_WRONG / 2
@@ -49,7 +49,9 @@ def test_right_labels_are_hardly_doubted(backbone: Backbone) -> None:
     assert len(find_doubts(given, backbone, max_length=32)) <= 2
 
 
-def test_the_same_examples_give_the_same_doubts(found: list[Doubt], backbone: Backbone) -> None:
+def test_the_same_examples_give_the_same_doubts(
+    found: tuple[Doubt, ...], backbone: Backbone
+) -> None:
     assert find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32) == found
 
 
