@@ -38,6 +38,7 @@ from nunatak_training.scoring.evaluation import (
     Evaluation,
     ExampleAnswer,
     evaluation_of,
+    label_pair_statistics,
 )
 from nunatak_training.scoring.statistics import (
     Entity,
@@ -404,3 +405,10 @@ def test_nothing_expected_and_nothing_predicted_scores_zero() -> None:
 
     assert f1_micro(counts)(weights_of_all(1)) == 0.0
     assert f1_macro(counts)(weights_of_all(1)) == 0.0
+
+
+@pytest.mark.parametrize(("positive", "f1"), [(1, 4 / 5), (2, 0.0)])
+def test_f1_is_for_the_positive_label(positive: int, f1: float) -> None:
+    found, _ = label_pair_statistics("abc", "aaabbc", "aabbba", positive)
+
+    assert found.value(Metric.F1) == pytest.approx(f1)
