@@ -154,6 +154,11 @@ MORE: dict[str, dict[str, object]] = {
 """Settings in addition to BERT's, or in their place."""
 
 
+def rope(rope_type: str, **settings: object) -> dict[str, object]:
+    """The fields of a `config.json` that turn positions, as transformers 5 names them."""
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 500.0, **settings}}
+
+
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
     if family == "modernbert":

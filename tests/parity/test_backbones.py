@@ -25,6 +25,7 @@ from doubles.backbones import (
     DECODERS,
     FAMILIES,
     Family,
+    rope,
     save_tiny_backbone,
     save_tokenizer,
     tiny_config,
@@ -125,6 +126,50 @@ REAL: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
     ),
 }
 """Shapes of published checkpoints, except for the number of words."""
+
+
+OTHERWISE: dict[Family, list[dict[str, object]]] = {
+    "qwen3": [
+        {"hidden_act": "mish"},
+        {"auto_map": {"AutoModel": "modeling.OwnModel"}},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"model_type": "qwen3_moe"},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"partial_rotary_factor": 0.5},
+        {"original_max_position_embeddings": 16},
+        rope("dynamic", factor=2.0),
+        rope("longrope", short_factor=[1.0], long_factor=[2.0]),
+        rope("yarn"),
+        rope("linear", factor=0),
+        rope("default", mrope_section=[4, 2, 2]),
+        rope("default", partial_rotary_factor=0.5),
+    ],
+    "modernbert": [
+        {"hidden_activation": "mish"},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}},
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}},
+        rope("yarn", factor=2.0),
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+        {"rope_parameters": {"sliding_attention": {"rope_theta": "far"}}},
+    ],
+    "nomic_bert": [
+        {"n_embd": 64},
+        {"use_rms_norm": True},
+        {"rotary_emb_base": 10_000},
+        {"rotary_scaling_factor": 2},
+        {"num_experts": 8},
+        {"head_dim": 4},
+        {"model_type": "new"},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+    ],
+}
+"""Settings that change the computation, each refused with what was given."""
 REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
     ("distilbert", {"hidden_size": 8}, "dim and hidden_size"),
     ("distilbert", {"activation": "mish"}, "activation must be"),
@@ -140,6 +185,7 @@ REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
     ("deberta-v2", {"position_buckets": 1}, "position_buckets"),
     ("deberta-v2", {"position_buckets": 38}, "position_buckets"),
     ("deberta-v2", {"pooler_hidden_act": "mish"}, "pooler_hidden_act"),
+    *((family, each, "got") for family, changes in OTHERWISE.items() for each in changes),
     *(
         (it, {"is_causal": it not in DECODERS}, f"is_causal={it not in DECODERS}")
         for it in FAMILIES
@@ -194,6 +240,7 @@ def saved_model(
     return model
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("model_type", ENCODERS)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "tanh"])
 def test_every_spelling_of_the_family_gives_transformers_hidden_states(
@@ -232,7 +279,7 @@ def test_shapes_of_published_checkpoints_give_transformers_hidden_states(
 def test_a_variant_with_other_computations_is_refused_by_name(
     family: Family, changes: dict[str, object], named: str, tmp_path: Path
 ) -> None:
-    path = save_tiny_backbone(tmp_path, family=family, num_layers=1) / "config.json"
+    path = save_tiny_backbone(tmp_path, family=family, num_layers=2) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     with pytest.raises(UnsupportedBackboneError, match=named):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from doubles.backbones import FAMILIES, Family
+from doubles.backbones import ANSWERING, FAMILIES, Family
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import LinearMap
+from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
@@ -47,6 +47,9 @@ METHODS: dict[str, Method] = {
     **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
     "full": Full(),
 }
+WITH_HEADS = ("head", "topk-2", "lora-from-1", "ia3-from-1", "bottleneck-from-0", "full")
+"""The methods of tasks with each other kind of head."""
+OTHER_KINDS = (HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING, HeadKind.RANKING)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -62,6 +65,16 @@ def twins(factory: TwinFactory) -> dict[str, Twin]:
     return {
         name: factory.twin(method, num_labels=2 + index % 4)
         for index, (name, method) in enumerate(METHODS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def with_heads(factory: TwinFactory) -> dict[str, Twin]:
+    return {
+        f"{kind}-{name}": factory.twin(METHODS[name], kind=kind, num_labels=1 + index)
+        for kind in OTHER_KINDS
+        if kind is not HeadKind.QUESTION_ANSWERING or factory.family in ANSWERING
+        for index, name in enumerate(WITH_HEADS)
     }
 
 
@@ -87,9 +100,9 @@ def test_tasks_of_the_oracle_differ_from_one_another(twins: dict[str, Twin]) -> 
 @pytest.mark.each
 @pytest.mark.parametrize("seed", range(6))
 def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
-    seed: int, factory: TwinFactory, twins: dict[str, Twin]
+    seed: int, factory: TwinFactory, twins: dict[str, Twin], with_heads: dict[str, Twin]
 ) -> None:
-    chance = random.Random(seed)
+    chance, twins = random.Random(seed), twins | with_heads
     num_types = factory.backbone.config.num_token_types
     lengths = [1, MAX_TOKENS, *(chance.randint(1, MAX_TOKENS) for _ in range(6))]
     encodings = [random_encoding(chance, length, num_types=num_types) for length in lengths]
@@ -103,8 +116,8 @@ def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
         logits = forward(factory.backbone, rows)
 
     for (name, encoding), answer in zip(questions, logits, strict=True):
-        difference = (answer - twins[name].expected(encoding)).abs().max().item()
-        assert difference <= TOLERANCE, name
+        expected = twins[name].expected(encoding)
+        torch.testing.assert_close(answer, expected, atol=TOLERANCE, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("name", ["head", "topk-2", "lora-all-targets", "ia3", "full"])

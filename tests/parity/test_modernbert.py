@@ -10,15 +10,22 @@ import pytest
 import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
 
+from doubles.adapter_folders import edit_json
 from doubles.backbones import WINDOW, save_tokenizer, tiny_config
-from doubles.published import TwinFactory
-from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
+from doubles.checkpoints import logits as logits_of
+from doubles.published import AUTO_CLASSES, TwinFactory
+from doubles.refusals import raises
+from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.checks import ImportChoices
+from nunatak_exchange.transformers_export import export_transformers
+from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import (
     Backbone,
     Encoding,
     Row,
-    UnsupportedBackboneError,
     default_head,
     forward,
     load_backbone,
@@ -96,6 +103,41 @@ def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_
 
     for (twin, encoding), answer in zip(questions, logits, strict=True):
         torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_answers_alike_imported_and_exported_back(
+    variant: str, tmp_path: Path
+) -> None:
+    factory = TwinFactory(
+        tmp_path / "base", family="modernbert", num_layers=3, options=VARIANTS[variant]
+    )
+    backbone, kinds = factory.backbone, [*AUTO_CLASSES]
+    kind = kinds[list(VARIANTS).index(variant) % len(kinds)]
+    there, back = tmp_path / "there", tmp_path / "back"
+    twin = save_checkpoint(factory, there, method=TopK(num_layers=1), kind=kind)
+    choices = ImportChoices(logit_use=LogitUse.RANKING if kind is HeadKind.RANKING else None)
+
+    imported = import_transformers(Checkpoint(there), backbone, choices)
+    branch = branch_of(imported, backbone)
+    export_transformers(loaded_task(backbone, branch), back, backbone)
+    model = AUTO_CLASSES[kind].from_pretrained(back).eval()
+
+    assert imported.spec == twin.branch.spec
+    assert import_transformers(Checkpoint(back), backbone, choices).spec == imported.spec
+    for encoding in encodings(backbone):
+        expected = twin.expected(encoding)
+        for found in (logits_of(backbone, branch, encoding), published_logits(model, encoding)):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Path) -> None:
+    factory = TwinFactory(tmp_path / "base", family="modernbert")
+    save_checkpoint(factory, tmp_path / "tuned")
+    edit_json(tmp_path / "tuned" / "config.json", {"local_attention": 4})
+
+    with raises("foreign_backbone", match="its reach is 2, the backbone's is 4"):
+        import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
 
 
 def saved(folder: Path, model: ModernBertModel | ModernBertForMaskedLM) -> Path:
@@ -206,28 +248,3 @@ def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -
 
     assert (head.pooling, head.dense) == (pooling, True)
     assert not head.block.bias
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hidden_activation": "mish"},
-        {"layer_types": ["full_attention"]},
-        {"layer_types": ["full_attention", "chunked_attention"] * 2},
-        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}},
-        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-        {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
-        {"rope_parameters": {"sliding_attention": {"rope_theta": "far"}}},
-    ],
-    ids=str,
-)
-def test_a_variant_that_is_computed_differently_is_refused(
-    change: dict[str, object], tmp_path: Path
-) -> None:
-    path = saved(tmp_path, ModernBertModel(tiny_model_config())) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-    with pytest.raises(UnsupportedBackboneError, match="got"):
-        load_backbone(tmp_path)

@@ -76,6 +76,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert"])

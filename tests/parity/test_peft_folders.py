@@ -155,6 +155,30 @@ def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
     return load_task(manifest, draft.blobs["parameters"], backbone)
 
 
+def plain(
+    base: PeftBase, folder: Path, *, num_labels: int = 2, meaning: dict[str, object] | None = None
+) -> Path:
+    """A folder of updates of the queries alone."""
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query"])
+    adapted = base.train(config, num_labels=num_labels, seed=1)
+    return save(adapted, folder, meaning=meaning or id2label(num_labels))
+
+
+def there_and_back(
+    base: PeftBase, folder: Path, task_type: str, num_labels: int
+) -> tuple[LoadedTask, ImportedTask]:
+    """Import `theirs` and export it to `ours`; all answer alike. Return both imports."""
+    # peft saves overlapping patterns in another order, so only a reloaded model matches the folder.
+    theirs = base.load(folder / "theirs", task_type, num_labels)
+    task = loaded(import_peft(Checkpoint(folder / "theirs"), base.backbone), base.backbone)
+    export_peft(task, folder / "ours", base.backbone)
+    back = base.load(folder / "ours", task_type, num_labels)
+
+    assert difference(task, base.backbone, theirs) <= TOLERANCE
+    assert difference(task, base.backbone, back) <= TOLERANCE
+    return task, import_peft(Checkpoint(folder / "ours"), base.backbone)
+
+
 def difference(task: LoadedTask, backbone: Backbone, model: torch.nn.Module) -> float:
     rows = [Row(encoding=encoding, branch=task.branch) for encoding in ENCODINGS]
     with torch.inference_mode():
@@ -203,20 +227,13 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
             folder / "theirs",
             meaning=meaning,
         )
-        # peft saves overlapping patterns in another order, so only a reloaded model matches the
-        # folder.
-        theirs = base.load(folder / "theirs", task_type, num_labels)
+        base.load(folder / "theirs", task_type, num_labels)
     except (RuntimeError, TypeError, ValueError):
         assume(condition=False)  # an adapter without modules, or one that peft itself cannot load
         raise
 
-    task = loaded(import_peft(Checkpoint(folder / "theirs"), base.backbone), base.backbone)
-    export_peft(task, folder / "ours", base.backbone)
-    back = base.load(folder / "ours", task_type, num_labels)
+    task, again = there_and_back(base, folder, task_type, num_labels)
 
-    assert difference(task, base.backbone, theirs) <= TOLERANCE
-    assert difference(task, base.backbone, back) <= TOLERANCE
-    again = import_peft(Checkpoint(folder / "ours"), base.backbone)
     assert again.labels == task.manifest.head.labels
     assert again.problem_type == task.manifest.head.problem_type
 
@@ -230,16 +247,10 @@ def test_scales_answer_alike_in_peft_imported_and_exported_back(
     base, (targets, at_input) = bases[family], IA3[name]
     config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
     save(base.train(config, num_labels=3, seed=1), tmp_path / "theirs", meaning=id2label(3))
-    theirs = base.load(tmp_path / "theirs", "SEQ_CLS", 3)
 
-    task = loaded(import_peft(Checkpoint(tmp_path / "theirs"), base.backbone), base.backbone)
-    export_peft(task, tmp_path / "ours", base.backbone)
-    back = base.load(tmp_path / "ours", "SEQ_CLS", 3)
+    task, again = there_and_back(base, tmp_path, "SEQ_CLS", 3)
 
     assert isinstance(task.branch.spec.method, Ia3)
-    assert difference(task, base.backbone, theirs) <= TOLERANCE
-    assert difference(task, base.backbone, back) <= TOLERANCE
-    again = import_peft(Checkpoint(tmp_path / "ours"), base.backbone)
     assert again.spec == task.branch.spec
     assert again.parameters.keys() == task.branch.parameters.keys()
     for part, tensor in again.parameters.items():
@@ -271,16 +282,11 @@ def test_every_map_of_every_family_answers_alike_in_peft_imported_and_exported_b
     num_labels = 2 if kind == "QUESTION_ANS" else 3
     meaning = {**id2label(3), **POOLINGS.get(family, {})}
     save(base.train(config, num_labels=num_labels), tmp_path / "theirs", meaning=meaning)
-    theirs = base.load(tmp_path / "theirs", kind, num_labels)
 
-    task = loaded(import_peft(Checkpoint(tmp_path / "theirs"), base.backbone), base.backbone)
-    export_peft(task, tmp_path / "ours", base.backbone)
-    back = base.load(tmp_path / "ours", kind, num_labels)
+    task, again = there_and_back(base, tmp_path, kind, num_labels)
 
     assert isinstance(task.branch.spec.method, Lora if method == "lora" else Ia3)
-    assert difference(task, base.backbone, theirs) <= TOLERANCE
-    assert difference(task, base.backbone, back) <= TOLERANCE
-    assert import_peft(Checkpoint(tmp_path / "ours"), base.backbone).spec == task.branch.spec
+    assert again.spec == task.branch.spec
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "modernbert", "llama"])
@@ -325,22 +331,15 @@ def test_the_oracle_of_scales_sees_a_scale_that_is_left_out(
         assert difference(wrong, base.backbone, adapted) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "named"),
-    [
-        ({"feedforward_modules": ["key"]}, "tensor_mismatch", "of another shape"),
-        ({"spectral_gate": 0.5}, "unsupported_import", "spectral_gate"),
-    ],
-)
 def test_scales_that_do_not_fit_their_settings_are_refused(
-    bases: dict[str, PeftBase], tmp_path: Path, changes: dict[str, object], code: str, named: str
+    bases: dict[str, PeftBase], tmp_path: Path
 ) -> None:
     base = bases["bert"]
     config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
     folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
-    edit_json(folder / "adapter_config.json", changes)
+    edit_json(folder / "adapter_config.json", {"feedforward_modules": ["key"]})
 
-    with raises(code, match=named):
+    with raises("tensor_mismatch", match="of another shape"):
         import_peft(Checkpoint(folder), base.backbone)
 
 
@@ -351,7 +350,7 @@ def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
     """Ranks above the width of the backbone, which is 32, are as good as any."""
     base = bases[family]
     adapted: list[tuple[Branch, list[Tensor]]] = []
-    for number, rank in enumerate((4, 64, 8, 128, 3, 256, 64)):
+    for number, rank in enumerate((4, 64, 3, 256)):
         config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
         theirs = base.train(config, num_labels=3, seed=number)
         folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
@@ -373,11 +372,8 @@ def test_a_ranking_comes_back_with_its_score(
     bases: dict[str, PeftBase], tmp_path: Path, activation: str | None, score: RankingScore
 ) -> None:
     base = bases["roberta"]
-    adapted = base.train(
-        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=1, seed=1
-    )
     key = {} if activation is None else {"activation_fn": activation}
-    save(adapted, tmp_path / "theirs", meaning={"sentence_transformers": key})
+    plain(base, tmp_path / "theirs", num_labels=1, meaning={"sentence_transformers": key})
 
     imported = import_peft(Checkpoint(tmp_path / "theirs"), base.backbone)
     export_peft(loaded(imported, base.backbone), tmp_path / "ours", base.backbone)
@@ -392,10 +388,7 @@ def test_one_logit_is_of_a_label_unless_the_folder_says_a_number(
     bases: dict[str, PeftBase], tmp_path: Path
 ) -> None:
     base = bases["bert"]
-    adapted = base.train(
-        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=1, seed=1
-    )
-    folder = save(adapted, tmp_path / "theirs", meaning=id2label(1))
+    folder = plain(base, tmp_path / "theirs", num_labels=1)
     assert import_peft(Checkpoint(folder), base.backbone).problem_type is ProblemType.MULTI_LABEL
 
     number = ImportChoices(problem_type=ProblemType.REGRESSION)
@@ -428,36 +421,28 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
         export_peft(task, tmp_path / "ours", base.backbone)
 
 
-@pytest.mark.parametrize("named", ["acme/other-model", None, ""])
 def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
-    bases: dict[str, PeftBase], tmp_path: Path, named: str | None
+    bases: dict[str, PeftBase], tmp_path: Path
 ) -> None:
-    base = bases["bert"]
-    adapted = base.train(
-        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=2, seed=1
-    )
-    folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
-    assert import_folder(Checkpoint(folder), base.backbone).base == str(base.folder)
+    backbone, folder = bases["bert"].backbone, plain(bases["bert"], tmp_path / "theirs")
+    assert import_folder(Checkpoint(folder), backbone).base == str(bases["bert"].folder)
+    choices = ImportChoices(allows_other_base=True)
 
-    edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
-    with raises("foreign_backbone", match="--allow-other-base"):
-        import_folder(Checkpoint(folder), base.backbone)
-    imported = import_folder(
-        Checkpoint(folder), base.backbone, choices=ImportChoices(allows_other_base=True)
-    )
-    draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)
-    assert (named or "no base named") in draft.manifest.note
+    for named in ("acme/other-model", None, ""):
+        edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
+        with raises("foreign_backbone", match="--allow-other-base"):
+            import_folder(Checkpoint(folder), backbone)
+        it = import_folder(Checkpoint(folder), backbone, choices=choices)
+        draft = draft_imported("tone", it, backbone, origin="theirs", created_at=CREATED_AT)
+        assert (named or "no base named") in draft.manifest.note
 
 
-def test_a_base_is_known_by_the_checkpoint_that_the_backbone_was_added_from(
+def test_a_base_is_known_by_its_last_name_or_by_the_checkpoint_that_it_was_added_from(
     bases: dict[str, PeftBase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     base = bases["bert"]
-    adapted = base.train(
-        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=2, seed=1
-    )
-    folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
+    folder = plain(base, tmp_path / "theirs")
     add_backbone(str(base.folder), name="mine", hub=HuggingFaceHub())
     added = load_backbone("mine")
 
@@ -468,22 +453,7 @@ def test_a_base_is_known_by_the_checkpoint_that_the_backbone_was_added_from(
     assert import_folder(
         Checkpoint(folder), replace(added, source=f"acme/{base.folder.name}@abc")
     ).base
-
-
-@pytest.mark.parametrize(
-    "named", ["acme/Base-Model", "/models/base-model/", "C:\\models\\base-model"]
-)
-def test_a_base_is_known_by_the_last_part_of_its_name(
-    bases: dict[str, PeftBase], tmp_path: Path, named: str
-) -> None:
-    base = bases["bert"]
-    adapted = base.train(
-        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=2, seed=1
-    )
-    folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
-    edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
-
-    assert (
-        import_folder(Checkpoint(folder), replace(base.backbone, name="other/base-model")).base
-        == named
-    )
+    for named in ("acme/Base-Model", "/models/base-model/", "C:\\models\\base-model"):
+        edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
+        renamed = replace(base.backbone, name="other/base-model")
+        assert import_folder(Checkpoint(folder), renamed).base == named

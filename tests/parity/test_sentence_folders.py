@@ -40,6 +40,7 @@ def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
         return torch.stack(forward(backbone, [Row(encoding=it, branch=branch) for it in encodings]))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("release", RELEASES)
@@ -96,6 +97,7 @@ def test_a_decoder_embeds_by_the_token_that_ends_the_text(tmp_path: Path, releas
     torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
     "modes", [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["mean", "max"]], ids="-".join

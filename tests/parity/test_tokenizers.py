@@ -65,19 +65,3 @@ def test_a_text_of_one_window_has_the_tokens_that_a_classifier_reads(
     found = tokenizer.encode_windows([*TEXTS, *PAIRS], max_length=1024, stride=0)
 
     assert [list(windows) for windows in found] == [[encoding] for encoding in plain]
-
-
-@pytest.mark.parametrize("family", [TokenizerFamily.ROBERTA, TokenizerFamily.ROBERTA_PREFIXED])
-def test_tokens_after_a_space_begin_at_their_first_letter(family: TokenizerFamily) -> None:
-    text = "I saw a report"
-
-    ((window,),) = served(family).encode_windows([text], max_length=64, stride=0)
-
-    alignment = alignment_of(window)
-    spelt = [
-        text[begin:end]
-        for (begin, end), owner in zip(alignment.offsets, alignment.text_ids, strict=True)
-        if owner is not None
-    ]
-    assert "".join(spelt) == text.replace(" ", "")
-    assert "a" in spelt

@@ -189,8 +189,6 @@ def test_the_comparison_sees_every_setting_that_a_reader_may_miss(
 REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     "architecture": ({"model_type": "funnel"}, "model_type must be one of"),
     "own-code": ({"model_type": "acme", "auto_map": {"AutoModel": "x.Y"}}, "model_type must be"),
-    "decoder": ({"is_decoder": True}, "is_decoder=True"),
-    "positions": ({"position_embedding_type": "relative_key"}, "relative_key"),
     "activation": ({"hidden_act": "mish"}, "hidden_act must be one of"),
     "quantized": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
 }

@@ -30,8 +30,6 @@ Case = tuple[str, Damage, str, str]
 """Identifier, what is done to the folder, code and words of the refusal."""
 
 OF_PEFT: dict[str, tuple[dict[str, object], str]] = {
-    "boft": ({"peft_type": "BOFT"}, "BOFT"),
-    "prefix": ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
     "megatron": ({"megatron_config": {"a": 1}}, "megatron"),
     "replication": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "activated": ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),

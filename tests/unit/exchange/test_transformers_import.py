@@ -263,16 +263,6 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "corrupt_file",
         "config.json does not read",
     ),
-    "config-is-a-list": (
-        lambda it: (it / "config.json").write_text("[]"),
-        "corrupt_file",
-        "config.json does not read",
-    ),
-    "nested-too-deeply": (
-        lambda it: (it / "config.json").write_text("[" * 100_000),
-        "corrupt_file",
-        "config.json does not read",
-    ),
     "no-class": (
         lambda it: edit(it / "config.json", architectures=None),
         "unsupported_import",

@@ -172,6 +172,14 @@ def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
         parameter_shapes(BranchSpec(method=HeadOnly(), head=head), BACKBONE.config)
 
 
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_only_tasks_that_own_the_last_layer_own_the_norm_over_the_output(method: Method) -> None:
+    shapes = parameter_shapes(with_three_labels(method), tiny_backbone(family="modernbert").config)
+
+    assert ("layers.3.final_norm.weight" in shapes) == isinstance(method, TopK | Full)
+    assert "layers.0.attention_norm.weight" not in shapes
+
+
 def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
     branch = build_branch(
         with_three_labels(TopK(num_layers=2)), BACKBONE.config, fresh(TopK(num_layers=2))

@@ -59,7 +59,7 @@ def some_rows(seed: int, count: int) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_mixed_batch_equals_each_row_alone(seed: int) -> None:
     rows = some_rows(seed, 40)
 
@@ -134,19 +134,6 @@ def test_a_row_that_overflows_disturbs_no_other() -> None:
         torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
 
 
-def test_the_order_of_rows_only_orders_the_answers() -> None:
-    rows = some_rows(7, 30)
-    order = list(range(30))
-    random.Random(3).shuffle(order)
-
-    with torch.inference_mode():
-        straight = forward(BACKBONE, rows)
-        shuffled = forward(BACKBONE, [rows[index] for index in order])
-
-    for position, index in enumerate(order):
-        torch.testing.assert_close(shuffled[position], straight[index], atol=1e-5, rtol=0)
-
-
 def test_tasks_that_change_other_maps_learn_together_as_each_alone() -> None:
     targets = [
         tuple(LinearMap), (LinearMap.KEY,), QUERY_AND_VALUE, (LinearMap.FEEDFORWARD_IN,),
@@ -188,21 +175,23 @@ def test_no_rows_give_no_logits() -> None:
     assert forward(BACKBONE, []) == []
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_gradients_reach_every_parameter_of_the_branch_and_none_of_the_backbone(
-    method: Method,
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("method", EVERY_FORM, ids=repr)
+def test_gradients_of_ragged_rows_reach_every_parameter_of_the_branch_and_none_of_the_backbone(
+    family: Family, method: Method
 ) -> None:
-    branch = branch_of(method, 2)
-    for tensor in branch.parameters.values():
-        tensor.requires_grad_()
-    encoding = Encoding(token_ids=tuple(range(5, 25)), type_ids=(0, 1) * 10)
+    backbone = tiny_backbone(family=family)
+    branch = random_branch(backbone, method, num_labels=3)
+    parameters = {name: it.requires_grad_() for name, it in branch.parameters.items()}
+    texts = [Encoding(token_ids=(*range(5, 5 + n),), type_ids=(0,) * n) for n in (3, 40, 50, 60)]
 
-    (logits,) = forward(BACKBONE, [Row(encoding=encoding, branch=branch)], dropout=0.1)
-    names = list(branch.parameters)
-    gradients = torch.autograd.grad(logits.square().sum(), [branch.parameters[n] for n in names])
+    logits = forward(backbone, [Row(encoding=it, branch=branch) for it in texts], dropout=0.1)
+    gradients = torch.autograd.grad(torch.stack(logits).square().sum(), list(parameters.values()))
 
-    assert [n for n, g in zip(names, gradients, strict=True) if not g.any()] == []
-    assert all(tensor.grad is None for tensor in BACKBONE.parameters.values())
+    for name, gradient in zip(parameters, gradients, strict=True):
+        assert gradient.any(), name
+        assert gradient.isfinite().all(), name
+    assert all(tensor.grad is None for tensor in backbone.parameters.values())
 
 
 def test_dropout_changes_the_branch_but_never_the_trunk() -> None:

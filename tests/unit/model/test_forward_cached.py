@@ -128,17 +128,22 @@ def test_a_stage_without_layers_plans_nothing() -> None:
     assert all(map(torch.equal, hit, missed))
 
 
+@pytest.mark.parametrize(
+    "backbone", [BACKBONE, tiny_backbone(family="modernbert")], ids=["bert", "modernbert"]
+)
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_hit_equals_its_miss_bit_by_bit_where_the_branch_has_the_same_shapes(
-    method: Method,
+    method: Method, backbone: Backbone
 ) -> None:
-    rows = [Row(encoding=encoding, branch=branch_of(method)) for encoding in ENCODINGS]
+    branch = branch_of(method, backbone=backbone)
+    rows = [Row(encoding=encoding, branch=branch) for encoding in ENCODINGS]
     cache = TrunkCache(max_bytes=AMPLE)
 
     with torch.inference_mode():
-        missed = forward(BACKBONE, rows, trunk=cache)
-        hit = forward(BACKBONE, rows, trunk=cache)
+        missed = forward(backbone, rows, trunk=cache)
+        hit = forward(backbone, rows, trunk=cache)
 
+    assert cache.stats.hits == (len(rows) if branch.split_depth else 0)
     assert all(map(torch.equal, hit, missed))
 
 

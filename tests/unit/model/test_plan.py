@@ -128,6 +128,11 @@ def test_every_pair_reads_its_own_input_all_the_way(question: Question) -> None:
 def test_no_row_is_computed_twice_and_none_that_nobody_needs(question: Question) -> None:
     plan = question.plan()
     wanted = set(question.pairs)
+    embedded = [(row.input, row.branch) for row in plan.start.rows]
+    assert len(embedded) == len(set(embedded))
+    assert {item for item, _ in embedded} == {
+        item for item, branch in wanted if question.entry(item, branch) == EMBEDDINGS
+    }
 
     for stage in plan.stages:
         rows = [(row.input, row.branch) for row in stage.layout.rows]
@@ -187,37 +192,3 @@ def test_tokens_that_run_frozen_weights_are_one_contiguous_range(question: Quest
         assert lanes == sorted(lanes)
         assert [span.begin for span in layout.spans[1:]] == [s.end for s in layout.spans[:-1]]
         assert layout.num_tokens == sum(layout.lengths)
-
-
-def test_five_tasks_on_one_text_share_one_trunk_row() -> None:
-    plan = plan_batch(
-        [(0, branch) for branch in range(5)],
-        branches=[BranchTraits(lane=Lane.OWN, split_depth=3)] * 5,
-        input_lengths=[7],
-        num_layers=NUM_LAYERS,
-    )
-
-    assert [len(stage.layout.rows) for stage in plan.stages] == [1, 5]
-    assert [(stage.begin_layer, stage.end_layer) for stage in plan.stages] == [(0, 3), (3, 5)]
-
-
-def test_states_held_for_every_split_depth_leave_no_trunk_to_run() -> None:
-    plan = plan_batch(
-        [(0, 0), (0, 1), (0, 2)],
-        branches=[
-            BranchTraits(lane=Lane.MAPS, split_depth=1),
-            BranchTraits(lane=Lane.OWN, split_depth=3),
-            BranchTraits(lane=Lane.TRUNK, split_depth=NUM_LAYERS),
-        ],
-        input_lengths=[7],
-        num_layers=NUM_LAYERS,
-        held_depths=[{1, 3, NUM_LAYERS}],
-    )
-
-    assert plan.start.rows == ()
-    assert [[row.branch for row in stage.layout.rows] for stage in plan.stages] == [
-        [0],
-        [0, 1],
-        [TRUNK, 0, 1],
-    ]
-    assert [stage.begin_layer for stage in plan.stages] == [1, 3, NUM_LAYERS]

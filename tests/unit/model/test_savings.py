@@ -1,10 +1,13 @@
 from collections.abc import Callable, Iterator
 from itertools import accumulate, cycle
+from math import prod
 
 import pytest
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.tasks import spec_of
 from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     HeadSpec,
@@ -12,6 +15,7 @@ from nunatak_model import (
     model_size,
     number_format,
     pack_backbone,
+    parameter_shapes,
     parameters_saved,
     quantize_backbone,
     with_speeds,
@@ -84,6 +88,16 @@ def test_module_shapes_give_the_sizes_of_the_papers_table(shape: str) -> None:
     assert ours.per_layer / 1e6 == pytest.approx(paper.per_layer, abs=0.05)
     assert ours.output / 1e6 == pytest.approx(paper.output, abs=0.06)
     assert ours.total / 1e6 == pytest.approx(paper.total, rel=0.002)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_by_part_add_up_to_the_dedicated_model(family: Family) -> None:
+    backbone = tiny_backbone(family=family)
+    spec = spec_of(backbone, HeadOnly(), num_labels=3)
+
+    own = sum(map(prod, parameter_shapes(spec, backbone.config).values()))
+    size = model_size(backbone.config, spec.head)
+    assert size.total == pytest.approx(backbone.num_parameters + own)
 
 
 @pytest.mark.parametrize(("num_tasks", "num_frozen"), [(0, 3), (2, -1), (2, 13)])

@@ -34,15 +34,6 @@ def state_of(source: TrunkSource, value: float = 0.0) -> Tensor:
     return torch.full((len(source.encoding.token_ids), WIDTH), value)
 
 
-def test_a_state_is_read_as_it_was_offered() -> None:
-    cache, source = TrunkCache(max_bytes=1000), source_of(1, 2)
-
-    cache.offer(source, 3, state_of(source, 7.0))
-
-    assert set(cache.depths(source)) == {3}
-    assert torch.equal(cache.read(source, 3), state_of(source, 7.0))
-
-
 def test_what_becomes_of_the_batch_afterwards_changes_no_state() -> None:
     cache, source = TrunkCache(max_bytes=1000), source_of(1)
     batch = torch.zeros(10, WIDTH)
@@ -94,17 +85,6 @@ def test_the_least_recently_used_state_is_dropped_first() -> None:
 
     assert [list(cache.depths(it)) for it in (old, new, newest)] == [[3], [], [3]]
     assert cache.stats.evictions == 1
-
-
-def test_a_state_above_the_whole_budget_drops_nothing() -> None:
-    cache = TrunkCache(max_bytes=2 * STATE_BYTES)
-    small, large = source_of(1), source_of(1, 2, 3)
-    cache.offer(small, 3, state_of(small))
-
-    cache.offer(large, 3, state_of(large))
-
-    assert list(cache.depths(small)) == [3]
-    assert list(cache.depths(large)) == []
 
 
 def test_a_cache_that_nobody_reads_rests_until_a_text_comes_again() -> None:

@@ -101,15 +101,6 @@ def test_manifest_says_what_was_trained_on_what(backbone: Backbone) -> None:
     assert draft.note == "a note"
 
 
-def test_equal_training_gives_equal_content(backbone: Backbone) -> None:
-    first, second = (
-        drafted(trained(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), backbone), backbone)
-        for _ in range(2)
-    )
-
-    assert first.content_digest() == second.content_digest()
-
-
 def test_what_a_version_has_no_room_for_is_refused_before_training(
     backbone: Backbone, tmp_path: Path
 ) -> None:

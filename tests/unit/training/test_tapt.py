@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 # torch types some of its functions partly.
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -65,51 +66,51 @@ def recipe_of(method: Method) -> Recipe:
     return default_recipe(method, changes=changes)
 
 
-def adapted(
-    method: Method, backbone: Backbone, report: RecordingReport
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters of a task before and after."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted:
+    """The parameters of a task before and after, and the loss of each step."""
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    losses: list[float]
+
+
+@pytest.fixture(name="adapted", scope="module", params=METHODS, ids=lambda method: method.kind)
+def adapt_each(request: pytest.FixtureRequest, backbone: Backbone) -> Adapted:
+    method, report = request.param, RecordingReport()
     head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
-    generator = torch.Generator().manual_seed(0)
     parameters = initial_parameters(
-        BranchSpec(method=method, head=head), backbone, generator=generator
+        BranchSpec(method=method, head=head), backbone, generator=torch.Generator().manual_seed(0)
     )
     before = {name: tensor.clone() for name, tensor in parameters.items()}
     texts = [example.model_input for example in toy_data().train.examples]
     encodings = backbone.tokenizer.encode(texts, max_length=32)
     settings = TaptSettings(epochs=6)
     adapt(parameters, encodings, settings, recipe_of(method), backbone, report=report)
-    return before, parameters
+    return Adapted(before=before, after=parameters, losses=report.losses)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 def test_all_that_the_method_owns_moves_and_nothing_else(
-    method: Method, backbone: Backbone
+    adapted: Adapted, backbone: Backbone
 ) -> None:
-    frozen = {name: tensor.clone() for name, tensor in backbone.parameters.items()}
-
-    before, after = adapted(method, backbone, RecordingReport())
-
-    still = {name for name in before if torch.equal(before[name], after[name])}
-    assert still == {name for name in before if name.startswith("head.")}
-    assert all(torch.equal(tensor, backbone.parameters[name]) for name, tensor in frozen.items())
-    assert not any(tensor.requires_grad for tensor in after.values())
+    still = {name for name, it in adapted.before.items() if torch.equal(it, adapted.after[name])}
+    assert still == {name for name in adapted.before if name.startswith("head.")}
+    untouched = tiny_backbone(num_layers=2).parameters
+    assert all(torch.equal(tensor, untouched[n]) for n, tensor in backbone.parameters.items())
+    assert not any(tensor.requires_grad for tensor in adapted.after.values())
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
-def test_hidden_tokens_become_less_surprising(method: Method, backbone: Backbone) -> None:
-    report = RecordingReport()
-
-    adapted(method, backbone, report)
-
-    assert sum(report.losses[-8:]) < 0.8 * sum(report.losses[:8])
+def test_hidden_tokens_become_less_surprising(adapted: Adapted) -> None:
+    assert sum(adapted.losses[-8:]) < 0.8 * sum(adapted.losses[:8])
 
 
 def test_tuning_starts_from_what_was_adapted(backbone: Backbone) -> None:
     recipe = recipe_of(Bottleneck(size=8)).model_copy(update={"tapt": TaptSettings(epochs=2)})
 
-    plain = fit_task(toy_data(), recipe_of(Bottleneck(size=8)), backbone, report=Report())
-    first, again = (fit_task(toy_data(), recipe, backbone, report=Report()) for _ in range(2))
+    data = toy_data(num_train=16, num_dev=4)
+
+    plain = fit_task(data, recipe_of(Bottleneck(size=8)), backbone, report=Report())
+    first, again = (fit_task(data, recipe, backbone, report=Report()) for _ in range(2))
 
     assert all(torch.equal(first.parameters[name], it) for name, it in again.parameters.items())
     assert any(not torch.equal(first.parameters[name], it) for name, it in plain.parameters.items())

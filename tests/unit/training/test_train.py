@@ -212,13 +212,6 @@ def test_a_recipe_without_a_word_on_long_texts_keeps_its_digest() -> None:
     assert not {"default_label", "on_long"} & default_recipe(HeadOnly()).settings().keys()
 
 
-def test_test_set_with_a_label_of_its_own_is_refused(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "far.jsonl", [{"text": "a b", "label": "never"}])
-
-    with raises("unknown_label", match=r"far\.jsonl:1: label 'never'"):
-        load_test_set(path, toy_data())
-
-
 @pytest.mark.parametrize(
     ("kind", "rows", "problem"),
     [
@@ -244,13 +237,14 @@ def test_test_set_that_nothing_can_be_scored_on_is_refused(
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
+        pytest.param(TaskKind.SINGLE_LABEL, {"text": "a b", "label": "never"}, id="label"),
         pytest.param(TaskKind.MULTI_LABEL, {"text": "a b", "labels": ["a", "never"]}, id="labels"),
         pytest.param(
             TaskKind.TOKEN_CLASSIFICATION, {"tokens": ["a"], "tags": ["never"]}, id="tags"
         ),
     ],
 )
-def test_label_of_its_own_among_several_is_refused(
+def test_test_set_with_a_label_of_its_own_is_refused(
     tmp_path: Path, kind: TaskKind, row: dict[str, object]
 ) -> None:
     path = write_jsonl(tmp_path / "far.jsonl", [row])

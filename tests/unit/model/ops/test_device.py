@@ -90,14 +90,14 @@ def test_a_failure_next_to_the_batches_is_its_callers() -> None:
         pass
 
 
-def test_a_thread_without_helpers_stays_alone() -> None:
-    assert on_a_new_thread(compute_without_helpers, torch.get_num_threads) == [None, 1]
+@pytest.mark.parametrize("before", [(), (torch.get_num_threads,), (compute_without_helpers,)])
+def test_a_thread_without_helpers_stays_alone_also_if_it_has_computed_or_gives_them_up_twice(
+    before: tuple[Callable[[], object], ...],
+) -> None:
+    found = on_a_new_thread(*before, compute_without_helpers, torch.get_num_threads)
 
-
-def test_a_thread_that_has_computed_can_do_without_helpers() -> None:
-    steps = (torch.get_num_threads, compute_without_helpers, torch.get_num_threads)
-
-    assert on_a_new_thread(*steps) == [3, None, 1]
+    assert found[-2:] == [None, 1]
+    assert on_a_new_thread(torch.get_num_threads) == [3]
 
 
 def test_other_threads_keep_their_helpers() -> None:
@@ -119,12 +119,6 @@ def test_other_threads_keep_their_helpers() -> None:
 
     assert found == [3, 3]
     assert torch.get_num_threads() == 3
-    assert on_a_new_thread(torch.get_num_threads) == [3]
-
-
-def test_a_thread_may_give_up_its_helpers_twice() -> None:
-    steps = (compute_without_helpers, compute_without_helpers, torch.get_num_threads)
-    assert on_a_new_thread(*steps) == [None, None, 1]
     assert on_a_new_thread(torch.get_num_threads) == [3]
 
 

@@ -8,9 +8,8 @@ from functools import partial
 import pytest
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
-from doubles.backbones import Family, tiny_backbone, tiny_tokenizer
+from doubles.backbones import tiny_backbone, tiny_tokenizer
 from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_model import Encoding, Part, TextInput, TextTokenizer, load_backbone
@@ -67,17 +66,6 @@ UNREAD = {
 WRITTEN = ("a {0} b", "a{0}b", "{0}{0}", "{0} ignore", "A{0}\nB {0}")
 
 
-class CountedIds(tuple[int, ...]):
-    """Token ids that count how often they are hashed."""
-
-    __slots__ = ()
-    num_hashes = 0
-
-    def __hash__(self) -> int:
-        CountedIds.num_hashes += 1
-        return super().__hash__()
-
-
 @pytest.fixture(scope="module")
 def minilm() -> TextTokenizer:
     return load_backbone("minilm").tokenizer
@@ -101,12 +89,6 @@ def ids_of(tokenizer: TextTokenizer, text: str) -> tuple[int, ...]:
     return encoding.token_ids
 
 
-def test_the_longer_text_of_a_pair_is_cut_first() -> None:
-    (encoding,) = TOKENIZER.encode([("ab", "c" * 40)], max_length=12)
-
-    assert encoding.type_ids == (0,) * 4 + (1,) * 8
-
-
 def test_callers_with_different_lengths_do_not_disturb_one_another() -> None:
     def encode(max_length: int) -> set[int]:
         texts = ["x" * 60] * 20
@@ -115,56 +97,6 @@ def test_callers_with_different_lengths_do_not_disturb_one_another() -> None:
     with ThreadPoolExecutor(4) as pool:
         lengths = list(range(3, 40)) * 3
         assert list(pool.map(encode, lengths)) == [{length} for length in lengths]
-
-
-def test_equal_texts_give_equal_encodings_and_others_do_not() -> None:
-    first, again, other = TOKENIZER.encode(["hello", "hello", "hellp"], max_length=16)
-
-    assert first == again
-    assert hash(first) == hash(again)
-    assert first != other
-
-
-LONG = "the quick brown fox. jumps-over 13 lazy dogs! " * 6
-FAMILIES = ("bert", "roberta")
-
-
-def published_tokenizer(family: Family) -> PreTrainedTokenizerFast:
-    """The same tokenizer, run by transformers."""
-    start, end, padding, unknown = {
-        "bert": ("[CLS]", "[SEP]", "[PAD]", "[UNK]"),
-        "roberta": ("<s>", "</s>", "<pad>", "<unk>"),
-    }[family]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer(family),
-        cls_token=start,
-        sep_token=end,
-        pad_token=padding,
-        unk_token=unknown,
-    )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_only_the_context_of_a_question_is_windowed(family: Family) -> None:
-    tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
-    expected = published_tokenizer(family)(
-        "who jumps?",
-        LONG,
-        truncation="only_second",
-        max_length=40,
-        stride=7,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-
-    (windows,) = tokenizer.encode_windows([("who jumps?", LONG)], max_length=40, stride=7)
-
-    assert [list(window.token_ids) for window in windows] == expected["input_ids"]
-    for index, window in enumerate(windows):
-        assert window.alignment is not None
-        assert list(window.alignment.offsets) == expected["offset_mapping"][index]
-        assert list(window.alignment.text_ids) == expected.sequence_ids(index)
-        assert list(window.alignment.word_ids) == expected.word_ids(index)
 
 
 def test_a_long_question_leaves_half_of_every_window_to_the_context() -> None:
@@ -205,16 +137,6 @@ def test_a_text_that_the_library_gives_up_on_is_named_and_others_are_read(
         encode([("a pair", "of texts"), hostile, "hello"])
 
     assert len(encode(["hello"])) == 1
-
-
-def test_an_encoding_hashes_its_tokens_once() -> None:
-    encoding = Encoding(token_ids=CountedIds((1, 2)), type_ids=(0, 0))
-    before = CountedIds.num_hashes
-
-    found = {encoding: "trunk row"}
-
-    assert found[encoding] == "trunk row"
-    assert CountedIds.num_hashes == before
 
 
 def test_encodings_with_equal_tokens_are_one_key() -> None:

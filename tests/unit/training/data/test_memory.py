@@ -142,15 +142,6 @@ def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
         load_task_data(frame)
 
 
-def test_columns_of_a_frame_may_have_other_names() -> None:
-    frame = pd.DataFrame(ROWS).rename(columns={"text": "body", "label": "queue"})
-
-    _, read = load_labelled(frame, spelt=RowFormat(text="body", label="queue"))
-
-    assert read[0].example.label == "kind"
-    assert read[0].where == "train[0]"
-
-
 @pytest.mark.parametrize(
     ("data", "problem"),
     [

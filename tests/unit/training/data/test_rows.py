@@ -1,6 +1,7 @@
 """Rows of every kind: the detection of the kind, the examples, and the refusals."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,6 @@ SECOND = Example(text="two", text_pair="three", label="b")
 DECOMPOSED = "Re\u0301clamation"
 
 
-def digest(*examples: Example) -> str:
-    return ExampleSet(examples=examples).digest
-
-
 @pytest.mark.parametrize(("kind", "row", "examples"), CASES)
 def test_row_decides_its_kind_and_becomes_examples(
     tmp_path: Path, kind: TaskKind, row: dict[str, JsonValue], examples: list[Example]
@@ -229,22 +226,20 @@ def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path)
     assert not queries[0] & queries[1]
 
 
-def digest_of_labels(*labels: str | float | LabelSet | Relevance) -> str:
-    return ExampleSet(examples=tuple(Example(text="x", label=label) for label in labels)).digest
-
-
-def test_labels_of_any_kind_are_part_of_the_digest() -> None:
+def test_any_difference_of_order_texts_and_labels_changes_the_digest() -> None:
     labels = [
-        "1.0",
-        1.0,
-        2.0,
-        LabelSet(names=("a",)),
-        LabelSet(names=("a", "b")),
-        Relevance(grade=1.0, group="a"),
-        Relevance(grade=1.0, group="b"),
+        *("1.0", 1.0, 2.0, LabelSet(names=("a",)), LabelSet(names=("a", "b"))),
+        *(Relevance(grade=1.0, group="a"), Relevance(grade=1.0, group="b")),
+    ]
+    sets = [
+        *((FIRST, SECOND), (SECOND, FIRST), (FIRST,)),
+        (FIRST, replace(SECOND, label="c")),
+        (FIRST, replace(SECOND, text_pair=None)),
+        (FIRST, Example(text='two","three', label="b")),
+        *((Example(text="x", label=label),) for label in labels),
     ]
 
-    assert len({digest_of_labels(label) for label in labels}) == len(labels)
+    assert len({ExampleSet(examples=it).digest for it in sets}) == len(sets)
 
 
 def test_labels_of_another_kind_are_not_given_out() -> None:
@@ -295,20 +290,6 @@ def test_dev_label_that_no_train_row_has_is_named(
         load_task_data(train, dev=dev)
 
     assert caught.value.fields["where"] == "other.jsonl:2"
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        pytest.param((SECOND, FIRST), id="order"),
-        pytest.param((FIRST,), id="fewer"),
-        pytest.param((FIRST, Example(text="two", text_pair="three", label="c")), id="label"),
-        pytest.param((FIRST, Example(text="two", text_pair=None, label="b")), id="no-pair"),
-        pytest.param((FIRST, Example(text='two","three', label="b")), id="quotes"),
-    ],
-)
-def test_any_difference_changes_the_digest(others: tuple[Example, ...]) -> None:
-    assert digest(*others) != digest(FIRST, SECOND)
 
 
 @pytest.mark.parametrize(

@@ -182,22 +182,16 @@ def test_data_set_without_train_split_is_refused() -> None:
         load_task_data("datasets:toy", load_dataset=shelf)
 
 
-def test_unlabelled_row_of_a_data_set_is_named() -> None:
-    shelf = DatasetShelf(train=labelled(["x", "y"], [0, -1]))
+def test_unlabelled_rows_of_a_data_set_are_named_and_can_be_skipped(tmp_path: Path) -> None:
+    texts, labels = [f"text {it}" for it in range(41)], [*[0, 1] * 20, -1]
+    spelt = RowFormat(rejected=tmp_path / "rejected.jsonl")
+    shelf = DatasetShelf(train=labelled(texts, labels))
 
     with raises("invalid_row") as caught:
         load_task_data("datasets:toy", load_dataset=shelf)
-
-    assert caught.value.fields["where"] == "toy/train:2"
-
-
-def test_unlabelled_rows_of_a_data_set_can_be_skipped(tmp_path: Path) -> None:
-    texts, labels = [f"text {it}" for it in range(41)], [*[0, 1] * 20, -1]
-    spelt = RowFormat(rejected=tmp_path / "rejected.jsonl")
-
-    shelf = DatasetShelf(train=labelled(texts, labels))
     data = load_task_data("datasets:toy", spelt=spelt, load_dataset=shelf)
 
+    assert caught.value.fields["where"] == "toy/train:41"
     assert len(data.train) + len(data.dev) == 40
     assert '"row": 41' in (tmp_path / "rejected.jsonl").read_text()
 

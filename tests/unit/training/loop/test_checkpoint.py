@@ -21,7 +21,6 @@ from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)
-NUM_STEPS = 4 * 4  # epochs times batches of 8 among 30
 
 
 def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
@@ -137,17 +136,6 @@ def test_what_pretraining_left_is_discarded_with_the_run(tmp_path: Path) -> None
         checkpoint.discard()
 
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["run.lock"]
-
-
-def test_a_run_that_ended_is_not_run_again(tmp_path: Path) -> None:
-    checkpoint, again = EveryTime(tmp_path / "run.safetensors"), RecordingReport()
-    recipe = recipe_of(TopK(num_layers=1))
-    first = weights(recipe, RecordingReport(), checkpoint)
-
-    second = weights(recipe, again, checkpoint)
-
-    assert second == first
-    assert (again.num_resumed, again.losses) == (NUM_STEPS, [])
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])

@@ -1,7 +1,7 @@
 """The loop alone: a linear classifier over token counts stands in for the encoder."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -81,6 +81,7 @@ def fitted(
     classifier: CountingClassifier,
     recipe: Recipe | None = None,
     report: RecordingReport | None = None,
+    dev_score: Callable[[Sequence[Tensor]], float] = accuracy,
 ) -> LoopState:
     return fit(
         classifier.parameters,
@@ -89,7 +90,7 @@ def fitted(
         train=TRAIN,
         dev=DEV,
         recipe=recipe or default_recipe(HeadOnly(), changes=dict(SETTINGS)),
-        dev_score=accuracy,
+        dev_score=dev_score,
         report=report or RecordingReport(),
     )
 
@@ -127,16 +128,7 @@ def test_result_is_the_epoch_with_the_best_score() -> None:
         snapshots.append(classifier.parameters["head.output.weight"].detach().clone())
         return next(scores)
 
-    result = fit(
-        classifier.parameters,
-        classifier,
-        cross_entropy,
-        train=TRAIN,
-        dev=DEV,
-        recipe=default_recipe(HeadOnly(), changes=dict(SETTINGS)),
-        dev_score=scripted,
-        report=RecordingReport(),
-    )
+    result = fitted(classifier, dev_score=scripted)
 
     losses = [epoch.dev_loss for epoch in result.history]
     assert losses[2] < losses[1], "between equal scores the lower loss is to win"
@@ -157,19 +149,10 @@ def test_training_ends_when_so_many_scores_in_a_row_were_no_better(
     scores: list[float], patience: int | None, last: int, best: int
 ) -> None:
     found = iter(scores)
-    classifier, report = CountingClassifier(), RecordingReport()
-    changes = {**SETTINGS, "epochs": 6, "patience": patience}
+    report = RecordingReport()
+    recipe = default_recipe(HeadOnly(), changes={**SETTINGS, "epochs": 6, "patience": patience})
 
-    result = fit(
-        classifier.parameters,
-        classifier,
-        cross_entropy,
-        train=TRAIN,
-        dev=DEV,
-        recipe=default_recipe(HeadOnly(), changes=changes),
-        dev_score=lambda _: next(found),
-        report=report,
-    )
+    result = fitted(CountingClassifier(), recipe, report, dev_score=lambda _: next(found))
 
     assert [epoch.epoch for epoch in result.history] == list(range(1, last + 1))
     assert len(report.losses) == 5 * last

@@ -159,13 +159,6 @@ def test_every_regularizer_gives_other_weights(backbone: Backbone) -> None:
     assert len({weights(name) for name in NAMES}) == len(NAMES)
 
 
-@pytest.mark.parametrize("name", [RegularizerName.GRADDROP, RegularizerName.MIXOUT])
-def test_same_seed_gives_the_same_bytes(name: RegularizerName, backbone: Backbone) -> None:
-    first, second = (trained(recipe_of(name, TopK(num_layers=1)), backbone) for _ in range(2))
-
-    assert tensors_to_bytes(first.parameters) == tensors_to_bytes(second.parameters)
-
-
 def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
     parameters = {"layers.0.qkv.weight": torch.ones(2, 2, requires_grad=True)}
     before = torch.get_rng_state()
@@ -222,21 +215,6 @@ def test_one_epoch_is_too_few_for_what_goes_by_epochs(
 def test_one_layer_cannot_be_unfrozen_gradually(backbone: Backbone) -> None:
     with pytest.raises(InvalidRecipeError, match="at least 2 tuned layers"):
         trained(recipe_of(RegularizerName.GRADFREEZE_TOPDOWN, TopK(num_layers=1)), backbone)
-
-
-@pytest.mark.parametrize(
-    ("regularizer", "problem"),
-    [
-        pytest.param({"name": "graddrop", "rate": 1.0}, "rate", id="everything-dropped"),
-        pytest.param({"name": "graddrop-epoch", "rate": 0.2}, "rate", id="no-rate-by-epoch"),
-        pytest.param({"name": "nograd"}, "regularizer", id="unknown"),
-    ],
-)
-def test_settings_that_do_not_fit_are_named(
-    regularizer: dict[str, JsonValue], problem: str
-) -> None:
-    with pytest.raises(InvalidRecipeError, match=problem):
-        default_recipe(TopK(num_layers=2), changes={"regularizer": regularizer})
 
 
 def test_mixout_of_vectors_alone_is_refused() -> None:

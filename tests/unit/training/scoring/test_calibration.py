@@ -55,15 +55,8 @@ def losses_of(judged: JudgedLogits, temperature: float) -> float:
 
 @pytest.mark.parametrize("is_single", [True, False])
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
-def test_the_fitted_temperature_is_the_planted_one(temperature: float, *, is_single: bool) -> None:
-    found = best_temperature(planted(temperature, is_single=is_single))
-
-    assert found == pytest.approx(temperature, rel=0.06)
-
-
-@pytest.mark.parametrize("is_single", [True, False])
-def test_no_other_temperature_has_a_smaller_loss(*, is_single: bool) -> None:
-    judged = planted(2.0, is_single=is_single, count=300)
+def test_no_other_temperature_has_a_smaller_loss(temperature: float, *, is_single: bool) -> None:
+    judged = planted(temperature, is_single=is_single, count=300)
 
     def loss(log_temperature: float) -> float:
         return losses_of(judged, math.exp(log_temperature))

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
 from doubles.refusals import raises
-from doubles.sweeps import QUICK, toy_folder, toy_runs
+from doubles.sweeps import QUICK, toy_runs
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
 from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
@@ -38,11 +38,6 @@ learning_rates = [1e-4]
 train_caps = [100, "all"]
 recipe = {epochs = 3}
 """
-
-
-@pytest.fixture(name="folder", scope="module")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_folder(tmp_path_factory.mktemp("sweep"))
 
 
 def digests(runs: tuple[Run, ...]) -> list[str]:

@@ -18,11 +18,6 @@ from nunatak_training.sweeps.running import OneByOne, RunContext, best_run, publ
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(name="folder", scope="module")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_folder(tmp_path_factory.mktemp("sweep"))
-
-
 @pytest.fixture(name="runs", scope="module")
 def make_runs(folder: Path) -> tuple[Run, ...]:
     return toy_runs(folder, seeds=[0, 1, 2])

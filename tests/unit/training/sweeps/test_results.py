@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from doubles.refusals import raises
-from doubles.sweeps import record_of, toy_folder, toy_runs
+from doubles.sweeps import record_of, toy_runs
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import ResultsFolder
 
 
 @pytest.fixture(name="runs", scope="module")
-def make_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
-    return toy_runs(toy_folder(tmp_path_factory.mktemp("sweep")), seeds=[0, 1])
+def make_runs(folder: Path) -> tuple[Run, ...]:
+    return toy_runs(folder, seeds=[0, 1])
 
 
 @pytest.fixture(name="results")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from doubles.sweeps import ScriptedRunner, record_of, toy_folder, toy_runs
+from doubles.sweeps import ScriptedRunner, record_of, toy_runs
 from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder, RunRecord
@@ -19,11 +19,6 @@ from nunatak_training.sweeps.running import (
     Worker,
     run_sweep,
 )
-
-
-@pytest.fixture(name="folder", scope="module")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_folder(tmp_path_factory.mktemp("sweep"))
 
 
 @pytest.fixture(name="runs", scope="module")
@@ -144,12 +139,6 @@ def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
     assert [it.step for it in record.outcome.epochs] == [3, 6]
 
 
-@pytest.fixture(name="run", scope="module")
-def make_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    (run,) = toy_runs(toy_folder(tmp_path_factory.mktemp("sweep")))
-    return run
-
-
 @pytest.fixture(name="dying")
 def make_dying() -> tuple[Worker, Connection]:
     """A worker whose process has ended, and the other end of its pipe."""
@@ -161,12 +150,12 @@ def make_dying() -> tuple[Worker, Connection]:
 
 
 def test_worker_that_died_before_it_was_given_a_run_fails_it(
-    dying: tuple[Worker, Connection], run: Run
+    dying: tuple[Worker, Connection], runs: tuple[Run, ...]
 ) -> None:
     worker, other_end = dying
     other_end.close()
 
-    record = worker.give(run)
+    record = worker.give(runs[0])
 
     assert record is not None
     assert isinstance(record.outcome, Failed)

@@ -23,9 +23,8 @@ from nunatak_training.sweeps.reporting import (
 
 
 @pytest.fixture(name="runs", scope="module")
-def make_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
+def make_runs(folder: Path) -> tuple[Run, ...]:
     methods: JsonValue = [{"kind": "head"}, {"kind": "topk", "frozen": [1]}]
-    folder = toy_folder(tmp_path_factory.mktemp("sweep"))
     return toy_runs(folder, methods=methods, seeds=[0, 1])
 
 
@@ -47,13 +46,13 @@ def test_runs_that_differ_in_their_seed_alone_are_one_cell(runs: tuple[Run, ...]
     ],
 )
 def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(
-    tmp_path: Path, other: dict[str, JsonValue], told: str
+    folder: Path, other: dict[str, JsonValue], told: str
 ) -> None:
     methods: JsonValue = [
         {"kind": "head", **other},
         *([] if "kind" in other else [{"kind": "head"}]),
     ]
-    runs = toy_runs(toy_folder(tmp_path), methods=methods)
+    runs = toy_runs(folder, methods=methods)
 
     cells = cells_of([record_of(run, 0.5) for run in runs])
 
