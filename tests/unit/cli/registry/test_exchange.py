@@ -184,26 +184,6 @@ def test_what_was_pushed_to_a_folder_is_pulled_from_it(
     assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        pytest.param(("import", "./nowhere", "--task", "x"), "invalid_folder", id="no-folder"),
-        pytest.param(("import", ".", "--task", "../x"), "invalid_name", id="hostile-name"),
-        pytest.param(("pull", ".", "--promote", "../x"), "invalid_name", id="hostile-alias"),
-        pytest.param(("pull", "./nowhere"), "invalid_folder", id="pull-no-folder"),
-    ],
-)
-def test_errors_are_one_line_with_their_code(
-    place: tuple[str, ...], arguments: tuple[str, ...], code: str
-) -> None:
-    ran = nunatak("task", *arguments, *place)
-
-    assert ran.exit_code == 1
-    assert ran.stdout == ""
-    assert ran.stderr.startswith(f"error [{code}]: ")
-    assert ran.stderr.count("\n") == 1
-
-
 def test_a_version_on_another_backbone_is_neither_exported_nor_pulled(
     tmp_path: Path, place: tuple[str, ...]
 ) -> None:

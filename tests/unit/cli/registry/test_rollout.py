@@ -1,30 +1,11 @@
 """Laws of `nunatak task canary` and `nunatak task shadow`."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from doubles.drafts import publish_many
 from doubles.terminals import nunatak
 from nunatak_registry import Registry
 
 OPTIONS = ("--version", "3", "--share", "0.1", "--unprobed")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    """Task `intent` with versions 1 to 3 and `intent@prod` at 2."""
-    with Registry.open(tmp_path) as opened:
-        publish_many(opened, 3)
-        opened.promote("intent", "prod", 2)
-        yield opened
-
-
-@pytest.fixture
-def place(registry: Registry, tmp_path: Path) -> tuple[str, str]:
-    assert registry.task("intent").versions == (1, 2, 3)
-    return ("--registry", str(tmp_path))
 
 
 @pytest.mark.parametrize("role", ["canary", "shadow"])
@@ -66,7 +47,8 @@ def test_the_history_shows_what_ran_next_to_the_alias(
     shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
 
     assert [line.split()[2:-1] for line in shown] == [
-        ["prod", "promote", "-", "2"],
+        ["prod", "promote", "-", "1"],
+        ["prod", "promote", "1", "2"],
         ["prod", "canary", "-", "3", "(10.00%)"],
         ["prod", "promote", "2", "3"],
         ["prod", "canary", "end", "3", "-"],

@@ -254,6 +254,10 @@ def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
         pytest.param(
             ("promote", "intent", "3", "--expect", "1", "--unprobed"), "alias_conflict", id="stale"
         ),
+        pytest.param(("import", "./nowhere", "--task", "x"), "invalid_folder", id="no-folder"),
+        pytest.param(("import", ".", "--task", "../x"), "invalid_name", id="import-hostile-name"),
+        pytest.param(("pull", ".", "--promote", "../x"), "invalid_name", id="hostile-alias"),
+        pytest.param(("pull", "./nowhere"), "invalid_folder", id="pull-no-folder"),
     ],
 )
 def test_errors_are_one_line_with_their_code(
