@@ -368,8 +368,13 @@ def _refusals() -> Generator[None]:
         # values.
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        if getattr(cause, "sqlite_errorcode", 0) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-            reason += "; it is damaged, restore it from a backup"
+        match getattr(cause, "sqlite_errorcode", 0):
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                reason += "; it is damaged, restore it from a backup"
+            case sqlite3.SQLITE_FULL:
+                reason += "; make room on the disk of the index, and repeat the change"
+            case _:
+                pass
         raise StoreUnavailableError(f"the registry index refused: {reason}") from error
     except UnicodeDecodeError as error:
         # SQLite's message quotes the damaged bytes, which the driver cannot decode.

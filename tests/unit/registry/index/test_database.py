@@ -112,7 +112,7 @@ def test_a_write_that_fails_locks_nobody_out(
 ) -> None:
     publish_one(registry)
 
-    with full_disk(), pytest.raises(StoreUnavailableError, match="full") as caught:
+    with full_disk(), pytest.raises(StoreUnavailableError, match="full; make room") as caught:
         deque((write(registry, number) for number in range(10_000)), maxlen=0)
 
     # The error lives, as in the state of a server.
