@@ -81,8 +81,11 @@ WITH_HEADS: dict[Family, tuple[str, ...]] = {
 SAVED = [(family, head) for family, heads in WITH_HEADS.items() for head in heads]
 ADAPTERHUB_CASES = sorted(json.loads((ADAPTERHUB / "expected.json").read_text())["logits"])
 IN_SHORT = {
-    ("bert", "ranking"), ("eurobert", "late mean"), ("gte", "one label"), ("qwen3", "ranking"),
-}  # fmt: skip
+    ("bert", "ranking"),
+    ("eurobert", "late mean"),
+    ("gte", "one label"),
+    ("qwen3", "ranking"),
+}
 """The checkpoints of every run; the others are for runs with slow tests."""
 
 
