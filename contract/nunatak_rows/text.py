@@ -2,7 +2,7 @@
 
 A row that cannot be read is a row with a problem, and the reader goes on with the next row. The
 reader stops only where the rest of a file cannot be trusted: the file is damaged, a line is too
-long, or a quote of a CSV file stays open over several lines.
+long, or a quote of a CSV file stays open at the end of a line.
 """
 
 import csv
@@ -71,6 +71,7 @@ class _Lines:
         self._unpacked = gzip.GzipFile(fileobj=stored) if self._is_packed else stored
         self._num_bytes = 0
         self.number = 0
+        self.line = b""
         self.has_mark = False
 
     @property
@@ -82,7 +83,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._unpacked.readline(MAX_ROW_BYTES + 1)
+        line = self.line = self._unpacked.readline(MAX_ROW_BYTES + 1)
         if not line:
             raise StopIteration
         self.number += 1
@@ -188,7 +189,7 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         except StopIteration:
             return
         except (csv.Error, UnicodeDecodeError) as error:
-            problem = _broken(error, file.name, first, lines.number)
+            problem = _broken(error, lines, file.name, first)
         else:
             if not any(map(str.strip, fields)):
                 continue
@@ -204,21 +205,23 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         )
 
 
-def _broken(error: csv.Error | UnicodeDecodeError, file: str, first: int, last: int) -> str:
-    """Return the problem of a row of one line; of several lines, rows could be lost or made up.
+def _broken(error: csv.Error | UnicodeDecodeError, lines: _Lines, file: str, first: int) -> str:
+    """Return the problem of a row of one line; after an open quote, rows could be lost or made up.
 
     Raises:
         NunatakError: `unreadable_file`.
     """
+    is_open = lines.number > first or lines.line.count(b'"') % 2
     if isinstance(error, UnicodeDecodeError):
-        problem = _not_utf8(error)
-        if last > first or error.object.count(b'"') % 2:
-            raise unreadable(f"{file}:{last}", problem) from error
-        return problem
-    if last > first:
-        told = f"a quote stays open until line {last} ({error}); close or double it"
-        raise unreadable(f"{file}:{first}", told) from error
-    return f"broken row: {error}"
+        place, problem = lines.number, _not_utf8(error)
+    elif is_open:
+        place = first
+        problem = f"a quote stays open until line {lines.number} ({error}); close or double it"
+    else:
+        return f"broken row: {error}"
+    if is_open:
+        raise unreadable(f"{file}:{place}", problem) from error
+    return problem
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:

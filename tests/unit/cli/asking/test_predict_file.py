@@ -172,7 +172,7 @@ def test_folders_and_globs_are_scored_in_the_order_of_their_names(
         (folder / name).write_text("\n".join([json.dumps({"text": name})] * 20))
 
     score(place, folder, tmp_path / "flat.jsonl")
-    score(place, folder / "**" / "*.jsonl", tmp_path / "deep.jsonl")
+    score(place, folder / "**" / "**" / "*.jsonl", tmp_path / "deep.jsonl")
 
     flat = [row["text"] for row in jsonl(tmp_path / "flat.jsonl")]
     assert flat == ["a.jsonl"] * 20 + ["b.jsonl"] * 20
