@@ -427,22 +427,21 @@ def test_a_corpus_that_changes_while_it_is_scored_is_refused(place: Path, tmp_pa
 def test_a_run_killed_between_its_writes_ends_like_a_run_that_was_not_killed(
     place: Path, tmp_path: Path
 ) -> None:
-    corpus = make_corpus(tmp_path / "in.jsonl", NUM_ROWS, broken=BROKEN)
-    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    make_corpus(corpus / "in.jsonl", NUM_ROWS, broken=BROKEN)
+    whole, killed = tmp_path / "whole.jsonl", corpus / "killed.jsonl"
     score(place, corpus, whole, tasks=TASKS)
 
     kills = run_killed(place, corpus, killed, rhythm=[2, 3, 4], tasks=TASKS)
 
     assert kills >= 5
     assert killed.read_bytes() == whole.read_bytes()
-    names = ("whole.rejected.jsonl", "killed.rejected.jsonl")
-    rejected, again = (tmp_path / name for name in names)
+    rejected, again = tmp_path / "whole.rejected.jsonl", corpus / "killed.rejected.jsonl"
     assert again.read_bytes() == rejected.read_bytes()
     assert misses(killed, again, NUM_ROWS) == Misses(lost=0, twice=0)
     assert len(rejected.read_text().splitlines()) == len(BROKEN)
-    assert sorted(it.name for it in tmp_path.iterdir()) == sorted(
-        ["in.jsonl", "whole.jsonl", "killed.jsonl", *names]
-    )
+    assert {*corpus.iterdir()} == {corpus / "in.jsonl", killed, again}
 
 
 def test_the_count_finds_a_part_that_is_written_twice_in_place_of_another(
