@@ -249,13 +249,18 @@ def test_one_run_at_a_time_writes_to_a_file(place: Path, tmp_path: Path) -> None
 def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) -> None:
     corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     out.write_text("precious")
+    folder = tmp_path / "other.jsonl.parts"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("precious")
 
     ran = run(place, corpus, out)
+    within = run(place, corpus, tmp_path / "other.jsonl", "--text-column", "none")
     beside = run(place, corpus, tmp_path / "out.jsonl.gz")
 
     assert ran.stderr.startswith("error [invalid_option]: ")
     assert beside.exit_code == 0
-    assert out.read_text() == "precious"
+    assert "notes.txt is of no run" in within.stderr
+    assert out.read_text() == (folder / "notes.txt").read_text() == "precious"
     assert not out.with_name("out.jsonl.parts").exists()
 
 
