@@ -9,11 +9,12 @@ import csv
 import gzip
 import json
 import math
+import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import chain
+from itertools import accumulate, chain
 from typing import BinaryIO, Final, NoReturn, Self, cast
 
 from nunatak_contract.inputs import delimiter_of
@@ -30,6 +31,10 @@ from nunatak_rows.files import (
 
 DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
 EXCEL_PREFIX: Final = "sep="
+MAX_DEPTH: Final = 500
+"""Of lists and objects in a row; Python reads deeper ones, but cannot always write them again."""
+MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
+"""Strings, and the brackets outside of strings."""
 
 
 def text_rows(file: FileOfRows) -> Iterator[FileRow]:
@@ -135,17 +140,24 @@ class _ProblemError(ValueError):
 
 def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
     """Return the object that a line holds, or no columns and the problem."""
+    if line.count("[") + line.count("{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
+        return {}, f"not a JSON object: values are nested more than {MAX_DEPTH} deep"
     try:
         row: object = _JSON.decode(line)
     except _ProblemError as error:
         return {}, str(error)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return {}, f"not a JSON object: {error}"
     except ValueError:
         return {}, "a number has more than 4,300 digits; write it as a string"
     if not isinstance(row, dict):
         return {}, f"expected a JSON object, got {type(row).__name__}"
     return cast("Mapping[str, object]", row), None
+
+
+def _depth(line: str) -> int:
+    marks = (it[0] for it in MARKS.findall(line))
+    return max(accumulate((it in "[{") - (it in "]}") for it in marks), default=0)
 
 
 def _unique(fields: Sequence[tuple[str, object]]) -> dict[str, object]:
