@@ -2,18 +2,19 @@
 
 A row that cannot be read is a row with a problem, and the reader goes on with the next row. The
 reader stops only where the rest of a file cannot be trusted: the file is damaged, a line is too
-long, or a quote of a CSV file stays open over several lines.
+long, or a quote of a CSV file stays open at the end of a line.
 """
 
 import csv
 import gzip
 import json
 import math
+import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import chain
+from itertools import accumulate, chain
 from typing import BinaryIO, Final, NoReturn, Self, cast
 
 from nunatak_contract.inputs import delimiter_of
@@ -30,6 +31,10 @@ from nunatak_rows.files import (
 
 DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
 EXCEL_PREFIX: Final = "sep="
+MAX_DEPTH: Final = 500
+"""Of lists and objects in a row; Python reads deeper ones, but cannot always write them again."""
+MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
+"""Strings, and the brackets outside of strings."""
 
 
 def text_rows(file: FileOfRows) -> Iterator[FileRow]:
@@ -71,6 +76,7 @@ class _Lines:
         self._unpacked = gzip.GzipFile(fileobj=stored) if self._is_packed else stored
         self._num_bytes = 0
         self.number = 0
+        self.line = b""
         self.has_mark = False
 
     @property
@@ -82,7 +88,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._unpacked.readline(MAX_ROW_BYTES + 1)
+        line = self.line = self._unpacked.readline(MAX_ROW_BYTES + 1)
         if not line:
             raise StopIteration
         self.number += 1
@@ -134,17 +140,24 @@ class _ProblemError(ValueError):
 
 def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
     """Return the object that a line holds, or no columns and the problem."""
+    if line.count("[") + line.count("{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
+        return {}, f"not a JSON object: values are nested more than {MAX_DEPTH} deep"
     try:
         row: object = _JSON.decode(line)
     except _ProblemError as error:
         return {}, str(error)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return {}, f"not a JSON object: {error}"
     except ValueError:
         return {}, "a number has more than 4,300 digits; write it as a string"
     if not isinstance(row, dict):
         return {}, f"expected a JSON object, got {type(row).__name__}"
     return cast("Mapping[str, object]", row), None
+
+
+def _depth(line: str) -> int:
+    marks = (it[0] for it in MARKS.findall(line))
+    return max(accumulate((it in "[{") - (it in "]}") for it in marks), default=0)
 
 
 def _unique(fields: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -188,7 +201,7 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         except StopIteration:
             return
         except (csv.Error, UnicodeDecodeError) as error:
-            problem = _broken(error, file.name, first, lines.number)
+            problem = _broken(error, lines, file.name, first)
         else:
             if not any(map(str.strip, fields)):
                 continue
@@ -204,21 +217,23 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         )
 
 
-def _broken(error: csv.Error | UnicodeDecodeError, file: str, first: int, last: int) -> str:
-    """Return the problem of a row of one line; of several lines, rows could be lost or made up.
+def _broken(error: csv.Error | UnicodeDecodeError, lines: _Lines, file: str, first: int) -> str:
+    """Return the problem of a row of one line; after an open quote, rows could be lost or made up.
 
     Raises:
         NunatakError: `unreadable_file`.
     """
+    is_open = lines.number > first or lines.line.count(b'"') % 2
     if isinstance(error, UnicodeDecodeError):
-        problem = _not_utf8(error)
-        if last > first or error.object.count(b'"') % 2:
-            raise unreadable(f"{file}:{last}", problem) from error
-        return problem
-    if last > first:
-        told = f"a quote stays open until line {last} ({error}); close or double it"
-        raise unreadable(f"{file}:{first}", told) from error
-    return f"broken row: {error}"
+        place, problem = lines.number, _not_utf8(error)
+    elif is_open:
+        place = first
+        problem = f"a quote stays open until line {lines.number} ({error}); close or double it"
+    else:
+        return f"broken row: {error}"
+    if is_open:
+        raise unreadable(f"{file}:{place}", problem) from error
+    return problem
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:

@@ -69,10 +69,12 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def check_rows_file(option: str, path: Path | None) -> None:
-    """Check that the name of a file, if there is one, tells a format of `write_rows`."""
+def check_rows_file(option: str, path: Path | None, data: Path) -> None:
+    """Check that the name of a file, if there is one, tells a format, and is not that of `data`."""
     if path is not None and path.suffix not in {".csv", ".jsonl"}:
         raise invalid_option(f"{option} expects a file FILE.csv or FILE.jsonl, got {path.name}")
+    if path is not None and path.expanduser().resolve() == data.expanduser().resolve():
+        raise invalid_option(f"{option} {path} would overwrite the examples; name another file")
 
 
 def write_rows(

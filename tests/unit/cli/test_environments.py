@@ -119,8 +119,11 @@ def test_formulas_are_escaped_on_demand_and_numbers_never(text: str) -> None:
     assert Dialect(escapes_formulas=True).lines([["-1.5", -2, "a=b"]]) == b"-1.5,-2,a=b\r\n"
 
 
-def test_a_file_of_another_format_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
     with pytest.raises(NunatakError, match=r"--out expects a file FILE.csv or FILE.jsonl"):
-        check_rows_file("--out", tmp_path / "x.txt")
+        check_rows_file("--out", tmp_path / "x.txt", data)
+    with pytest.raises(NunatakError, match=r"--out .* would overwrite the examples"):
+        check_rows_file("--out", tmp_path / "." / "data.csv", data)
     with pytest.raises(NunatakError, match=r"--out .* cannot be written: No such file"):
         write_rows("--out", tmp_path / "none" / "x.csv", [])

@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[bytes | pa.Table, str]] = {
         "twice.jsonl:1: the column name 'text' occurs",
     ),
     "nested-twice.jsonl": ((BAD % '{"a": 1, "a": 2}').encode(), "the column name 'a' occurs twice"),
+    "deep.jsonl": ((BAD % ("[" * 600 + "]" * 600)).encode(), "nested more than 500 deep"),
     "twice.parquet": (TWICE, "twice.parquet: the column name 'label' occurs twice"),
     "infinity.jsonl": ((BAD % "-Infinity").encode(), "infinity.jsonl:1: -Infinity is no number"),
     "huge.jsonl": ((BAD % "1e999").encode(), "huge.jsonl:1: 1e999 is no number of JSON"),

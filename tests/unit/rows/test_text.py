@@ -46,10 +46,11 @@ def test_a_bad_row_keeps_its_place_and_the_rows_after_it_are_read(
     ("rows", "reason"),
     [
         ('"c,d\ne,f\ng,h\n', r"x\.csv:3: a quote stays open until line 5"),
+        ('"c "d", e\nf",g\n', r"x\.csv:3: a quote stays open until line 3"),
         ('"c\n\xfc",d\ne,f\n', r"x\.csv:4: not UTF-8 .*; save the file as UTF-8"),
         ('"\xfc\nc",d\ne,f\n', r"x\.csv:3: not UTF-8 .*; save the file as UTF-8"),
     ],
-    ids=["open", "cp1252-in-a-field", "cp1252-before-the-rest-of-a-field"],
+    ids=["open", "undoubled", "cp1252-in-a-field", "cp1252-before-the-rest-of-a-field"],
 )
 def test_a_quote_that_stays_open_stops_the_reader_before_rows_are_lost(
     tmp_path: Path, rows: str, reason: str

@@ -150,9 +150,9 @@ def load_task_data(
         load_dataset: loads a data set that is no path.
     """
     spelt = spelt or RowFormat()
-    found = _open_source(source, spelt.delimiter, load_dataset)
+    found = _open_source(source, spelt, load_dataset)
     bad = BadRows(source=found.name, spelt=spelt, teacher=teacher)
-    dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
+    dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt)
     parts = [found.train, dev_rows, found.test]
     if teacher is not None:
         if kind not in {None, teacher.kind}:
@@ -195,7 +195,7 @@ def load_labelled(
 ) -> tuple[TaskKind, list[ReadExample]]:
     """The examples of all parts of a source, with their rows; the first row tells the kind."""
     spelt = spelt or RowFormat()
-    found = _open_source(source, spelt.delimiter, load_dataset)
+    found = _open_source(source, spelt, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
     bad = BadRows(source=found.name, spelt=spelt, keeps_columns=True)
     kind, read = _read(chain(*parts), None, bad)
@@ -209,17 +209,20 @@ def load_test_rows(
     """A file of examples that a task of these labels can be scored on, with their rows."""
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
-    read = bad.examples(_file_rows(path, spelt.delimiter), kind)
+    read = bad.examples(_file_rows(path, spelt), kind)
     found = bad.without(splits.in_words_of(labels, read), splits.unknown_label(labels))
     bad.settle()
     splits.check_scored(found, path.name, split="test")
     return found
 
 
-def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
-    file = file_of_rows(path, delimiter=delimiter)
+def _file_rows(path: Path, spelt: RowFormat) -> Iterator[FileRow]:
+    file = file_of_rows(path, delimiter=spelt.delimiter)
     if not path.is_file():
         raise _not_found(file.name, "no such file")
+    # The file of rejected rows is removed, also if there are none.
+    if spelt.rejected is not None and spelt.rejected.exists() and path.samefile(spelt.rejected):
+        raise invalid_option(f"{path} holds the examples; name another file for rejected rows")
     return read_rows(file)
 
 
@@ -255,26 +258,26 @@ def _kind_told(row: FileRow, spelt: RowFormat) -> TaskKind:
     return kind_of_row({"labels" if isinstance(label, list) else "label": label})
 
 
-def _open_source(source: Data, delimiter: str | None, load_dataset: DatasetLoader) -> _Source:
+def _open_source(source: Data, spelt: RowFormat, load_dataset: DatasetLoader) -> _Source:
     if isinstance(source, Mapping):
-        return _open_parts(cast("Mapping[str, Part]", source), delimiter)
+        return _open_parts(cast("Mapping[str, Part]", source), spelt)
     if not isinstance(source, str | Path):
         return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
     # A typing error in the name of a file must not become a search of the hub.
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
         return _open_hub(HubReference.parse(source), load_dataset)
-    return _open_path(Path(source).expanduser(), delimiter)
+    return _open_path(Path(source).expanduser(), spelt)
 
 
 def check_is_there(source: Data, dev: str | Path | None = None) -> None:
     """Return if the files of examples are there; data sets of the hub are not looked for."""
     if not (isinstance(source, str) and source.startswith(HUB_PREFIX)):
-        _open_source(source, None, load_from_hub)
+        _open_source(source, RowFormat(), load_from_hub)
     if dev is not None:
-        _file_rows(Path(dev).expanduser(), None)
+        _file_rows(Path(dev).expanduser(), RowFormat())
 
 
-def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
+def _open_parts(parts: Mapping[str, Part], spelt: RowFormat) -> _Source:
     is_clear = parts.keys() <= set(PARTS) and not parts.keys() >= set(DEV_NAMES)
     if not is_clear or "train" not in parts:
         found = ", ".join(map(repr, parts)) or "none"
@@ -286,7 +289,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
 
     def rows_of(part: Part, name: str) -> Iterator[FileRow]:
         if isinstance(part, str | Path):
-            return _file_rows(Path(part).expanduser(), delimiter)
+            return _file_rows(Path(part).expanduser(), spelt)
         return _given_rows(part, name)
 
     opened = {name: rows_of(part, name) for name, part in parts.items()}
@@ -347,13 +350,13 @@ def _no_rows(where: str, found: object) -> NunatakError:
     )
 
 
-def _open_path(path: Path, delimiter: str | None) -> _Source:
+def _open_path(path: Path, spelt: RowFormat) -> _Source:
     if not path.exists():
         said = "no such file or folder; a data set of the hub is written datasets:NAME"
         raise _not_found(str(path), said)
     name = printable(path.resolve().name)
     if path.is_file():
-        return _Source(name=name, train=_file_rows(path, delimiter), dev=None)
+        return _Source(name=name, train=_file_rows(path, spelt), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
         suffixes = ", ".join(f"train.{suffix}" for suffix in FileFormat)
@@ -361,9 +364,9 @@ def _open_path(path: Path, delimiter: str | None) -> _Source:
     dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
     return _Source(
         name=name,
-        train=_file_rows(train, delimiter),
-        dev=None if dev is None else _file_rows(dev, delimiter),
-        test=None if test is None else _file_rows(test, delimiter),
+        train=_file_rows(train, spelt),
+        dev=None if dev is None else _file_rows(dev, spelt),
+        test=None if test is None else _file_rows(test, spelt),
     )
 
 

@@ -136,13 +136,7 @@ def names_in(label: Label) -> tuple[str, ...]:
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
     if not train:
         raise too_few(name, "there are no train examples")
-    if kind is TaskKind.SINGLE_LABEL:
-        names = {_first_name(read) for read in train}
-        if len(names) < 2:
-            raise too_few(
-                name, f"expected train examples of at least 2 labels, got {sorted(names)}"
-            )
-    elif (problem := sameness((it.example.label for it in train), kind)) is not None:
+    if (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(name, problem)
 
 
@@ -158,8 +152,9 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
                 f"every train example has the labels {' and '.join(sorted(names))}, like a "
                 "vector; list the names of the labels that apply instead"
             )
-        case TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
-            return f"expected train examples of at least 2 tags, got {sorted(names)}"
+        case TaskKind.SINGLE_LABEL | TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
+            what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
+            return f"expected train examples of at least 2 {what}, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if (
             len({getattr(it, "grade", it) for it in labels}) < 2
         ):

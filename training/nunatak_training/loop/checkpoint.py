@@ -198,6 +198,8 @@ def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -
     parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
+        # The teacher's thresholds choose the best epoch.
+        parts += [] if data.teacher is None else [data.teacher.digest]
         parts += head_start(data.kind, recipe, backbone)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

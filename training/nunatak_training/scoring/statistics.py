@@ -40,6 +40,8 @@ from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
 NUM_RESAMPLES = 1000
+ROUNDING = 1e-12
+"""Scores that differ by less are equal: the order of a sum moves its last bits."""
 
 
 class Statistic(Protocol):
@@ -110,7 +112,7 @@ def _bootstrap_intervals(
         row[:] = [statistics.by_metric[metric](weights) for metric in metrics]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
-    differs = scores.min(axis=0) < scores.max(axis=0)
+    differs = np.ptp(scores, axis=0) > ROUNDING
     return {
         metric: Interval(
             low=float(low[column]), high=float(high[column]), method=IntervalMethod.BOOTSTRAP
@@ -325,6 +327,9 @@ def _repeated(expected: Values, predicted: Values, weights: Weights) -> tuple[Va
 
 
 def _correlation(first: Values, second: Values) -> float:
+    # The mean of equal values is rounded, so their differences to it need not be 0.
+    if not (np.ptp(first) and np.ptp(second)):
+        return 0.0
     first, second = first - first.mean(), second - second.mean()
     spread = float(np.sqrt((first @ first) * (second @ second)))
     return float(first @ second) / spread if spread > 0 else 0.0
@@ -343,7 +348,7 @@ def ndcg(gains: Values, scores: Values) -> float:
     """
     discounts = 1 / np.log2(np.arange(2, len(gains) + 2))
     ranked = gains[best_first(gains, scores)]
-    return float(ranked @ discounts) / float(np.sort(gains)[::-1] @ discounts)
+    return float(ranked @ discounts) / float(-np.sort(-gains) @ discounts)
 
 
 def reciprocal_rank(gains: Values, scores: Values) -> float:

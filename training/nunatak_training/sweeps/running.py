@@ -159,7 +159,8 @@ class InProcesses:
                         busy[worker.pipe] = worker, run
                     else:
                         yield died
-                for pipe in cast("list[Connection]", wait(list(busy))):
+                # To wait for no pipe would never end.
+                for pipe in cast("list[Connection]", wait(list(busy)) if busy else []):
                     worker, run = busy.pop(pipe)
                     record = worker.answer(run)
                     if worker.process.is_alive():

@@ -48,7 +48,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     backbone: options.BackboneOption = None,
 ) -> None:
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
-    check_rows_file("--out", out)
+    check_rows_file("--out", out, Path(data))
     with needs_extra("training"):
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressReport

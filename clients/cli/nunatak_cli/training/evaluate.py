@@ -80,7 +80,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
-    check_rows_file("--wrong", wrong)
+    check_rows_file("--wrong", wrong, data)
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")

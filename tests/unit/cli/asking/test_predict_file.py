@@ -172,7 +172,7 @@ def test_folders_and_globs_are_scored_in_the_order_of_their_names(
         (folder / name).write_text("\n".join([json.dumps({"text": name})] * 20))
 
     score(place, folder, tmp_path / "flat.jsonl")
-    score(place, folder / "**" / "*.jsonl", tmp_path / "deep.jsonl")
+    score(place, folder / "**" / "**" / "*.jsonl", tmp_path / "deep.jsonl")
 
     flat = [row["text"] for row in jsonl(tmp_path / "flat.jsonl")]
     assert flat == ["a.jsonl"] * 20 + ["b.jsonl"] * 20
@@ -249,13 +249,18 @@ def test_one_run_at_a_time_writes_to_a_file(place: Path, tmp_path: Path) -> None
 def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) -> None:
     corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     out.write_text("precious")
+    folder = tmp_path / "other.jsonl.parts"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("precious")
 
     ran = run(place, corpus, out)
+    within = run(place, corpus, tmp_path / "other.jsonl", "--text-column", "none")
     beside = run(place, corpus, tmp_path / "out.jsonl.gz")
 
     assert ran.stderr.startswith("error [invalid_option]: ")
     assert beside.exit_code == 0
-    assert out.read_text() == "precious"
+    assert "notes.txt is of no run" in within.stderr
+    assert out.read_text() == (folder / "notes.txt").read_text() == "precious"
     assert not out.with_name("out.jsonl.parts").exists()
 
 
@@ -427,22 +432,21 @@ def test_a_corpus_that_changes_while_it_is_scored_is_refused(place: Path, tmp_pa
 def test_a_run_killed_between_its_writes_ends_like_a_run_that_was_not_killed(
     place: Path, tmp_path: Path
 ) -> None:
-    corpus = make_corpus(tmp_path / "in.jsonl", NUM_ROWS, broken=BROKEN)
-    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    make_corpus(corpus / "in.jsonl", NUM_ROWS, broken=BROKEN)
+    whole, killed = tmp_path / "whole.jsonl", corpus / "killed.jsonl"
     score(place, corpus, whole, tasks=TASKS)
 
     kills = run_killed(place, corpus, killed, rhythm=[2, 3, 4], tasks=TASKS)
 
     assert kills >= 5
     assert killed.read_bytes() == whole.read_bytes()
-    names = ("whole.rejected.jsonl", "killed.rejected.jsonl")
-    rejected, again = (tmp_path / name for name in names)
+    rejected, again = tmp_path / "whole.rejected.jsonl", corpus / "killed.rejected.jsonl"
     assert again.read_bytes() == rejected.read_bytes()
     assert misses(killed, again, NUM_ROWS) == Misses(lost=0, twice=0)
     assert len(rejected.read_text().splitlines()) == len(BROKEN)
-    assert sorted(it.name for it in tmp_path.iterdir()) == sorted(
-        ["in.jsonl", "whole.jsonl", "killed.jsonl", *names]
-    )
+    assert {*corpus.iterdir()} == {corpus / "in.jsonl", killed, again}
 
 
 def test_the_count_finds_a_part_that_is_written_twice_in_place_of_another(

@@ -75,6 +75,17 @@ def test_the_file_of_bad_rows_is_of_the_last_run(tmp_path: Path) -> None:
     assert not rejected.exists()
 
 
+def test_the_file_of_bad_rows_is_no_file_of_examples(tmp_path: Path) -> None:
+    train = write(tmp_path, ["text;label", *CLEAN])
+
+    other, spelt = write(tmp_path, ["text;label", *CLEAN], "b.csv"), RowFormat(rejected=train)
+
+    for data, dev in ((train, None), ({"train": train}, None), (other, train)):
+        with raises("invalid_option", match="holds the examples; name another file"):
+            load_task_data(data, dev=dev, spelt=spelt)
+    assert train.exists()
+
+
 def test_labels_that_only_dev_has_are_told_and_left_out_like_other_bad_rows(tmp_path: Path) -> None:
     train = write(tmp_path, ["text;label", *CLEAN])
     dev = write(tmp_path, ["text;label", "x;a", "y;c", "z;d"], "dev.csv")

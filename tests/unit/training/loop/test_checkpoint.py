@@ -14,6 +14,7 @@ from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
+from nunatak_training.data.examples import Teacher
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.checkpoint import SavedRun, SavedState, held_checkpoint, run_key
@@ -21,6 +22,9 @@ from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)
+TEACHER = Teacher(
+    name="old/1", digest="0" * 64, kind=DATA.kind, labels=DATA.labels, ask=lambda _: ()
+)
 
 
 def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
@@ -243,6 +247,7 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": DATA}, recipe, BACKBONE),
         run_key({"other": DATA}, recipe, BACKBONE),
         run_key({"tone": toy_data(num_train=32)}, recipe, BACKBONE),
+        run_key({"tone": replace(DATA, teacher=TEACHER)}, recipe, BACKBONE),
         run_key({"tone": toy_data(num_train=30, num_dev=8)}, recipe, BACKBONE),
         run_key({"tone": DATA}, recipe_of(HeadOnly(), seed=1), BACKBONE),
         run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=3, seed=1)),
@@ -250,7 +255,7 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": DATA}, recipe, replace(BACKBONE, pooler=BACKBONE.layers[0].qkv)),
     }
 
-    assert len(keys) == 8
+    assert len(keys) == 9
 
 
 def test_the_dense_block_from_which_every_head_starts_names_the_run() -> None:

@@ -318,6 +318,7 @@ def test_correlations_match_scipy_for_any_weights(seed: int) -> None:
 @pytest.mark.parametrize("statistic", [pearson, spearman])
 def test_equal_predictions_correlate_with_nothing(statistic: type) -> None:
     assert statistic(np.arange(3.0), np.ones(3))(np.ones(3)) == 0.0
+    assert statistic(np.full(7, 0.1), np.full(7, 0.7))(np.ones(7)) == 0.0
     counts = count_pairs([[0], [1]], [[0], [0]], num_labels=2)
     assert matthews(counts)(weights_of_all(2)) == 0.0
 
@@ -329,6 +330,8 @@ def test_ndcg_matches_scikit_learn(seed: int) -> None:
     scores = source.normal(size=12)
 
     assert ndcg(gains, scores) == pytest.approx(ndcg_score([gains], [scores]))
+    many = np.abs(source.normal(size=59))
+    assert ndcg(many, many) == 1.0
 
 
 def test_single_document_is_in_its_place() -> None:

@@ -49,5 +49,8 @@ def test_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
     assert first == again != other
 
 
-def test_a_bootstrap_whose_resamples_all_agree_claims_no_interval() -> None:
-    assert interval_of(share_of_ones(20, 1.0)) is None
+@pytest.mark.parametrize("value", [1.0, pytest.param(1 / math.log2(3), id="rounded")])
+def test_a_bootstrap_whose_resamples_all_agree_claims_no_interval(value: float) -> None:
+    equal = mean_of(np.full(7, value))
+
+    assert interval_of(Statistics(num_units=7, by_metric={Metric.ACCURACY: equal})) is None

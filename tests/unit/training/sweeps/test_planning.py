@@ -278,7 +278,9 @@ def test_equal_texts_of_one_train_set_are_not_on_both_sides_of_the_cut() -> None
 
 
 def test_labels_stay_as_in_the_whole_data() -> None:
-    assert cut_data(DATA, Cut(train=1)).labels == DATA.labels
+    data = replace(DATA, labels=(*DATA.labels, "rare"))
+
+    assert cut_data(data, Cut(train=5)).labels == data.labels
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
@@ -309,13 +311,21 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "same", "other"),
+    ("kind", "same", "other", "reason"),
     [
-        (TaskKind.REGRESSION, 1.0, 2.0),
-        (TaskKind.RANKING, Relevance(grade=1.0, group="a"), Relevance(grade=0.0, group="b")),
+        (TaskKind.SINGLE_LABEL, "a", "b", r"at least 2 labels, got \['a'\]"),
+        (TaskKind.REGRESSION, 1.0, 2.0, "have the same value"),
+        (
+            TaskKind.RANKING,
+            Relevance(grade=1.0, group="a"),
+            Relevance(grade=0.0, group="b"),
+            "have the same value",
+        ),
     ],
 )
-def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other: Label) -> None:
+def test_cap_that_leaves_one_value_is_refused(
+    kind: TaskKind, same: Label, other: Label, reason: str
+) -> None:
     labels = [same] * 7 + [other]
     examples = ExampleSet(
         examples=tuple(Example(text=f"text {it}", label=label) for it, label in enumerate(labels))
@@ -323,8 +333,8 @@ def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other
     data = replace(DATA, kind=kind, train=examples, dev=examples)
 
     assert cut_data(data, Cut(train=8)).train == examples
-    cap = 1 if kind is TaskKind.REGRESSION else 7
-    with raises("too_few_examples", match="have the same value; raise the cap"):
+    cap = 7 if kind is TaskKind.RANKING else 1
+    with raises("too_few_examples", match=f"{reason}; raise the cap"):
         cut_data(data, Cut(train=cap))
 
 

@@ -150,13 +150,17 @@ def make_dying() -> tuple[Worker, Connection]:
 
 
 def test_worker_that_died_before_it_was_given_a_run_fails_it(
-    dying: tuple[Worker, Connection], runs: tuple[Run, ...]
+    dying: tuple[Worker, Connection], runs: tuple[Run, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, other_end = dying
     other_end.close()
 
-    record = worker.give(runs[0])
+    def given(*_: object) -> Worker:
+        return worker
 
-    assert record is not None
+    monkeypatch.setattr(InProcesses, "_start", given)
+
+    (record,) = InProcesses(jobs=2)(runs[:1])
+
     assert isinstance(record.outcome, Failed)
     assert record.outcome.code == "worker_died"

@@ -53,8 +53,8 @@ class Chunk:
 def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
     """Return the files of a corpus: one file, the files of a folder, or the files of a glob.
 
-    Files come in the order of their names. Of a folder, names that begin with `.` or `_` are left
-    out, like other programs do.
+    Files come once, in the order of their names. Of a folder, names that begin with `.` or `_` are
+    left out, like other programs do.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -66,7 +66,7 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
         listed = [it for it in map(Path, matches) if not it.is_dir()]
     if not listed or not all(it.is_file() for it in listed):
         raise unreadable(source, "no file there; name a file, a folder or a glob")
-    files = [file_of_rows(it, name=str(it), delimiter=delimiter) for it in sorted(listed)]
+    files = [file_of_rows(it, name=str(it), delimiter=delimiter) for it in sorted(set(listed))]
     for file in files:
         if file.kind.family != files[0].kind.family:
             raise unreadable(

@@ -86,8 +86,11 @@ def run_job(
     `on_chunk` gets each written chunk, and the number of bytes of the corpus. Returns None if OUT
     is there already, because the last run was killed after its last step but one.
     """
-    files = corpus_files(job.corpus, delimiter=job.spelt.delimiter)
     folder = RunFolder(job.out)
+    # OUT may stand in the folder of the corpus, where a killed run may have left its files.
+    made = {job.out.absolute(), folder.rejected.absolute()}
+    listed = corpus_files(job.corpus, delimiter=job.spelt.delimiter)
+    files = [it for it in listed if it.path.absolute() not in made] or listed
     with folder.held():
         if folder.is_finished:
             folder.remove()

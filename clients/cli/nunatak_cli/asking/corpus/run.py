@@ -14,6 +14,7 @@ import fcntl
 import filecmp
 import json
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ RECORD: Final = "run.json"
 LOCK: Final = "lock"
 FINISHED: Final = "finished"
 WRITING: Final = ".writing"
+OWN: Final = re.compile(
+    r"(run\.json|lock|finished|joined|rejected|(part|rejected)-\d{8}\.\w+)(\.writing)?"
+)
+"""The names of all files of a run. Others in a folder without a record are the user's."""
 
 
 class ScoredFile(Record, frozen=True):
@@ -93,6 +98,9 @@ class RunFolder:
             self._path.mkdir(exist_ok=True)
         except OSError as error:
             raise invalid_option(f"{self._path} cannot be made: {error.strerror}") from error
+        for it in () if (self._path / RECORD).exists() else self._path.iterdir():
+            if not OWN.fullmatch(it.name):
+                raise invalid_option(f"{it} is of no run; move it away, or name another OUT")
         with (self._path / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
