@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, MetaData, create_engine, make_url, select
+from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select, table, text
 
 from doubles.postgres import PostgresServer
 from nunatak_registry.locations import parse_location
@@ -44,10 +44,10 @@ def put_in_postgres(layout: str, server: PostgresServer, folder: Path) -> str:
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         connection.exec_driver_sql(_script(layout, "postgresql").replace("%", "%%"))
-        for table in _EVENTS:
-            if f'"{table}"' in _script(layout, "postgresql"):
+        for events in _EVENTS:
+            if f'"{events}"' in _script(layout, "postgresql"):
                 connection.exec_driver_sql(
-                    f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"  # noqa: S608 - a constant
+                    f"SELECT setval('{events}_id_seq', (SELECT max(id) FROM {events}))"  # noqa: S608 - a constant
                 )
     engine.dispose()
     return location
@@ -62,12 +62,13 @@ def engine_of(location: str) -> Engine:
 def rows_of(location: str) -> Rows:
     """Return every row of the index, in a stable order."""
     engine = engine_of(location)
-    tables = MetaData()
     with engine.connect() as connection:
-        tables.reflect(connection)
         found: Rows = {
-            table.name: [dict(row) for row in connection.execute(select(table)).mappings()]
-            for table in tables.sorted_tables
+            name: [
+                dict(row)
+                for row in connection.execute(select(text("*")).select_from(table(name))).mappings()
+            ]
+            for name in inspect(connection).get_table_names()
         }
     engine.dispose()
     return {name: sorted(rows, key=repr) for name, rows in found.items()}
@@ -76,15 +77,15 @@ def rows_of(location: str) -> Rows:
 def lost_rows(before: Rows, after: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Return what of `before` is missing or different in `after`, except the state row."""
     problems = list[str]()
-    for table, rows in before.items():
-        if table == "nunatak_state":
+    for name, rows in before.items():
+        if name == "nunatak_state":
             continue
         kept = [
-            {name: it.get(name) for name in (rows[0] if rows else {})}
-            for it in after.get(table, [])
+            {column: it.get(column) for column in (rows[0] if rows else {})}
+            for it in after.get(name, [])
         ]
         if sorted(map(repr, rows)) != sorted(map(repr, kept)):
-            problems.append(f"{table}: {rows} became {kept}")
+            problems.append(f"{name}: {rows} became {kept}")
     return problems
 
 
