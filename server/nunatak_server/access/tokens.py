@@ -66,7 +66,13 @@ class _Discovery(BaseModel):  # OpenID Connect Discovery 1.0, section 3
 
 
 class _KeySet(BaseModel):  # RFC 7517, section 5
-    keys: list[dict[str, Any]]
+    keys: list[Any]
+
+    def usable(self) -> list[dict[str, Any]]:
+        """Return the keys without those that PyJWT cannot pass over: they would hide the others."""
+        keys = (cast("dict[str, Any]", it) for it in self.keys if isinstance(it, dict))
+        names = ("kid", "alg", "use")
+        return [it for it in keys if all(isinstance(it.get(name), str | None) for name in names)]
 
 
 class IssuerKeys:
@@ -87,7 +93,8 @@ class IssuerKeys:
     def find(self, key_id: str) -> jwt.PyJWK:
         has_keys = self._clock() - self._confirmed_at <= MAX_AGE_S
         if not has_keys or key_id not in self._keys:
-            raise UnknownSignerError(has_keys=has_keys)
+            # After a look that failed, nobody knows whether the issuer has the key.
+            raise UnknownSignerError(has_keys=has_keys and self._confirmed_at >= self._tried_at)
         return self._keys[key_id]
 
     async def look_again(self) -> None:
@@ -124,7 +131,7 @@ async def read_signers(settings: ServerSettings) -> Signers:
             if found.issuer != issuer:
                 raise ValueError(f"{place} must be of issuer {issuer}, got {found.issuer}")
             url = found.jwks_uri
-        keys = _KeySet.model_validate_json(await _get(client, url)).keys
+        keys = _KeySet.model_validate_json(await _get(client, url)).usable()
     # A thousand keys take a tenth of a second.
     read = await asyncio.to_thread(jwt.PyJWKSet, keys)
     return {it.key_id: it for it in read.keys if it.key_id and it.public_key_use in {None, "sig"}}

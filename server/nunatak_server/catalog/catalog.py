@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -242,6 +243,9 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
 
 MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
+MAX_UNASKED: Final = 8
+"""Changes of the registry after which a fact is forgotten if no request has asked for it. One
+promotion is two changes for the process that makes it, and a quiet task must outlast several."""
 
 ALL: Final = ""
 """The key of the one fact of its kind."""
@@ -271,6 +275,8 @@ class _Facts(Generic[Key, Fact]):
         self._known: dict[Key, Fact] = {}
         self._aside: dict[Key, Fact] = {}
         """Facts that no request has asked for since the last change, or since `_known` was full."""
+        self._unasked: dict[Key, int] = {}
+        """For facts in `_aside`, the changes since a request has asked for them."""
         self._refused: LRUCache[Key, NunatakError] = LRUCache(max_known)
         self._asked: dict[tuple[str, Key], asyncio.Future[Found[Key, Fact]]] = {}
         """The look-ups under way, by caller and key."""
@@ -306,19 +312,22 @@ class _Facts(Generic[Key, Fact]):
         return found
 
     async def again(self) -> Callable[[], None]:
-        """Look up every fact again that was asked for since the last change, for `replace`."""
+        """Look up every fact again that was asked for since the last changes, for `replace`."""
+        quiet = {key: self._unasked.get(key, 0) + 1 for key in self._aside}
+        kept = dict.fromkeys(self._known, 0) | {k: n for k, n in quiet.items() if n < MAX_UNASKED}
+        unasked = dict(islice(kept.items(), self._max_known))
         found: Found[Key, Fact] = {}
-        if self._known:
-            found = await self._look_up(tuple(self._known), None)
+        if unasked:
+            found = await self._look_up(tuple(unasked), None)
         facts = {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
-        return partial(self.replace, facts)
+        return partial(self.replace, facts, unasked)
 
-    def replace(self, facts: dict[Key, Fact]) -> None:
+    def replace(self, facts: dict[Key, Fact], unasked: dict[Key, int]) -> None:
         self._epoch += 1
         self._known.clear()
         self._refused.clear()
         self._asked.clear()
-        self._aside = facts
+        self._aside, self._unasked = facts, unasked
         for key, fact in facts.items():
             self._note(key, fact, self._epoch)
 
@@ -411,7 +420,7 @@ class KnownFacts:
             renewals = [await facts.again() for facts in self._all]
             # A fact from before a lapse may be older than a change that this process has missed.
             if lapses != self._num_lapses:
-                renewals = [partial(facts.replace, {}) for facts in self._all]
+                renewals = [partial(facts.replace, {}, {}) for facts in self._all]
             for renew in renewals:
                 renew()
 
@@ -419,7 +428,7 @@ class KnownFacts:
         """Forget everything, because what was read before may not be answered any more."""
         self._num_lapses += 1
         for facts in self._all:
-            facts.replace({})
+            facts.replace({}, {})
 
     def _note_meaning(self, reference: TaskReference, traffic: Traffic, epoch: int) -> None:
         """Report a move; a look-up that began before the last one says nothing new."""

@@ -165,6 +165,13 @@ async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
 
     await until(has_followed)
 
+    # The server follows its own change at once, and its next poll finds the change again.
+    (await client.put(PROD, json={"version": 1})).raise_for_status()
+    await until(is_current)
+    with locked(tmp_path):
+        async with asyncio.timeout(LIMIT_S):
+            assert await version(client) == 1
+
 
 @pytest.mark.parametrize(
     ("method", "path"),

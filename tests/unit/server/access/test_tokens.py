@@ -256,6 +256,8 @@ async def test_without_keys_no_token_opens_anything(fresh: Issuer) -> None:
     fresh.is_down = True
     clock.now += MAX_AGE_S
     assert await meet(door, token) is not None
+    with raises("issuer_unavailable"):
+        await meet(door, fresh.token(header={"kid": "newer"}))
     clock.now += 1
     with raises("issuer_unavailable"):
         await meet(door, token)
@@ -297,8 +299,14 @@ async def test_a_wrong_answer_of_the_issuer_gives_no_keys(
 
 @pytest.mark.parametrize(
     ("change", "opens"),
-    [((b"}", b', "more": 1}'), True), ((b'"use": "sig"', b'"use": "enc"'), False)],
-    ids=["unknown-field", "key-for-encryption"],
+    [
+        ((b"}", b', "more": 1}'), True),
+        ((b'"use": "sig"', b'"use": "enc"'), False),
+        ((b"[", b'[7, {"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB"}, '), True),
+        ((b"]", b', {"kty": "oct", "k": "eA", "kid": ["first"]}]'), True),
+        ((b"]", b', {"kty": "oct", "k": "eA", "kid": "x", "use": {}}]'), True),
+    ],
+    ids=["unknown-field", "key-for-encryption", "beside-alg", "beside-kid", "beside-use"],
 )
 async def test_only_keys_for_signatures_open_whatever_fields_they_have(
     fresh: Issuer, change: tuple[bytes, bytes], *, opens: bool
