@@ -53,10 +53,7 @@ class Question:
 
 QUESTIONS = (
     Question(
-        task="intent",
-        asks="what is wanted?",
-        method=TopK(num_layers=2),
-        shown="top 2 layers",
+        task="intent", asks="what is wanted?", method=TopK(num_layers=2), shown="top 2 layers"
     ),
     Question(
         task="attack",

@@ -154,10 +154,7 @@ def record_integers(sheet: Sheet, length: int, times: Times) -> None:
         "onnxruntime.fp32": f"onnxruntime.fp32.{length}",
         "onnxruntime.int8": f"onnxruntime.int8.{length}",
     }
-    ours = {
-        ("fp32", f"fp32{NATIVE}"): f"nunatak{NATIVE}.fp32",
-        ("int8", "int8"): "nunatak.int8",
-    }
+    ours = {("fp32", f"fp32{NATIVE}"): f"nunatak{NATIVE}.fp32", ("int8", "int8"): "nunatak.int8"}
     for (numbers, form), own in ours.items():
         for name, system in rivals.items():
             sheet.record(

@@ -18,13 +18,7 @@ from torch import Tensor
 from benchmarks.forward.flat import run_of
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import (
-    clock_name,
-    interleave,
-    ratios,
-    require_one_thread,
-    seconds,
-)
+from benchmarks.harness.rounds import clock_name, interleave, ratios, require_one_thread, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     dtypes,
@@ -34,13 +28,7 @@ from benchmarks.harness.workload import (
     served_integers,
 )
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    INT8_SUFFIX,
-    Backbone,
-    load_backbone,
-    quantize_backbone,
-)
+from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, Backbone, load_backbone, quantize_backbone
 from nunatak_model.ops import native
 from nunatak_model.ops.linear import apply_linear
 from nunatak_model.weights import Linear

@@ -14,24 +14,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.forward.fanout import (
-    NUM_LAYERS,
-    NUM_TOKENS,
-    TOP_LAYERS,
-    top_tasks,
-)
+from benchmarks.forward.fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS, top_tasks
 from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import served_backbone
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    Backbone,
-    Encoding,
-    Row,
-    TrunkCache,
-    forward,
-)
+from nunatak_model import DEFAULT_BACKBONE, Backbone, Encoding, Row, TrunkCache, forward
 
 CACHE_BYTES = 256 * 1024**2
 ENCODING = Encoding(token_ids=tuple(range(5, 5 + NUM_TOKENS)), type_ids=(0,) * NUM_TOKENS)

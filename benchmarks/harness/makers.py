@@ -70,11 +70,7 @@ class TaskPlan:
 def plans(count: int, methods: Sequence[Method], *, prefix: str = "task") -> list[TaskPlan]:
     """Return the plans of `count` tasks, with the methods in turns."""
     return [
-        TaskPlan(
-            name=f"{prefix}-{number:05d}",
-            method=methods[number % len(methods)],
-            seed=number,
-        )
+        TaskPlan(name=f"{prefix}-{number:05d}", method=methods[number % len(methods)], seed=number)
         for number in range(count)
     ]
 

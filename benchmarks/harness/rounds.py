@@ -46,18 +46,11 @@ def tolerance(dtype_name: str) -> float:
 
 
 def local(
-    name: str,
-    answer: Callable[[], Tensor],
-    *,
-    tolerance: float = FP32_TOLERANCE,
-    repeats: int = 3,
+    name: str, answer: Callable[[], Tensor], *, tolerance: float = FP32_TOLERANCE, repeats: int = 3
 ) -> System:
     """Return a system of this process, whose time is the median of `repeats` runs."""
     return System(
-        name=name,
-        answer=answer,
-        seconds=lambda: seconds(answer, repeats),
-        tolerance=tolerance,
+        name=name, answer=answer, seconds=lambda: seconds(answer, repeats), tolerance=tolerance
     )
 
 

@@ -33,9 +33,7 @@ Named = Mapping[str, JsonValue]
 COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
 TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
 STUDENTS: Mapping[str, Named] = {"top-3": {"method": "topk", "layers": 3}}
-BANKING: Mapping[str, Named] = {
-    "head": {"method": "head", "epochs": 30},
-}
+BANKING: Mapping[str, Named] = {"head": {"method": "head", "epochs": 30}}
 Row = Mapping[str, object]
 
 

@@ -242,12 +242,7 @@ def own_layers(version: str) -> int:
 
 
 def served(
-    backbone: Path,
-    registry: Path,
-    inputs: Mapping[str, Asked],
-    *,
-    frozen: int,
-    settling_s: float,
+    backbone: Path, registry: Path, inputs: Mapping[str, Asked], *, frozen: int, settling_s: float
 ) -> tuple[list[int], float]:
     """Load and ask one task after another; return the PSS after each, and the ledger's share.
 

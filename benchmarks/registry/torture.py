@@ -110,10 +110,7 @@ def steps() -> bool:
 
 def controls() -> bool:
     """Plant bugs; the check for each bug must find it."""
-    with (
-        scratch(in_memory=True) as folder,
-        fork_server(with_faults=True) as forks,
-    ):
+    with scratch(in_memory=True) as folder, fork_server(with_faults=True) as forks:
         caught = dict[Mutant, bool]()
         for mutant in Mutant:
             place = folder / mutant
@@ -278,13 +275,7 @@ class TemporaryPath(TemporaryDirectory[str]):
 
 
 def _race(location: str, folder: Path, *, operations: int) -> Tally:
-    return race(
-        location,
-        folder,
-        num_workers=NUM_WORKERS,
-        operations=operations,
-        seed=SEED,
-    )
+    return race(location, folder, num_workers=NUM_WORKERS, operations=operations, seed=SEED)
 
 
 def command_of(campaign: Campaign) -> str:

@@ -263,9 +263,7 @@ async def timed(
             group.create_task(ask_in_turn())
     seconds = time.perf_counter() - began
     return Timed(
-        per_s=len(texts) / seconds,
-        p50_ms=percentile(times_ms, 50),
-        p95_ms=percentile(times_ms, 95),
+        per_s=len(texts) / seconds, p50_ms=percentile(times_ms, 50), p95_ms=percentile(times_ms, 95)
     )
 
 
@@ -302,11 +300,7 @@ def record(
             )
     for system in rounds[0]:
         for measure_name, (measure, unit) in MEASURES.items():
-            sheet.record(
-                f"{PREFIX}.{name}.{system}.{measure_name}",
-                of(system, measure),
-                unit=unit,
-            )
+            sheet.record(f"{PREFIX}.{name}.{system}.{measure_name}", of(system, measure), unit=unit)
     for way in rounds[0][System.NUNATAK].alone:
         sheet.record(
             f"{PREFIX}.{name}.{System.NUNATAK}.sequential_per_s.{way}",

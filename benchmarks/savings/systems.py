@@ -123,11 +123,7 @@ class Started:
         """Return PSS, RSS and USS of all processes of the system and their children."""
         processes = {it.pid: it for pid in self.pids for it in _family(pid)}
         full = [it.memory_full_info() for it in processes.values()]
-        return (
-            sum(it.pss for it in full),
-            sum(it.rss for it in full),
-            sum(it.uss for it in full),
-        )
+        return (sum(it.pss for it in full), sum(it.rss for it in full), sum(it.uss for it in full))
 
     def pss(self) -> int:
         """Return the PSS of all processes of the system."""

@@ -19,14 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 
-from benchmarks.harness.open_loop import (
-    Planned,
-    Sample,
-    drive_closed,
-    drive_open,
-    percentile,
-    plan,
-)
+from benchmarks.harness.open_loop import Planned, Sample, drive_closed, drive_open, percentile, plan
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly

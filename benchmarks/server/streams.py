@@ -118,9 +118,7 @@ async def served(address: str, sheet: Sheet, num_streams: int, start: str) -> No
     sheet.record(f"{start}.compute", compute, unit=f"CPU time {unit}, 2,000 words", goal="<= 1.3")
     sheet.record(f"{start}.compute.tokens", rows, unit=f"tokens of rows {unit}", goal="<= 1.3")
     sheet.record(
-        f"{start}.compute.control",
-        control,
-        unit=f"CPU time {unit}, every chunk of 250 words scans",
+        f"{start}.compute.control", control, unit=f"CPU time {unit}, every chunk of 250 words scans"
     )
     for spread_s, name, unit in (
         (SPREAD_S, f"{start}.delay", f"ms, {num_streams} streams that begin within {SPREAD_S:g} s"),

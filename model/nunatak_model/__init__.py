@@ -46,13 +46,7 @@ from nunatak_model.savings import (
 from nunatak_model.speeds import number_format, with_speeds
 from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.trunk import (
-    TrunkActivations,
-    TrunkCache,
-    TrunkSource,
-    TrunkStates,
-    trunk_source,
-)
+from nunatak_model.trunk import TrunkActivations, TrunkCache, TrunkSource, TrunkStates, trunk_source
 from nunatak_model.weights import tensors_from_bytes, tensors_to_bytes
 
 __all__ = [

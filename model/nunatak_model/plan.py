@@ -223,13 +223,7 @@ def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
 
 
 def _stage(
-    begin: int,
-    end: int,
-    routes: Sequence[_Route],
-    before: Layout,
-    lengths: _Lengths,
-    *,
-    top: int,
+    begin: int, end: int, routes: Sequence[_Route], before: Layout, lengths: _Lengths, *, top: int
 ) -> Stage:
     rows = _rows_at(begin, routes)
     entering = tuple(sorted({route.own.input for route in routes if route.enter == begin}))

@@ -230,9 +230,7 @@ class Upkeep(Store):
             kept += len(batch) - len(gone)
         blobs = sorted(file.digest for file in removed if file.kind is FileKind.BLOB)
         return Collected(
-            removed_blobs=tuple(blobs),
-            removed_temporary=len(removed) - len(blobs),
-            kept_young=kept,
+            removed_blobs=tuple(blobs), removed_temporary=len(removed) - len(blobs), kept_young=kept
         )
 
     def _quarantined(self, findings: Sequence[Finding]) -> list[Finding]:

@@ -29,7 +29,7 @@ def bad_framing() -> Iterator[RawRequest]:
         *(
             b"chunked|Chunked| chunked|chunked |\tchunked|\x0bchunked|xchunked|identity|"
             b"gzip|gzip, chunked|chunked, chunked|chunked, identity||cow"
-        ).split(b"|"),
+        ).split(b"|")
     ]
     for encoding, name in itertools.product(
         encodings, (b"transfer-encoding: ", b"Transfer-Encoding : ", b" transfer-encoding: ")

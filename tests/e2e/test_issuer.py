@@ -43,10 +43,7 @@ def issuer(tmp_path: Path) -> Generator[httpx.Client]:
 
 
 def token_of(
-    issuer: httpx.Client,
-    *scopes: str,
-    client: str = "acme",
-    audience: str = "nunatak",
+    issuer: httpx.Client, *scopes: str, client: str = "acme", audience: str = "nunatak"
 ) -> dict[str, str]:
     asked = {
         "grant_type": "client_credentials",
@@ -66,10 +63,7 @@ def rotate(issuer: httpx.Client, algorithm: str, name: str, *, ttl: int = 600) -
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(NPM is None, reason="no `npm` on the path (Node 20 or newer)")
 async def test_tokens_of_a_real_issuer_open_what_their_claims_say_and_nothing_else(
-    issuer: httpx.Client,
-    backbone: Backbone,
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
+    issuer: httpx.Client, backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "PAUSE_S", 0.0)
     monkeypatch.setattr(tokens, "LEEWAY_S", 0.0)

@@ -22,15 +22,7 @@ from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import (
-    Backbone,
-    Encoding,
-    Row,
-    default_head,
-    forward,
-    load_backbone,
-    run_trunk,
-)
+from nunatak_model import Backbone, Encoding, Row, default_head, forward, load_backbone, run_trunk
 
 TOLERANCE = 1e-4
 LONGEST = 160

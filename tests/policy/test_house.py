@@ -12,23 +12,25 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
-    "nunatak_exchange": (3863, 14),
-    "nunatak_cli": (7061, 39),
+    "nunatak_exchange": (3861, 14),
+    "nunatak_cli": (7068, 39),
     "nunatak": (516, 3),
     "nunatak_client": (2038, 7),
     "nunatak_cluster": (566, 6),
     "nunatak_contract": (4267, 20),
-    "nunatak_rows": (778, 7),
+    "nunatak_rows": (795, 7),
     "nunatak_loadtest": (1045, 7),
-    "nunatak_model": (9333, 49),
+    "nunatak_model": (9319, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4302, 23),
+    "nunatak_registry": (4305, 23),
     "nunatak_server": (20411, 97),
-    "nunatak_training": (9153, 43),
+    "nunatak_training": (9141, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_761, 320
+MAX_LINES, MAX_FILES = 63_760, 320
+CEILINGS_BESIDE = {"benchmarks": 11_213, "tests": 76_260}
+"""Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
 MAX_SHARED_CLASS_NAMES = 3
@@ -89,6 +91,13 @@ def test_the_house_grows_above_no_ceiling_and_most_of_it_is_code() -> None:
     assert num_lines <= MAX_LINES
     assert len(files) <= MAX_FILES
     assert sum(map(house.code_lines, files)) >= MIN_CODE_SHARE * num_lines
+
+
+@pytest.mark.parametrize("folder", CEILINGS_BESIDE)
+def test_what_judges_the_house_grows_above_no_ceiling(folder: str) -> None:
+    num_lines = house.num_lines((house.ROOT / folder).rglob("*.py"))
+
+    assert 0 < num_lines <= CEILINGS_BESIDE[folder]
 
 
 def test_one_warm_predict_crosses_few_files() -> None:

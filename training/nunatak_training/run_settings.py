@@ -14,13 +14,7 @@ from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
 from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.settings import (
-    Setting,
-    Settings,
-    check_name,
-    flattened,
-    settings_of,
-)
+from nunatak_training.settings import Setting, Settings, check_name, flattened, settings_of
 
 TARGET = 0.95
 """The share of full fine-tuning's score that is good enough for Lee et al. 2019."""

@@ -228,12 +228,7 @@ def run(  # noqa: PLR0913 - a run has many parts
                 run_checkpoint({task: data}, recipe, backbone, checkpoints)
             )
             return fit_task(
-                data,
-                recipe,
-                backbone,
-                report=report,
-                trunks=trunks,
-                checkpoint=checkpoint,
+                data, recipe, backbone, report=report, trunks=trunks, checkpoint=checkpoint
             )
 
         trained = fitted(recipe) if search is None else choose_layers(backbone, fitted, search)

@@ -68,10 +68,7 @@ def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
         points = landscape(trained, context.backbone(run.origin.backbone), trained.data.dev)
         rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
     return Findings(
-        name="landscape",
-        header=("run", "a", "loss"),
-        rows=tuple(rows),
-        drawing=draw_losses(rows),
+        name="landscape", header=("run", "a", "loss"), rows=tuple(rows), drawing=draw_losses(rows)
     )
 
 

@@ -46,12 +46,7 @@ class Likeness:
         """The vectors of texts of outcomes, by backbone and digest of the text."""
 
     async def answer(
-        self,
-        asked: Sequence[AskedQuestion],
-        text: str,
-        *,
-        handling: Handling,
-        backbone: Backbone,
+        self, asked: Sequence[AskedQuestion], text: str, *, handling: Handling, backbone: Backbone
     ) -> Decisions:
         """Answer each question by softmax(cosine / temperature) of the text and its outcomes.
 

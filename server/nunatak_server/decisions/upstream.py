@@ -18,12 +18,7 @@ from nunatak_contract.errors import NunatakError, invalid_settings
 from nunatak_contract.questions import TypedQuestion
 from nunatak_contract.upstreams import PROTOCOLS, Said, Shares, UnusableReplyError, read_reply
 from nunatak_contract.wire import DEADLINE_HEADER
-from nunatak_server.decisions.answers import (
-    AnswerSource,
-    AskedQuestion,
-    Decisions,
-    QuestionAnswer,
-)
+from nunatak_server.decisions.answers import AnswerSource, AskedQuestion, Decisions, QuestionAnswer
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outgoing import http_client, whole_body
 from nunatak_server.predict.types import Handling

@@ -393,12 +393,7 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
     return TaskReference(task=manifest.task, version=manifest.version)
 
 
-async def _hold(
-    request: Request,
-    load: Load,
-    reference: str,
-    deadline_ms: int | None,
-) -> Response:
+async def _hold(request: Request, load: Load, reference: str, deadline_ms: int | None) -> Response:
     task = await in_time(_load(request, TaskReference.parse(reference), load), deadline_ms)
     return reply(
         wire.ResidencyReport(

@@ -148,10 +148,7 @@ class Preprocessor:
         backbone = self._backbones.with_digest(request.backbone)
         limit = backbone.max_embedding_tokens
         reading = Reading(
-            max_length=limit,
-            stride=None,
-            backbone=backbone.digest,
-            is_literal=request.is_literal,
+            max_length=limit, stride=None, backbone=backbone.digest, is_literal=request.is_literal
         )
         encode = self._encode(request, [reading])
         encoded, tokenize_s = await within(

@@ -71,10 +71,7 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
 def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:
     ran = trained(
         folder,
-        {
-            "broken": {"data": "broken.jsonl"},
-            "tone": {"data": "tone.jsonl"},
-        },
+        {"broken": {"data": "broken.jsonl"}, "tone": {"data": "tone.jsonl"}},
         "--no-cache",
         "--no-resume",
         "--quiet",

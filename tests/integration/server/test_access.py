@@ -398,9 +398,7 @@ async def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
         for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
             answers = [
                 await client.post(
-                    "/v1/predict",
-                    json={**QUERY, "tasks": [*own, other + tail]},
-                    headers=headers,
+                    "/v1/predict", json={**QUERY, "tasks": [*own, other + tail]}, headers=headers
                 )
                 for other in (HIDDEN, UNKNOWN)
             ]

@@ -70,12 +70,7 @@ async def test_a_promotion_is_visible_to_the_next_request(client: httpx.AsyncCli
         "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 1}
     )
 
-    assert moved.json() == {
-        "task": "tone",
-        "alias": "prod",
-        "version": 2,
-        "previous_version": 1,
-    }
+    assert moved.json() == {"task": "tone", "alias": "prod", "version": 2, "previous_version": 1}
     assert await version_served(client) == 2
 
 

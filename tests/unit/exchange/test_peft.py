@@ -191,11 +191,7 @@ def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_pat
     (tmp_path / "precious").write_text("mine")
 
     with raises("folder_in_use"):
-        export_peft(
-            loaded_task(backbone, LORA),
-            tmp_path,
-            backbone,
-        )
+        export_peft(loaded_task(backbone, LORA), tmp_path, backbone)
 
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 

@@ -71,9 +71,7 @@ def fresh(method: Method, seed: int = 0) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=KINDS)
-def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(
-    method: Method,
-) -> None:
+def test_initial_parameters_are_the_declared_ones_of_their_seed_and_no_view(method: Method) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in fresh(method).items()}
     frozen = {tensor.data_ptr() for tensor in BACKBONE.parameters.values()}
 

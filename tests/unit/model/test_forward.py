@@ -6,14 +6,7 @@ import torch
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import AdapterInput, LinearMap, Norms, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Branch,
     BranchSpec,

@@ -10,14 +10,7 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,

@@ -14,23 +14,8 @@ from doubles.backbones import BYTES, Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import EVERY_FORM, random_branch
 from nunatak_contract.enums import AdapterInput, HeadKind, Norms
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Encoding,
-    Row,
-    convert_branch,
-    forward,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward
 from nunatak_model.ops import attention, grouped
 from nunatak_model.ops.choice import PLAIN_OPS
 from nunatak_model.ops.grouped import (

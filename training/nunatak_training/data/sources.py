@@ -91,8 +91,7 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
         loaded = load_dataset(reference.name, reference.config)
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_found(
-            str(reference),
-            f"not a data set that `datasets` can load: {error}",
+            str(reference), f"not a data set that `datasets` can load: {error}"
         ) from error
     return cast("Mapping[str, Dataset]", loaded)
 

@@ -25,13 +25,7 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.checkpoint import head_start
 from nunatak_training.recipes import METHODS, Recipe, RegularizerName, TaptSettings, default_recipe
 from nunatak_training.run_settings import RunSettings, method_settings, read_settings
-from nunatak_training.settings import (
-    Setting,
-    Settings,
-    overlaid,
-    read_mapping,
-    with_values,
-)
+from nunatak_training.settings import Setting, Settings, overlaid, read_mapping, with_values
 from nunatak_training.sweeps import results
 
 Count = Annotated[int, Field(ge=1)]

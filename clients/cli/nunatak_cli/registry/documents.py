@@ -100,11 +100,7 @@ class Documents(Generic[DocumentT]):
         )
 
     def show(
-        self,
-        name: NameArgument,
-        *,
-        version: VersionOption = None,
-        registry: RegistryOption = None,
+        self, name: NameArgument, *, version: VersionOption = None, registry: RegistryOption = None
     ) -> None:
         """Print the newest version as JSON, or an older one. `put` reads it again."""
         with existing_registry(registry) as opened:

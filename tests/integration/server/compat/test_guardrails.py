@@ -14,12 +14,7 @@ import pytest
 
 from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
-from nunatak_contract.enums import (
-    ModerationCategory,
-    PolicyMode,
-    UnjudgedPart,
-    VerdictAction,
-)
+from nunatak_contract.enums import ModerationCategory, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_registry import Registry
 from nunatak_server.compat.guards import CallContent
 

@@ -264,11 +264,7 @@ async def test_a_text_that_cannot_be_read_is_refused_without_a_known_question(
 async def test_an_unreadable_question_fails_alone_and_by_its_name(
     asking: httpx.AsyncClient,
 ) -> None:
-    asked = [
-        theirs(URGENT, "u"),
-        {**theirs(UNKNOWN, "empty"), "instructions": ""},
-        theirs(UNKNOWN),
-    ]
+    asked = [theirs(URGENT, "u"), {**theirs(UNKNOWN, "empty"), "instructions": ""}, theirs(UNKNOWN)]
     sent = {"model": "nunatak", "input": TEXT, "questions": asked}
     known, empty, other = (await post(asking, "/v1/decisions", sent))["answers"]
     assert [it["type"] for it in (known, empty, other)] == ["predicate", "refusal", "predicate"]

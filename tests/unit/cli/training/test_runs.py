@@ -6,13 +6,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from nunatak_cli.training.runs import (
-    TaskSettings,
-    check_sources,
-    in_order,
-    read_task_file,
-    runs_of,
-)
+from nunatak_cli.training.runs import TaskSettings, check_sources, in_order, read_task_file, runs_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, TopK
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.run_settings import read_settings

@@ -99,11 +99,7 @@ def test_task_and_data_are_required(missing: str) -> None:
     ids=["data", "alias", "device", "no-delimiter", "long", "line-end", "quote"],
 )
 def test_wrong_data_and_options_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    begin: str,
-    says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], begin: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

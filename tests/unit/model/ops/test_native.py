@@ -20,15 +20,7 @@ from doubles.native_ops import DTYPES, EXAMPLES, assert_near, draw
 from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap, Norms
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Encoding,
-    Row,
-    convert_branch,
-    forward,
-    pack_backbone,
-)
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, pack_backbone
 from nunatak_model.backbone import without_fast_kernels
 from nunatak_model.ops.attention import RunAttention, attention_by_runs
 from nunatak_model.ops.linear import activate

@@ -28,9 +28,7 @@ from nunatak_model import (
 )
 from nunatak_model.ops.int8 import int8_product, packed_integers, quantized
 from nunatak_model.ops.linear import activate, apply_linear
-from nunatak_model.ops.native import (
-    ACTIVATIONS,
-)
+from nunatak_model.ops.native import ACTIVATIONS
 from nunatak_model.weights import Linear, linear_from
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("native")]
@@ -44,11 +42,7 @@ def integer_map(out: int, into: int, *, bias: bool = True) -> Linear:
 
 
 def integer_linear(
-    x: Tensor,
-    *maps: Linear,
-    ends: Sequence[int] = (),
-    activation: int = 0,
-    level: int = -1,
+    x: Tensor, *maps: Linear, ends: Sequence[int] = (), activation: int = 0, level: int = -1
 ) -> Tensor:
     """Run maps whose integers are not yet packed; by default one map, over all tokens."""
     biases = [it.bias.to(x.dtype) for it in maps if it.bias is not None]

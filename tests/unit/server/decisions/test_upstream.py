@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.leases import until
 from doubles.refusals import code_of, raises
 from doubles.serving import make_settings
 from doubles.upstreams import FakeUpstream, Raw, Reply, noul, running_upstream
@@ -163,6 +164,7 @@ async def test_a_call_that_has_waited_tells_the_time_that_is_left() -> None:
     async with asking(noul(1.0), decisions_upstream_calls=1) as (upstream, fake):
         fake.gate.clear()
         calls = [asyncio.create_task(ask(upstream, LATE, seconds=7)) for _ in range(2)]
+        await until(lambda: bool(fake.headers))
         await asyncio.sleep(0.05)
         fake.gate.set()
         await asyncio.gather(*calls)

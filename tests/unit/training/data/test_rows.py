@@ -251,8 +251,7 @@ def test_labels_of_another_kind_are_not_given_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "scored"),
-    [(("True", "False"), (True, False)), ((True, False), ("TRUE", "FALSE"))],
+    ("trained", "scored"), [(("True", "False"), (True, False)), ((True, False), ("TRUE", "FALSE"))]
 )
 def test_a_boolean_is_the_label_that_spells_it(
     tmp_path: Path, trained: tuple[JsonValue, ...], scored: tuple[JsonValue, ...]

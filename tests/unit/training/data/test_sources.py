@@ -324,10 +324,7 @@ def test_equal_texts_are_never_on_both_sides_of_a_split(
     other = {"label": "b"} if "label" in label else label
     ways = ("text {}", "Text {}", " text  {} ", "\uff54ext {}")
     rows = [
-        {
-            "text": ways[number // 15].format(number % 15),
-            **(label if number % 15 % 2 else other),
-        }
+        {"text": ways[number // 15].format(number % 15), **(label if number % 15 % 2 else other)}
         for number in range(60)
     ]
     path = write_jsonl(tmp_path / "data.jsonl", rows)

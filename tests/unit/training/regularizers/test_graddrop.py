@@ -157,9 +157,7 @@ def test_layers_are_dropped_at_the_rate() -> None:
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 7])
-def test_annealed_rate_falls_linearly_to_zero_in_any_number_of_epochs(
-    num_epochs: int,
-) -> None:
+def test_annealed_rate_falls_linearly_to_zero_in_any_number_of_epochs(num_epochs: int) -> None:
     rate = annealed_rate(0.9, num_epochs=num_epochs)
     rates = [rate(epoch) for epoch in range(1, num_epochs + 1)]
 

@@ -12,13 +12,7 @@ from doubles.sweeps import ScriptedRunner, record_of, toy_runs
 from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder, RunRecord
-from nunatak_training.sweeps.running import (
-    InProcesses,
-    OneByOne,
-    RunContext,
-    Worker,
-    run_sweep,
-)
+from nunatak_training.sweeps.running import InProcesses, OneByOne, RunContext, Worker, run_sweep
 
 
 @pytest.fixture(name="runs", scope="module")
