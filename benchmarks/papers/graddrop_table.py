@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
 
 from matplotlib.figure import Figure
@@ -35,9 +36,25 @@ def variant_of(cell: Cell) -> str:
 
 
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """Return the settings with scores, standard fine-tuning first."""
-    cells = [cell for cell in cells_of(records) if cell.scores]
-    return sorted(cells, key=lambda cell: (variant_of(cell) != SFT, variant_of(cell)))
+    """Return the settings with scores of the seeds that a task has in all, the standard first."""
+    # A seed of the plan also draws the examples, which are no setting then.
+    drawn = [
+        it.model_copy(update={"run": it.run.model_copy(update={"data": data})})
+        for it in records
+        for data in [it.run.data.model_copy(update={"train_digest": ""})]
+    ]
+    seeds, whole = dict[str, set[int]](), list[Cell]()
+    cells = [cell for cell in cells_of(drawn) if cell.scores]
+    for cell in cells:
+        own = {it.recipe.seed for it in cell.runs}
+        seeds[cell.axes[TASK]] = seeds.get(cell.axes[TASK], own) & own
+    for cell in cells:
+        pairs = zip(cell.runs, cell.outcomes, strict=True)
+        kept = [it for it in pairs if it[0].recipe.seed in seeds[cell.axes[TASK]]]
+        if kept:
+            runs, outcomes = zip(*kept, strict=True)
+            whole.append(replace(cell, runs=runs, outcomes=outcomes))
+    return sorted(whole, key=lambda cell: (variant_of(cell) != SFT, variant_of(cell)))
 
 
 def graddrop_markdown(cells: Sequence[Cell]) -> str:

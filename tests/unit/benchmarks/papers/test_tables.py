@@ -25,6 +25,7 @@ from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_contract.methods import Bottleneck
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.reporting import cells_of, num_frozen
+from nunatak_training.sweeps.results import RunRecord
 
 ELSA: JsonValue = [{"kind": "full"}, {"kind": "topk", "frozen": [1, 2, 3]}]
 DEEP: JsonValue = [{"kind": "full"}, {"kind": "topk", "frozen": [6, 9, 11]}, {"kind": "head"}]
@@ -182,6 +183,27 @@ def test_variants_stand_by_their_average_and_constant_rates_apart(folder: Path) 
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| graddrop 0.2", "| SFT", "| dropout 0", "| dropout 0.2, constant rate",
     ]  # fmt: skip
+
+
+def test_a_variant_has_the_mean_of_the_seeds_that_all_have_whose_examples_differ(
+    folder: Path,
+) -> None:
+    regularizers: JsonValue = [SFT, {"name": "graddrop"}]
+    runs = toy_runs(folder, methods=[{"kind": "full"}], regularizers=regularizers, seeds=[0, 1])
+    records = list[RunRecord]()
+    for run, score in zip(runs, (0.5, 0.7, 0.9, 0.6), strict=True):
+        record = record_of(run, score)
+        data = record.run.data.model_copy(update={"train_digest": f"{record.run.recipe.seed:064}"})
+        records.append(
+            record.model_copy(update={"run": record.run.model_copy(update={"data": data})})
+        )
+
+    def averages(records: Sequence[RunRecord]) -> list[str]:
+        lines = graddrop_markdown(graddrop_cells(records)).splitlines()[2:]
+        return [line.split(" | ")[-1] for line in lines]
+
+    assert averages(records) == ["0.7500 |", "0.6000 |"]
+    assert averages(records[:3]) == ["0.9000 |", "0.5000 |"]
 
 
 def test_a_set_that_lacks_a_variant_enters_no_average(made_up: dict[str, list[PaperRun]]) -> None:
