@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9319, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4305, 23),
-    "nunatak_server": (20411, 97),
+    "nunatak_server": (20422, 97),
     "nunatak_training": (9141, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_760, 320
-CEILINGS_BESIDE = {"benchmarks": 11_230, "tests": 76_282}
+MAX_LINES, MAX_FILES = 63_771, 320
+CEILINGS_BESIDE = {"benchmarks": 11_230, "tests": 76_302}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

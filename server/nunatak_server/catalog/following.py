@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from nunatak_contract.errors import NunatakError
-from nunatak_registry import Generation
+from nunatak_registry import Generation, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class RegistryLease:
     def renew(self, begun: float) -> None:
         """Let the time count from `begun`, the moment before the registry was asked."""
         self.ends_at = begun + self.seconds
+
+
+PATIENCE_S = 5.0
+"""A poll without an answer for so long counts as failed: a locked index answers no error."""
 
 
 class RegistryWatch:
@@ -55,7 +59,9 @@ class RegistryWatch:
 
     async def run(self) -> None:
         seen: Generation | None = None
+        silence = StoreUnavailableError(f"no answer for {PATIENCE_S:g} s")
         while True:
+            late = asyncio.get_running_loop().call_later(PATIENCE_S, self._tell_refused, silence)
             try:
                 found = await self._generation()
                 if found != seen:
@@ -64,12 +70,17 @@ class RegistryWatch:
                     await self._look_for_restore(seen, found)
                     seen = found
             except Exception as error:  # noqa: BLE001 - a lack of descriptors must end no server
-                if self.is_readable:
-                    log_refusal("the registry cannot be read, serving the known versions", error)
-                self.is_readable = False
+                self._tell_refused(error)
             else:
                 self._tell_readable()
+            finally:
+                late.cancel()
             await self._pause(self._interval_s)
+
+    def _tell_refused(self, error: Exception) -> None:
+        if self.is_readable:
+            log_refusal("the registry cannot be read, serving the known versions", error)
+        self.is_readable = False
 
     def _tell_readable(self) -> None:
         if not self.is_readable:

@@ -11,6 +11,7 @@ import pytest
 from doubles.leases import until
 from doubles.serving import ManualClock
 from nunatak_registry import Generation, StoreUnavailableError
+from nunatak_server.catalog import following
 from nunatak_server.catalog.following import (
     ALONE_S,
     HOLD_S,
@@ -221,6 +222,25 @@ def test_a_registry_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptur
 
     assert found.changes == [1, 5]
     assert found.readable == [True, False, False, True, True]
+
+
+async def test_a_poll_that_gets_no_answer_is_a_registry_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "PATIENCE_S", 0.01)
+    script, gate = WatchScript([(7, "a")]), asyncio.Event()
+
+    async def late() -> Generation:
+        await gate.wait()
+        return await script.generation()
+
+    monkeypatch.setattr(script.watch, "_generation", late)
+    watching = asyncio.create_task(script.watch.run())
+    await until(lambda: not script.watch.is_readable)
+    gate.set()
+    await asyncio.wait([watching])
+
+    assert script.readable == [True]
 
 
 @pytest.mark.parametrize(
