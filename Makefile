@@ -66,7 +66,7 @@ test-slow: $(VENV)/.dev  ## run the tests that take long: the demo, the savings 
 check: $(VENV)/.dev  ## formatting, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --threads 2
+	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev  ## format the sources

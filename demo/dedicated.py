@@ -4,8 +4,6 @@ The script loads the tasks in one of the two ways and prints the growth of its m
 """
 
 # psutil carries no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import gc
 import subprocess

@@ -80,7 +80,7 @@ jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes only in the tests of the model and in their fixtures."""
     is_checked = any(item.path.is_relative_to(folder) for folder in CHECKS_SHAPES)
-    jaxtyping.config.update("jaxtyping_disable", not is_checked)  # pyright: ignore[reportUnknownMemberType] - untyped
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -201,9 +201,9 @@ def _only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: object) -> None:
-        if isinstance(address, tuple) and not _is_loopback(str(address[0])):  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(address, tuple) and not _is_loopback(str(address[0])):
             raise OSError(f"tests must not reach the network, tried {address!r}")
-        connect(self, address)  # pyright: ignore[reportArgumentType]
+        connect(self, address)  # pyrefly: ignore[bad-argument-type]
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
 

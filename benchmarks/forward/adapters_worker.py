@@ -3,7 +3,7 @@
 `worker.py` starts this program in an environment with the versions that `adapters` requires, and
 with a folder that holds a job.
 """
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 # The libraries of this process are not installed where the project is checked.
 
 import json
@@ -61,7 +61,7 @@ def adapted_model(job: Job, tensors: Tensors) -> BertModel:
     )
     names = list(map(task_name, range(job["num_tasks"])))
     for name in names:
-        model.add_adapter(name, config=config)  # pyright: ignore[reportCallIssue] - adapters' own
+        model.add_adapter(name, config=config)  # pyrefly: ignore[unexpected-keyword] - adapters' own
     modules = dict(model.named_modules())
     found = 0
     for key, tensor in tensors.items():

@@ -184,7 +184,7 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
         for seed in range(setting.num_tasks)
     ]
     rows = rows_of(encodings, [on_device(task, setting) for task in tasks])
-    adapted = peft_model(load_encoder(setting.folder), tasks).to(setting.device)  # pyright: ignore[reportArgumentType]
+    adapted = peft_model(load_encoder(setting.folder), tasks).to(setting.device)  # pyrefly: ignore[bad-argument-type]
     named = moved(padded_batch(encodings, tasks, range(setting.num_tasks)), setting.device)
     systems = [
         system("nunatak", partial(mixed, setting, rows)),
@@ -250,7 +250,7 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     rows = rows_of([encoding] * setting.num_tasks, branches)
     (alone,) = drawn_tasks(setting, HeadOnly(), 1)
     encoder = load_encoder(setting.folder)
-    encoder.to(setting.device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType] - untyped
+    encoder.to(setting.device)  # pyrefly: ignore[bad-argument-type] - untyped
     batch = moved(padded_batch([encoding], [alone], [0]), setting.device)
     dedicated = partial(answer_dedicated, encoder, batch)
     systems = [system("nunatak", partial(mixed, setting, rows))]
@@ -367,8 +367,8 @@ def ceiling_flops(setting: Setting) -> float:
 
 def load_encoder(folder: Path) -> RobertaModel:
     """The encoder of transformers, ready for inference."""
-    model = RobertaModel.from_pretrained(folder, add_pooling_layer=False, dtype=DTYPE)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - untyped options
-    return model.eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    model = RobertaModel.from_pretrained(folder, add_pooling_layer=False, dtype=DTYPE)
+    return model.eval()
 
 
 MEASURES = {"mixed": measure_mixed, "forms": measure_forms, "fanout": measure_fanout}

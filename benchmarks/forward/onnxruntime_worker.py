@@ -4,7 +4,7 @@
 exports transformers' encoder with the weights of one task and its linear head, and runs it once for
 each task. The integers are those of onnxruntime's users: dynamic, with a scale for each channel.
 """
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 # The libraries of this process are not installed where the project is checked.
 
 import json

@@ -5,7 +5,7 @@ It answers `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do
 those of `rounds.seconds`, which this process cannot import.
 """
 
-# pyright: basic
+# pyrefly: ignore-errors
 # The program runs in environments of peers.
 
 import json

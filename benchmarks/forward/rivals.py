@@ -80,8 +80,8 @@ def load_encoder(folder: Path, dtype: torch.dtype) -> BertModel:
     """The encoder of transformers, ready for inference."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - untyped options
-    return model.eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
+    return model.eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +163,10 @@ def peft_model(encoder: BertModel, tasks: Sequence[Task]) -> PeftModel:
     config = LoraConfig(
         r=method.rank, lora_alpha=int(method.alpha), target_modules=list(TARGETS), lora_dropout=0.0
     )
-    model = get_peft_model(encoder, config, adapter_name=task_name(0))  # pyright: ignore[reportArgumentType]
+    model = get_peft_model(encoder, config, adapter_name=task_name(0))
     for index in range(1, len(tasks)):
         model.add_adapter(task_name(index), config)
-    modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
+    modules: dict[str, nn.Module] = dict(model.named_modules())
     for index, task in enumerate(tasks):
         for layer, target, down, up in _updates(task):
             path = f"base_model.model.encoder.layer.{layer}.{TARGETS[target]}"

@@ -80,7 +80,7 @@ def _config(shape: Shape) -> Config:
         case Shape.MODERNBERT:
             return ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
         case Shape.TINY_MODERNBERT:
-            return ModernBertConfig(**{**tiny, "num_hidden_layers": 6}, **MINILM_IDS)
+            return ModernBertConfig(**{**tiny, "num_hidden_layers": 6}, **MINILM_IDS)  # pyrefly: ignore[bad-argument-type]
         case _:
             return BertConfig()
 

@@ -84,7 +84,7 @@ class Setting:
 def dtypes() -> dict[str, torch.dtype]:
     """Return the number formats that the CPU multiplies; print a line if bfloat16 is left out."""
     # An emulated bfloat16 is slower than float32 and measures nothing.
-    if torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public name
+    if torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
         return DTYPES
     print("this CPU has no bfloat16 products (avx512_bf16); bf16 is left out")
     return {"fp32": torch.float32}

@@ -1,7 +1,6 @@
 """The picture of frozen layers: memory over tasks, and quality kept over memory saved."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping
 

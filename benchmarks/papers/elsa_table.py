@@ -6,7 +6,6 @@ full fine-tuning is not above the best constant answer says nothing, and enters 
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

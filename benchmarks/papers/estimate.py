@@ -1,7 +1,6 @@
 """A mean over seeds with its interval at 95 %, and what it says about a claim."""
 
 # scipy carries no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """The table of O'Neill and Dutta 2023, "Gradient Sparsification For Masked Fine-Tuning"."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -270,7 +270,7 @@ class TemporaryPath(TemporaryDirectory[str]):
     def __init__(self, parent: Path | None) -> None:
         super().__init__(prefix="nunatak-torture-", dir=parent)
 
-    def __enter__(self) -> Path:  # pyright: ignore[reportIncompatibleMethodOverride] - a path instead of its text
+    def __enter__(self) -> Path:  # pyrefly: ignore[bad-override] - a path instead of its text
         return Path(super().__enter__())
 
 

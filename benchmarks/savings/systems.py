@@ -4,8 +4,6 @@ All systems are pinned to the same cores and get one thread per core. Each file 
 describes its baseline.
 """
 # psutil carries no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 
 import contextlib
 import os

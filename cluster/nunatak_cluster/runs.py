@@ -5,8 +5,6 @@ checkpoints is on storage that all nodes share; otherwise it begins anew.
 """
 
 # Ray types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ chunk depend on the chunk alone, so the second answer equals the first.
 """
 
 # Ray types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ replicas, routes requests to them, and replaces those that are not ready.
 """
 
 # Ray types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUntypedClassDecorator=false
 
 import os
 import socket
@@ -21,7 +19,7 @@ from pydantic import BaseModel, Field, JsonValue
 from ray import serve
 from ray.serve import Application as RayApplication
 from ray.serve.config import HTTPOptions
-from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivateUsage] - no other way
+from ray.serve.context import _get_global_client
 
 from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds

@@ -1,7 +1,6 @@
 """A session: the connection of this process to a Ray cluster, for the time of a command."""
 
 # Ray types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import logging
 import os

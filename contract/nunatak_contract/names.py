@@ -51,7 +51,7 @@ class TaskReference:
         Raises:
             InvalidNameError: the text does not follow the grammar, or is no text.
         """
-        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(text, str):
             raise InvalidNameError("task", repr(text), "one name, as a string")
         name, at, alias = text.partition("@")
         if at:

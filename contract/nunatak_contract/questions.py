@@ -44,7 +44,7 @@ def text_of(value: JsonText) -> str:
 
 
 def _is_deeper(value: JsonValue, levels: int) -> bool:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, (dict, list)):
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(it, levels - 1) for it in inner)

@@ -1,7 +1,6 @@
 """Files of rows: their formats, and the form of one row."""
 
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 import os
 from collections.abc import Mapping

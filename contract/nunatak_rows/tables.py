@@ -2,9 +2,6 @@
 
 # ruff: noqa: PLC0415 - only Parquet files need pyarrow
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
 
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager

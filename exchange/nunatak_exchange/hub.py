@@ -77,7 +77,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         ]
         or None,
     )
-    yaml = fields.to_yaml()  # pyright: ignore[reportUnknownMemberType] - one argument is untyped
+    yaml = fields.to_yaml()
     return visible_lines(f"---\n{yaml}\n---\n\n{task_card(manifest, source=source)}")
 
 
@@ -175,7 +175,7 @@ class HuggingFaceHub:
         with _hub_errors(repository, "pull from"):
             commit = api.model_info(repository, revision=revision).sha
             # Real files are written, because links into a cache would lead out of the folder.
-            api.snapshot_download(  # pyright: ignore[reportUnknownMemberType] - one part is untyped
+            api.snapshot_download(
                 repository, revision=commit, local_dir=folder, allow_patterns=list(files)
             )
         return str(commit)
@@ -191,9 +191,7 @@ def _copy_cached(
     with _hub_errors(repository, "pull from"):
         try:
             found = Path(
-                HfApi().snapshot_download(  # pyright: ignore[reportUnknownMemberType] - one part is untyped
-                    repository, revision=revision, local_files_only=True
-                )
+                HfApi().snapshot_download(repository, revision=revision, local_files_only=True)
             )
         except LocalEntryNotFoundError:
             problem = "HF_HUB_OFFLINE is set, and the cache (HF_HUB_CACHE) has no such revision"
@@ -260,10 +258,7 @@ def fetched(
 
 @contextmanager
 def _hub_errors(repository: str, action: str) -> Generator[None]:
-    from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and rarely needed
-        HfHubHTTPError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - The client's errors come from several libraries.
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # noqa: PLC0415 - slow to import, and rarely needed
 
     try:
         yield

@@ -72,7 +72,7 @@ def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrain
         if not name.startswith("_") and name not in OF_FORM | OWN_CODE
     }
     with checkpoint.refused_by("transformers", "read its config.json"):
-        return AutoConfig.for_model(  # pyright: ignore[reportUnknownMemberType]
+        return AutoConfig.for_model(
             str(raw.get("model_type")), **fields, attn_implementation="eager"
         )
 
@@ -127,7 +127,7 @@ def load_model(
     with checkpoint.refused_by("transformers", "make a model of it"), quiet():
         model, found = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
-            model_class.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
+            model_class.from_pretrained(
                 None,
                 config=config,
                 state_dict=copies,

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 from pydantic import JsonValue
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 

@@ -13,9 +13,6 @@ of the one run of this process is in this module.
 """
 
 # Locust and gevent leave parts of their functions untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportUntypedFunctionDecorator=false
 
 import logging
 import os
@@ -31,7 +28,7 @@ from secrets import randbits
 from typing import Any
 from urllib.parse import quote
 
-import gevent
+import gevent  # pyrefly: ignore[untyped-import]
 from locust import FastHttpUser, LoadTestShape, User, events, task
 from locust.env import Environment
 from locust.event import EventHook
@@ -109,7 +106,7 @@ class NunatakUser(FastHttpUser):
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
         self.due_s: float | None = None
 
-    def wait_time(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - as Locust documents it
+    def wait_time(self) -> float:
         """Seconds until the next request: none in a closed loop or for a late user."""
         if RUN.scenario.rate_per_s is None or RUN.draws is None:
             self.due_s = None

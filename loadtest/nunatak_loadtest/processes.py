@@ -6,8 +6,6 @@ between USS and PSS.
 """
 
 # psutil carries no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -37,7 +35,7 @@ def cache_hit_share(samples: Sequence[MemorySample]) -> float | None:
     # The counts of a process never fall: another one of the server has answered.
     if not steps or min(map(min, steps)) < 0:
         return None
-    hits, misses = map(sum, zip(*steps, strict=True))
+    hits, misses = (sum(it) for it in zip(*steps, strict=True))
     return hits / (hits + misses) if hits + misses else 0.0
 
 

@@ -123,7 +123,7 @@ def _minilm_folder() -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import, and rarely needed  # pyright: ignore[reportUnknownVariableType] - one argument is untyped
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import, and rarely needed
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     patterns = ["config.json", "*.safetensors", WEIGHTS_INDEX]

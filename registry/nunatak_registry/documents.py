@@ -303,4 +303,4 @@ class QuestionStore(DocumentStore[QuestionCard]):
 def _other(document: QuestionCard, snapshot: Snapshot) -> str | None:
     """Return the name of another card of the same question."""
     found = Cards.of(snapshot, besides=document.name).find(document.question.digest)
-    return found and found.document.name
+    return found.document.name if found else None

@@ -35,7 +35,7 @@ class RolloutStore(Store):
                 candidate, base=change.find(base).parse(), manifest=change.find(wanted).parse()
             )
             current = change.candidate(task, alias, role)
-            now = current and current.version
+            now = current.version if current else None
             check_expected(expected_version, now, task=task, alias=alias, role=role)
             if candidate == current:
                 return change.candidate_history(task, alias, role)[-1]
@@ -58,7 +58,7 @@ class RolloutStore(Store):
         with self._writing() as change:
             change.require_alias(task, alias)
             current = change.candidate(task, alias, role)
-            now = current and current.version
+            now = current.version if current else None
             check_expected(expected_version, now, task=task, alias=alias, role=role)
             if current is None:
                 raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)

@@ -52,7 +52,7 @@ from nunatak_server.telemetry.tracing import Tracing
 
 
 class Application(DescribedApp):
-    state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework accepts any type
+    state: AppState  # pyrefly: ignore[bad-override] - the framework accepts any type
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
         self._observer = RequestObserver(access_log=state.settings.access_log)
@@ -70,7 +70,7 @@ class Application(DescribedApp):
         super().__init__(
             routes=list(routes), middleware=layers, exception_handlers=ANSWERS, **options
         )
-        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
+        self.state = state
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
         self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """The load shedder, which the transport calls before all layers."""

@@ -260,7 +260,7 @@ def tiny_tokenizer(family: Family, *, finds_special: bool = True) -> Tokenizer:
     """
     made = _byte_tokenizer(family) if family in BYTES else _word_tokenizer(family)
     if finds_special:
-        made.add_special_tokens(list(SPECIAL[family]))  # pyright: ignore[reportUnknownMemberType]
+        made.add_special_tokens(list(SPECIAL[family]))
     return made
 
 

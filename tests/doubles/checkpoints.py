@@ -41,7 +41,7 @@ def save_checkpoint(
     twin = factory.twin(method or HeadOnly(), kind=kind, num_labels=num_labels)
     model = cast("PreTrainedModel", twin.model)
     model.config.problem_type = None if problem_type is None else problem_type.value
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.save_pretrained(folder)
     save_tokenizer(factory, folder)
     return twin
 
@@ -49,7 +49,7 @@ def save_checkpoint(
 def save_tokenizer(factory: TwinFactory, folder: Path, *, max_length: int = 40) -> None:
     """Write the backbone's tokenizer as training leaves it: with truncation turned on."""
     tokenizer = tiny_tokenizer(factory.family)
-    tokenizer.enable_truncation(17)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    tokenizer.enable_truncation(17)
     backbones.save_tokenizer(folder, factory.family, tokenizer)
     edit(folder / "tokenizer_config.json", {"model_max_length": max_length})
 

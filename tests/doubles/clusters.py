@@ -1,8 +1,6 @@
 """A Ray cluster of several nodes on this machine, whose nodes a test can kill."""
 
 # Ray types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import os
 from collections.abc import Generator

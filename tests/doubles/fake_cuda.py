@@ -1,6 +1,4 @@
 # ruff: noqa: ANN401 - torch leaves the types of these hooks open
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """A CUDA device without a device: the real forward over torch's fake tensors.
 
 Fake tensors have a device, a dtype, a shape and strides, but no numbers. Each operator checks its

@@ -21,8 +21,8 @@ def install_flash_double() -> None:
     """Let torch's flash operators run on the CPU, from now on in this process."""
     if not callable(varlen.varlen_attn):
         raise TypeError("torch has no varlen_attn to stand in for")
-    torch.library.register_kernel(OPERATOR, "cpu", _attend_by_operator)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
-    torch.library.register_kernel(FALLBACK, "cpu", _attend_by_function)  # pyright: ignore[reportUnknownMemberType] - the same
+    torch.library.register_kernel(OPERATOR, "cpu", _attend_by_operator)
+    torch.library.register_kernel(FALLBACK, "cpu", _attend_by_function)
 
 
 def _attend_by_operator(
@@ -48,7 +48,7 @@ def _attend_by_operator(
 
 
 def _attend_by_function(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _attend(*arguments)  # pyright: ignore[reportArgumentType] - torch checks them
+    return _attend(*arguments)  # pyrefly: ignore[bad-argument-type] - torch checks them
 
 
 def _attend(

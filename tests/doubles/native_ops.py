@@ -43,7 +43,7 @@ def native_operators() -> Generator[None]:
 
 def hide() -> None:
     """Make the package look absent in this process, also where `make install` has built it."""
-    sys.modules[PACKAGE] = None  # pyright: ignore[reportArgumentType] - the import system reads None
+    sys.modules[PACKAGE] = None  # pyrefly: ignore[unsupported-operation] - the import system reads None
 
 
 def _built() -> Path:

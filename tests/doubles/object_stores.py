@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import boto3  # pyright: ignore[reportMissingTypeStubs] - moto ships no types
-from s3fs import S3FileSystem  # pyright: ignore[reportMissingTypeStubs] - s3fs ships no types
+import boto3
+from s3fs import S3FileSystem
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "nunatak",
@@ -36,7 +36,7 @@ class ObjectStore:
 
     def client(self) -> Any:  # noqa: ANN401 - boto3 creates its classes at run time
         """Return a client that sees the objects as they are."""
-        return boto3.client(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return boto3.client(
             "s3",
             endpoint_url=self.address,
             aws_access_key_id="nunatak",
@@ -69,7 +69,7 @@ def object_store() -> Generator[ObjectStore]:
         finally:
             process.kill()
             # fsspec keeps its clients, which would ask this server in place of the next one.
-            S3FileSystem.clear_instance_cache()  # pyright: ignore[reportUnknownMemberType] - untyped
+            S3FileSystem.clear_instance_cache()
 
 
 def _address(process: "subprocess.Popen[str]") -> str:

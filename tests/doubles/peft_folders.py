@@ -58,13 +58,13 @@ class PeftBase:
 
     def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
         """Load an adapter folder with peft."""
-        return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
+        return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()
 
 
 @cache
 def _read(folder: Path, task_type: str, num_labels: int) -> PreTrainedModel:
     """A model of a folder, whose reading takes several times as long as a copy in memory."""
-    return AUTO_CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return AUTO_CLASSES[task_type].from_pretrained(folder, num_labels=num_labels).eval()
 
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:

@@ -104,7 +104,7 @@ class TwinFactory:
         base = self._model(HeadSpec(num_labels=2))
         _randomise(base, self._generator, deviation=0.3)
         self._base = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-        base.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+        base.save_pretrained(folder)
         save_tokenizer(folder, family)
         self.backbone: Backbone = load_backbone(folder)
 
@@ -140,7 +140,7 @@ class TwinFactory:
         """Gradients of the sum of all squared logits, by our names of the branch's parameters."""
         twin.model.requires_grad_(requires_grad=True).zero_grad()
         total = torch.stack([twin.logits(it).square().sum() for it in encodings]).sum()
-        total.backward()  # pyright: ignore[reportUnknownMemberType]
+        total.backward()
         stored = dict[str, Tensor]()
         for name, parameter in twin.model.named_parameters(remove_duplicate=False):
             plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
@@ -170,7 +170,7 @@ class TwinFactory:
         return prefix + dot + rest
 
     def _layers(self, model: PreTrainedModel, kind: HeadKind) -> nn.ModuleList:
-        return model.get_submodule(self._renamed(LAYERS[self.family], kind))  # pyright: ignore[reportReturnType]
+        return model.get_submodule(self._renamed(LAYERS[self.family], kind))  # pyrefly: ignore[bad-return]
 
     def _with_lora(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> PeftModel:
         # Three independent updates of one map are one update of three times the rank, in blocks.

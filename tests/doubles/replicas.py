@@ -23,4 +23,4 @@ SOUND: Final = Beat(
 def beat(registry: Registry, name: str = "one", **changes: Any) -> int:  # noqa: ANN401 - fields of a row
     """Write a row that confirms the present generation; return the number of the other rows."""
     values = {"key": f"{name}:key", "id": name, "seen": registry.generation()} | changes
-    return registry.replicas.beat(replace(SOUND, **values))
+    return registry.replicas.beat(replace(SOUND, **values))  # pyrefly: ignore[bad-argument-type]

@@ -83,7 +83,7 @@ def edit(path: Path, changes: Mapping[str, object]) -> None:
 def their_vectors(folder: Path, texts: list[str]) -> Tensor:
     """Return the embeddings of sentence-transformers."""
     peer = SentenceTransformer(str(folder), device="cpu")
-    return torch.as_tensor(peer.encode(texts, convert_to_tensor=True))  # pyright: ignore[reportUnknownMemberType] - its image types are not installed
+    return torch.as_tensor(peer.encode(texts, convert_to_tensor=True))
 
 
 def _type(module: str, release: int) -> str:

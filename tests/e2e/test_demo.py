@@ -161,7 +161,7 @@ LENGTHS = (100, 150, 200, 293, 600, 1000, 2000, 3000)
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
     """The demo's tasks `attack` and `tone`, trained as the demo trains them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "demo")  # pyright: ignore[reportUnknownMemberType] - untyped
+        patch.syspath_prepend(ROOT / "demo")
         demo = runpy.run_path(str(ROOT / "demo" / "gateway.py"))
     questions = [it for it in demo["QUESTIONS"] if it.task in {"attack", "tone"}]
     with Registry.open(tmp_path_factory.mktemp("guard")) as opened:

@@ -4,7 +4,7 @@
 """
 
 # ruff: noqa: ANN201, PLC0415
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyrefly: ignore-errors
 # The types are those of the older code.
 
 import sqlite3

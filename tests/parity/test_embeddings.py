@@ -25,7 +25,7 @@ def test_embeddings_of_a_mixed_batch_match_sentence_transformers() -> None:
     if found is None or found.origin is None:
         pytest.skip("the embedded backbone is not installed (extra: minilm)")
     peer = SentenceTransformer(str(Path(found.origin).parent / "model"), device="cpu")
-    expected = peer.encode(TEXTS, convert_to_tensor=True)  # pyright: ignore[reportUnknownMemberType] - its image types are not installed
+    expected = peer.encode(TEXTS, convert_to_tensor=True)
 
     backbone = pack_backbone(load_backbone())
     branch = embedding_branch(backbone)

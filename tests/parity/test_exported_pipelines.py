@@ -75,7 +75,7 @@ def test_special_tokens_of_the_tokenizer_are_named(tmp_path: Path, family: Famil
         *("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
     ]
     known = [name for name in names if tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens(known)  # pyright: ignore[reportUnknownMemberType] - a stub without types
+    tokenizer.add_special_tokens(known)
     tokenizer.save(str(tmp_path / "base" / "tokenizer.json"))
     backbone = load_backbone(bert.folder)
     save_checkpoint(bert, tmp_path / "tuned")

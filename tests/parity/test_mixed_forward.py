@@ -134,7 +134,7 @@ def test_gradients_of_ragged_rows_equal_the_published_gradients(
     branch = build_branch(twin.branch.spec, config, parameters)
 
     logits = forward(factory.backbone, [Row(encoding=it, branch=branch) for it in encodings])
-    torch.stack([it.square().sum() for it in logits]).sum().backward()  # pyright: ignore[reportUnknownMemberType]
+    torch.stack([it.square().sum() for it in logits]).sum().backward()
 
     for key, expected in factory.gradients(twin, encodings).items():
         found = parameters[key].grad

@@ -136,13 +136,13 @@ def saved(folder: Path, model: ModernBertModel | ModernBertForMaskedLM) -> Path:
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
         parameter.data = 1.0 + 0.1 * noise if parameter.dim() == 1 else noise
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.save_pretrained(folder)
     save_tokenizer(folder, "modernbert")
     return folder
 
 
 def tiny_model_config(**changes: object) -> ModernBertConfig:
-    return ModernBertConfig(**tiny_config(num_layers=4, family="modernbert") | changes)  # pyright: ignore[reportArgumentType]
+    return ModernBertConfig(**tiny_config(num_layers=4, family="modernbert") | changes)  # pyrefly: ignore[bad-argument-type]
 
 
 def hidden_states(model: ModernBertModel, encoding: Encoding) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> No
 def test_the_window_has_a_second_name_which_decides(tmp_path: Path) -> None:
     path = saved(tmp_path, ModernBertModel(tiny_model_config())) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 1}))
-    model = ModernBertModel.from_pretrained(tmp_path)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model = ModernBertModel.from_pretrained(tmp_path)
 
     assert_same_hidden_states(load_backbone(tmp_path), model.eval())
 
@@ -207,7 +207,7 @@ def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) 
     del raw["rope_parameters"]
     raw |= {"global_rope_theta": 900.0, "local_rope_theta": 900.0, "rope_scaling": scaling}
     path.write_text(json.dumps(raw))
-    model = ModernBertModel.from_pretrained(tmp_path / "old")  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model = ModernBertModel.from_pretrained(tmp_path / "old")
     model.eval()
 
     backbone = load_backbone(tmp_path / "old")

@@ -120,7 +120,7 @@ def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path)
     tokenizer.add_tokens(["<new>", "<more>"])
     model = cast("PreTrainedModel", twin.model)
     model.resize_token_embeddings(len(tokenizer))
-    model.save_pretrained(tuned)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.save_pretrained(tuned)
     tokenizer.save_pretrained(tuned)
     added, had = len(tokenizer), base.backbone.config.vocab_size
     assert added == had + 2

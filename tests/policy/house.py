@@ -115,7 +115,7 @@ def files_of_one_predict() -> set[Path]:
                         client.post(url, json=body).raise_for_status()
                         is_on = False
     finally:
-        threading.setprofile(None)  # pyright: ignore[reportArgumentType] - documented as None
+        threading.setprofile(None)
     return set[Path].intersection(*crossed)
 
 

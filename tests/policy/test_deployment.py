@@ -30,7 +30,7 @@ def manifests() -> dict[str, Any]:
 
 def unit() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue] - as its manual says
+    parser.optionxform = str  # pyrefly: ignore[bad-assignment, method-assign] - as its manual says
     parser.read(DEPLOY / "systemd" / "nunatak@.service", encoding="utf-8")
     return parser
 

@@ -12,24 +12,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
-    "nunatak_exchange": (3861, 14),
-    "nunatak_cli": (7068, 39),
+    "nunatak_exchange": (3856, 14),
+    "nunatak_cli": (7065, 39),
     "nunatak": (516, 3),
     "nunatak_client": (2038, 7),
-    "nunatak_cluster": (566, 6),
+    "nunatak_cluster": (559, 6),
     "nunatak_contract": (4267, 20),
-    "nunatak_rows": (795, 7),
-    "nunatak_loadtest": (1045, 7),
-    "nunatak_model": (9319, 49),
+    "nunatak_rows": (791, 7),
+    "nunatak_loadtest": (1040, 7),
+    "nunatak_model": (9317, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4305, 23),
-    "nunatak_server": (20422, 97),
-    "nunatak_training": (9141, 43),
+    "nunatak_server": (20425, 97),
+    "nunatak_training": (9122, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_771, 320
-CEILINGS_BESIDE = {"benchmarks": 11_230, "tests": 76_302}
+MAX_LINES, MAX_FILES = 63_729, 320
+CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 76_251}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

@@ -186,7 +186,7 @@ def _skip_syncs(*, of_folders: bool) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode) != of_folders:
             sync(descriptor)
 
-    os.fsync = partial
+    os.fsync = partial  # pyrefly: ignore[bad-assignment]
 
 
 def _sync_nothing(connection: Connection) -> None:

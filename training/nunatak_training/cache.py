@@ -8,7 +8,6 @@
 """
 
 # safetensors types its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import os
 from collections import defaultdict

@@ -12,15 +12,12 @@ Axes: examples, labels, width = hidden width.
 """
 
 # scikit-learn ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import cast
 
 import numpy as np
 import torch
@@ -173,7 +170,7 @@ def held_out_probabilities(
     found: Probabilities = np.zeros((len(numbers), num_labels))
     judged, split = np.flatnonzero(~is_lone), PredefinedSplit(folds[~is_lone])
     own = cross_val_predict(model, unit[judged], numbers[judged], cv=split, method="predict_proba")
-    found[np.ix_(judged, known)] = cast("Probabilities", own)
+    found[np.ix_(judged, known)] = own
     if is_lone.any():
         model.fit(unit[judged], numbers[judged])
         found[np.ix_(np.flatnonzero(is_lone), known)] = model.predict_proba(unit[is_lone])

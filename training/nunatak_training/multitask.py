@@ -7,7 +7,6 @@ freeze the lower layers of such an encoder for all tasks.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import math
 import time

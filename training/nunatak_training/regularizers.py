@@ -19,7 +19,6 @@ because it has no pretrained value. Adapters go back to their initial values.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import math
 import operator

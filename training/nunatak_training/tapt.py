@@ -9,7 +9,6 @@ vocabulary = token ids.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import math
 from collections.abc import Callable, Mapping, Sequence

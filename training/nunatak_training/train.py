@@ -165,7 +165,7 @@ def train(
     chosen = settings.settings
     recipe = recipe_on(chosen, backbone)
     report = report or Report()
-    teacher = settings.teacher and settings.teacher.teacher(registry, backbone)
+    teacher = settings.teacher.teacher(registry, backbone) if settings.teacher else None
     with kept_answers(settings.teacher, teacher, checkpoints) as asked:
         data = load_task_data(
             settings.data,

@@ -317,7 +317,7 @@ class DiskTrunkStore:
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
     """The metadata and the states of a file; changes to the states stay in memory."""
     # safetensors does not type its file.
-    with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+    with safe_open(path, framework="pt") as file:
         opened = cast("Any", file)
         return opened.metadata(), opened.get_tensor(STATES)
 

@@ -70,7 +70,7 @@ def probe_tolerance(recorded: float, expected: Sequence[float], backbone: Backbo
 
 
 def _floats(logits: Tensor) -> tuple[float, ...]:
-    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
+    return tuple(cast("list[float]", logits.tolist()))
 
 
 def _difference(

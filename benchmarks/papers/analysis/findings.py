@@ -1,7 +1,6 @@
 """The findings of an analysis, a table and a drawing, and the finished runs that it is about."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 import csv
 from collections.abc import Sequence

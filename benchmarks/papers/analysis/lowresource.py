@@ -5,7 +5,6 @@ with 1k examples, and slightly better with 5k.
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

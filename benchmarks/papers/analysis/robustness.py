@@ -4,7 +4,6 @@ He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at 
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Analyses of trained tasks. Each analysis trains the runs of a sweep and keeps no weights."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
 

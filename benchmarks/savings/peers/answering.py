@@ -3,7 +3,7 @@
 `POST /predict {"tasks": [...], "text": ...}` answers `{"results": [[p, p, p], ...]}`: the
 probabilities by task. As in our server, one request may name several tasks for one text.
 """
-# pyright: basic
+# pyrefly: ignore-errors
 
 import argparse
 from collections.abc import Callable

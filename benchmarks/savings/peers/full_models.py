@@ -4,7 +4,7 @@ The lock is no loss, because one forward of torch uses all cores. With one folde
 the process of one task in "one process per task". Mode `private` copies the weights out of the
 mapped file, as a cast or a move to a device does.
 """
-# pyright: basic
+# pyrefly: ignore-errors
 
 import threading
 

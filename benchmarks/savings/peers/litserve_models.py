@@ -1,5 +1,5 @@
 """LitServe with one full model per task: LitServe gathers batches, which run task by task."""
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 # LitServe has its own environment.
 
 import litserve

@@ -3,7 +3,7 @@
 `rounded.onnx` is the same model in 8-bit integers, as users of onnxruntime make them: dynamic, with
 a scale for each channel.
 """
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 
 import sys
 import warnings

@@ -2,7 +2,7 @@
 
 `onnx_export.py` wrote the models into the folder of each task before; the mode names the file.
 """
-# pyright: basic, reportMissingImports=false
+# pyrefly: ignore-errors
 # onnxruntime is not installed where the project is checked.
 
 import os

@@ -4,7 +4,7 @@ This is the architecture of encoder runtimes that share nothing between models: 
 scheduler of its own, one forward uses all cores, and the forwards of the models take turns. A
 forward answers the oldest waiting rows of its model, up to 8, padded to the longest of them.
 """
-# pyright: basic
+# pyrefly: ignore-errors
 
 import threading
 from concurrent.futures import Future

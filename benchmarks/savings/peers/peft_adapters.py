@@ -4,7 +4,7 @@ Mode `switch` sets the adapter under a lock for each request. Mode `mixed` gathe
 requests into one padded batch and names each row's adapter (`adapter_names`), the fastest way that
 peft offers.
 """
-# pyright: basic
+# pyrefly: ignore-errors
 
 import queue
 import threading

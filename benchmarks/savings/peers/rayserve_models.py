@@ -1,6 +1,5 @@
 """Ray Serve, multiplexed: one deployment, one full model per task, kept in the replica."""
-# pyright: basic, reportMissingImports=false, reportUntypedFunctionDecorator=false
-# pyright: reportCallIssue=false
+# pyrefly: ignore-errors
 # Ray has its own environment, and its types of a decorated method are wrong.
 
 import logging
@@ -50,7 +49,7 @@ if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
     serve.start(http_options={"host": "127.0.0.1", "port": READ.port})
     # `Models` is a deployment here, because of the decorator.
-    serve.run(Models.bind(FOLDERS), route_prefix="/predict", blocking=False)  # pyright: ignore[reportAttributeAccessIssue]
+    serve.run(Models.bind(FOLDERS), route_prefix="/predict", blocking=False)  # pyrefly: ignore[missing-attribute]
     print(f"{READY}http://127.0.0.1:{READ.port}", flush=True)
     while True:
         time.sleep(3600)

@@ -255,7 +255,7 @@ def _given(data: Any, labels: Iterable[object] | None, kind: str | None = None) 
     """Return data as the training package reads it: texts and labels become rows."""
     if labels is None:
         return data
-    if isinstance(data, str | Path | Mapping):
+    if isinstance(data, (str, Path, Mapping)):
         raise invalid_option(
             "labels belong to a list of texts; files and parts have a column of labels"
         )
@@ -283,9 +283,9 @@ def _row(text: object, label: object, kind: str | None = None) -> dict[str, obje
             row = {"text": text}
     if hasattr(label, "tolist"):  # an array of numpy or torch
         label = cast("Any", label).tolist()
-    if isinstance(label, set | frozenset):
+    if isinstance(label, (set, frozenset)):
         label = sorted(cast("AbstractSet[object]", label), key=str)
-    many = kind == "multi-label" if kind else isinstance(label, list | tuple)
+    many = kind == "multi-label" if kind else isinstance(label, (list, tuple))
     row["labels" if many else "label"] = [label] if many and isinstance(label, str) else label
     return row
 

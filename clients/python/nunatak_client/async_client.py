@@ -339,7 +339,7 @@ class AsyncClient:
 
     async def _connect(self, url: httpx.URL) -> httpcore.AsyncNetworkStream:
         port = url.port or {"http": 80, "https": 443}[url.scheme]
-        backend: httpcore.AsyncNetworkBackend = httpcore.AnyIOBackend()  # pyright: ignore[reportAssignmentType] - a conditional import there
+        backend: httpcore.AsyncNetworkBackend = httpcore.AnyIOBackend()  # pyrefly: ignore[bad-assignment] - a conditional import there
         network = await backend.connect_tcp(url.host, port, self._timeout_s)
         if url.scheme == "http":
             return network

@@ -116,7 +116,7 @@ def _asking(
 
 
 def _sendable(routing_key: str) -> str:
-    is_text = isinstance(routing_key, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_text = isinstance(routing_key, str)
     if is_text and routing_key.isascii() and routing_key.isprintable():
         return routing_key
     raise InvalidInputError(

@@ -155,7 +155,7 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     Raises:
         InvalidInputError: an input is no text, pair, question or query, or the list is empty.
     """
-    if isinstance(inputs, str | tuple | Question | Query):
+    if isinstance(inputs, (str, tuple, Question, Query)):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
     items = [_wire_input(item, at) for at, item in enumerate(in_order(inputs))]
     if not items:
@@ -171,7 +171,7 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
     """
     kind = type(items)
     is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
-    if issubclass(kind, str | bytes | Mapping | set | frozenset) or not is_list:
+    if issubclass(kind, (str, bytes, Mapping, set, frozenset)) or not is_list:
         raise InvalidInputError(
             f"expected a list of items, got {kind.__name__}; pass a list, or one column"
         )
@@ -226,7 +226,7 @@ def task_target(reference: str) -> Target:
     Raises:
         InvalidInputError: the name is empty, has only dots, or is no text.
     """
-    is_text = isinstance(reference, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_text = isinstance(reference, str)
     name, slash, version = reference.partition("/") if is_text else (reference, "", "")
     return Target(
         path=f"/v1/tasks/{path_segment('task reference', name)}",
@@ -236,7 +236,7 @@ def task_target(reference: str) -> Target:
 
 def path_segment(kind: str, value: str) -> str:
     """Quote one segment of a path, so that it stays one segment."""
-    if not isinstance(value, str) or not value.strip("."):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(value, str) or not value.strip("."):
         raise InvalidInputError(
             f"{kind} must be a name such as 'tone', 'tone@prod' or 'tone/3', got {value!r}"
         )
@@ -272,5 +272,5 @@ def _wire_documents(documents: Sequence[object]) -> list[JsonValue]:
 
 def _shape(item: object) -> str:
     if isinstance(item, Sequence):
-        return f"{type(item).__name__} of {len(item)}"  # pyright: ignore[reportUnknownArgumentType]
+        return f"{type(item).__name__} of {len(item)}"
     return type(item).__name__

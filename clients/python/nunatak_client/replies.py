@@ -379,7 +379,7 @@ def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[s
     if num_inputs is None:
         said |= {name: [said[name]] for name in ("outputs", "predicted") if name in said}
     outputs = said["outputs"]
-    if not (isinstance(outputs, list | tuple) and len(cast("Any", outputs)) == (num_inputs or 1)):
+    if not (isinstance(outputs, (list, tuple)) and len(cast("Any", outputs)) == (num_inputs or 1)):
         raise InvalidResponseError(
             f"asked about {num_inputs or 1} inputs, got outputs for another number"
         )

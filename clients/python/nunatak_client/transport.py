@@ -71,7 +71,7 @@ def seconds(name: str, value: float, *, above: float = 0) -> float:
     Raises:
         InvalidInputError: not a number, or no time that a timer can wait.
     """
-    is_number = isinstance(value, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_number = isinstance(value, int | float)
     if is_number and above < value <= threading.TIMEOUT_MAX:
         return value
     raise InvalidInputError(

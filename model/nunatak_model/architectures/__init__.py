@@ -23,7 +23,7 @@ from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.weights import Shapes
 
-ARCHITECTURES: Mapping[str, Architecture[Any]] = {
+ARCHITECTURES: Mapping[str, Architecture[Any]] = {  # pyrefly: ignore[bad-assignment]
     **dict.fromkeys(bert.MODEL_TYPES, bert),
     **dict.fromkeys(distilbert.MODEL_TYPES, distilbert),
     **dict.fromkeys(electra.MODEL_TYPES, electra),

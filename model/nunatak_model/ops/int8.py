@@ -9,8 +9,6 @@ Axes: tokens = packed tokens, in, out = widths of the map.
 """
 
 # torch's autograd functions have no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportIncompatibleMethodOverride=false
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -104,7 +102,7 @@ def int8_product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor,
     Gradients flow to `x` as through the weight that the integers stand for.
     """
     if torch.is_grad_enabled() and x.requires_grad:
-        product: Tensor = _Product.apply(x, linear)  # pyright: ignore[reportAssignmentType]
+        product: Tensor = _Product.apply(x, linear)
         return product
     return _product(x, linear)
 
@@ -162,7 +160,7 @@ def has_integer_product() -> bool:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch leaves `ctx` untyped
+    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch leaves `ctx` untyped  # pyrefly: ignore[bad-override]
         ctx.linear = linear
         return _product(x, linear)
 

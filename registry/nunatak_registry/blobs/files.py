@@ -10,9 +10,6 @@ weights in use. Below the root, `LocalFiles` follows no link and waits for no pi
 `RemoteFiles` uses fsspec, for example for a bucket whose puts are atomic and durable.
 """
 
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportUnknownVariableType=false
-
 import contextlib
 import errno
 import os

@@ -134,7 +134,8 @@ class Snapshot:
     def _shared(self, candidate: Candidate) -> SharedTraffic | None:
         record = self.version(candidate.task, candidate.version)
         try:
-            return record and SharedTraffic(manifest=record.parse(), share=candidate.share)
+            share = candidate.share
+            return SharedTraffic(manifest=record.parse(), share=share) if record else None
         except InvalidManifestError:
             return None
 
@@ -307,7 +308,7 @@ class Snapshot:
 
     def replicas(self, now: float) -> Sequence[sa.Row[Any]]:
         """Return the rows of `ReplicaRow` whose lifetime has not ended, by id."""
-        query = sa.select(*ReplicaRow.__table__.columns).where(ReplicaRow.until >= now)
+        query = sa.select(ReplicaRow.__table__).where(ReplicaRow.until >= now)
         return self._connection.execute(query.order_by(ReplicaRow.id, ReplicaRow.key)).all()
 
     def blob_references(self) -> dict[tuple[str, int], set[str]]:
@@ -337,6 +338,7 @@ class Snapshot:
             return []
         columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
         query = sa.select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
+        # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
         return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
@@ -345,6 +347,7 @@ class Snapshot:
     def _all(
         self, query: VersionQuery, values: Mapping[str, str] | None = None
     ) -> list[VersionRecord]:
+        # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
         return [VersionRecord(**row) for row in self._connection.execute(query, values).mappings()]
 
     def _records(

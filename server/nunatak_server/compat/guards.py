@@ -409,7 +409,7 @@ def _masks(
 
 
 def _has_content(value: JsonValue) -> bool:
-    return isinstance(value, str | list | dict) and bool(value)
+    return isinstance(value, (str, list, dict)) and bool(value)
 
 
 def _is_setting(value: JsonValue, name: str) -> bool:

@@ -146,7 +146,7 @@ class BatchCompute:
             outputs = forward(backbone, rows, trunk=self._trunk, between_layers=between_layers)
             # One transfer for the batch, because a copy for each row would wait for the device.
             logits = torch.cat([output.flatten() for output in outputs]).float()
-            flat = iter(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+            flat = iter(cast("list[float]", logits.tolist()))
         return [list(islice(flat, output.numel())) for output in outputs]
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:

@@ -258,7 +258,10 @@ async def end_candidate(
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
-    end, expected = runtime_of(request).registry.rollouts.end, body and body.expected_version
+    end, expected = (
+        runtime_of(request).registry.rollouts.end,
+        body.expected_version if body else None,
+    )
     return await _change(request, wait_s, expected, end, task, alias, role)
 
 
@@ -329,7 +332,7 @@ async def roll_back(
 
     async def load_target() -> int:
         await catalog_of(request).task(task)
-        expected, look = body and body.expected_version, runtime.registry.next_rollback
+        look, expected = runtime.registry.next_rollback, body.expected_version if body else None
         current, target = await runtime.catalog.change(look, task, alias, expected_version=expected)
         wanted = TaskReference(task=task, version=target)
         await _load(request, wanted, runtime.residency.preload)

@@ -70,7 +70,7 @@ class Waiting:
     def __init__(self, max_connections: int | None = None) -> None:
         """Allow this number of open connections; None: any number."""
         self._max_connections = max_connections
-        self._connections = OrderedDict["BoundedProtocol", None]()
+        self._connections: OrderedDict[BoundedProtocol, None] = OrderedDict()
         self._warns_at = 0.0
 
     def begin(self, connection: "BoundedProtocol") -> None:
@@ -135,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def answer_unreadable() -> Response:
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._timers = {}
         self.waiting.make_room(self)
@@ -433,10 +433,10 @@ def _speak_old(cycle: RequestResponseCycle) -> None:
     async def send_plain(message: ASGISendEvent) -> None:
         # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
         cycle.chunked_encoding = False
-        cycle.expected_content_length = len(message.get("body", b""))
+        cycle.expected_content_length = len(message.get("body", b""))  # pyrefly: ignore[bad-argument-type]
         await send(message)
 
-    cycle.send = send_plain
+    cycle.send = send_plain  # pyrefly: ignore[method-assign]
 
 
 def _scope_of(cycle: RequestResponseCycle) -> Scope:

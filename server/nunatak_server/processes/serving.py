@@ -309,9 +309,9 @@ class DrainingServer(uvicorn.Server):
             server.close()
         make = partial(
             self.config.http_protocol_class,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
+            config=self.config,  # pyrefly: ignore[unexpected-keyword]
+            server_state=self.server_state,  # pyrefly: ignore[unexpected-keyword]
+            app_state=self.lifespan.state,  # pyrefly: ignore[unexpected-keyword]
         )
         for connection in waiting:
             await loop.connect_accepted_socket(make, connection)

@@ -1,9 +1,9 @@
 """Comparison of a shadow with the answering version, and the reports and metrics of candidates."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.registry import Collector
@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.requests import Parameters
-from nunatak_server.outputs.entities import TokenEntity
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.telemetry.metrics import LabelValues
 
@@ -19,6 +18,7 @@ FULL_OPTIONS: Final = Parameters(ignore_labels=[])
 """All that a head can output: a score for each label, a label for each token."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])
+Items = Sequence[Mapping[str, Any]]
 Place = tuple[int, int]
 """Begin and end of a part of a text, in characters."""
 
@@ -80,7 +80,7 @@ def _compare_labels(
 
 
 def _compare_tokens(
-    tokens: Mapping[Place, TokenEntity], shadow: Mapping[Place, TokenEntity]
+    tokens: Mapping[Place, Mapping[str, Any]], shadow: Mapping[Place, Mapping[str, Any]]
 ) -> Comparison:
     shared = tokens.keys() & shadow.keys()
     num_equal = sum(tokens[place]["entity"] == shadow[place]["entity"] for place in shared)
@@ -91,19 +91,19 @@ def _compare_tokens(
     )
 
 
-def _labels(output: Output) -> dict[str, float]:
+def _labels(output: Items) -> dict[str, float]:
     return {item["label"]: item["score"] for item in output if "label" in item}
 
 
-def _tokens(output: Output) -> dict[Place, TokenEntity]:
+def _tokens(output: Items) -> dict[Place, Mapping[str, Any]]:
     return {(item["start"], item["end"]): item for item in output if "entity" in item}
 
 
-def _spans(output: Output) -> dict[Place, float]:
+def _spans(output: Items) -> dict[Place, float]:
     return {(item["start"], item["end"]): item["score"] for item in output if "answer" in item}
 
 
-def _documents(output: Output) -> dict[int, float]:
+def _documents(output: Items) -> dict[int, float]:
     return {
         item["index"]: item["score"] for item in output if "index" in item and "entity" not in item
     }

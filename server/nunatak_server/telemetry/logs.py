@@ -259,7 +259,7 @@ def _log_unraisable(failed: "sys.UnraisableHookArgs") -> None:
 def leave_out_places() -> None:
     """Stop `logging` from finding code, thread and process, which no line here shows."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+    logging._srcfile = None  # noqa: SLF001
 
 
 def _trace(found: ExceptionInfo) -> str:

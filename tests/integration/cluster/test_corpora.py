@@ -38,7 +38,7 @@ def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: obj
         num_scorers=None if on is None else 2,
     )
     with Registry.open(place / "registry", create=False) as registry:
-        run_job(job, registry, settings=settings, on_chunk=on_chunk)  # pyright: ignore[reportArgumentType]
+        run_job(job, registry, settings=settings, on_chunk=on_chunk)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(place: Path, tmp_path: Path) -> None:

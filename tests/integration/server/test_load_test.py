@@ -45,7 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 def short(
     server: str, scenario: str = "smoke", *, seconds: float = 1, **options: object
 ) -> LoadReport:
-    return run_locust(scenario, server=server, seconds=seconds, **options)  # pyright: ignore[reportArgumentType]
+    return run_locust(scenario, server=server, seconds=seconds, **options)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """A calibrated version answers by its temperature over HTTP, in transformers and on the hub."""
 
 # scipy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

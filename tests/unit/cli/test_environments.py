@@ -30,7 +30,7 @@ PROGRAM = (
 
 def run(num_lines: int, **options: object) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-c", PROGRAM % num_lines]
-    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **options)  # type: ignore[call-overload]  # noqa: S603 - our own interpreter
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **options)  # noqa: S603 - our own interpreter  # pyrefly: ignore[no-matching-overload]
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ def program_that_raises(error: BaseException) -> Program:
     program = Program(cls=FailureGroup)
 
     @program.callback()
-    def group() -> None:  # pyright: ignore[reportUnusedFunction] - typer makes a group for it
+    def group() -> None:
         pass
 
     @program.command()
-    def fail() -> None:  # pyright: ignore[reportUnusedFunction] - by its name
+    def fail() -> None:
         raise error
 
     return program

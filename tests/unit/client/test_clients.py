@@ -150,8 +150,8 @@ def test_predict_all_divides_what_the_server_refuses_and_keeps_the_order(face: F
 
     asked = [json.loads(request.content)["inputs"] for request in network.requests]
     assert asked == [texts, texts[:2], texts[2:], texts[2:3], texts[3:]]
-    assert [part for part, _ in found] == [texts[:2], texts[2:3], texts[3:]]
-    assert [label for _, it in found for label in it["tone"].labels] == list("01234")
+    assert [part for part, _ in found] == [texts[:2], texts[2:3], texts[3:]]  # pyrefly: ignore[not-iterable]
+    assert [label for _, it in found for label in it["tone"].labels] == list("01234")  # pyrefly: ignore[not-iterable]
 
 
 def test_predict_all_raises_what_refuses_a_single_input_with_its_place(face: Face) -> None:
@@ -183,9 +183,9 @@ def test_predict_all_asks_alone_about_an_input_that_one_task_refuses(
         network, lambda client: all_of(client.predict_all(["a", "b"], ["tone", "names"]))
     )
 
-    assert [part for part, _ in found] == [["a"], ["b"]]
-    assert [it["tone"].labels for _, it in found] == [("0",), ("1",)]
-    problem = found[1][1]["names"].error
+    assert [part for part, _ in found] == [["a"], ["b"]]  # pyrefly: ignore[not-iterable]
+    assert [it["tone"].labels for _, it in found] == [("0",), ("1",)]  # pyrefly: ignore[not-iterable]
+    problem = found[1][1]["names"].error  # pyrefly: ignore[bad-index]
     assert problem is not None
     assert (problem.position, problem.detail) == (1, "input 1: no")
 

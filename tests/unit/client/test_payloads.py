@@ -1,7 +1,6 @@
 """Laws of the wire format of requests."""
 
 # pandas ships no types.
-# pyright: reportMissingTypeStubs=false
 
 import json
 from collections.abc import Iterator
@@ -94,7 +93,7 @@ def test_no_policy_judges_names_of_fields_or_bytes_in_place_of_their_texts(
 
 def test_the_place_of_a_wrong_input_is_told() -> None:
     with pytest.raises(InvalidInputError, match=r"^input 1: an input must be a text"):
-        wire_inputs(["a", None])  # pyright: ignore[reportArgumentType]
+        wire_inputs(["a", None])  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_text_is_no_list_of_letters() -> None:
@@ -120,7 +119,7 @@ def test_an_error_of_the_inputs_comes_after_the_inputs_before_it() -> None:
 def test_columns_of_tables_are_lists_of_texts() -> None:
     column = pd.Series(["a", "b"], index=[7, 8])
 
-    assert wire_inputs(column).value == ["a", "b"]  # pyright: ignore[reportArgumentType]
+    assert wire_inputs(column).value == ["a", "b"]  # pyrefly: ignore[bad-argument-type]
 
 
 def test_parameters_of_all_kinds_are_sent_together() -> None:

@@ -10,10 +10,7 @@ import huggingface_hub.constants
 import psutil
 import pytest
 import torch
-from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
-)
+from safetensors.torch import load_file, save_file
 
 from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
-)
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BertConfig
 

@@ -80,8 +80,8 @@ def test_every_kind_of_task_answers_as_a_server_answers_its_client(
     }
     with nunatak.Client(address) as client:
         for task, inputs in asked.items():
-            mine = tasks.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
-            theirs = client.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
+            mine = tasks.predict(task, inputs, top_k=1)  # pyrefly: ignore[bad-argument-type]
+            theirs = client.predict(task, inputs, top_k=1)  # pyrefly: ignore[bad-argument-type]
 
             assert type(mine.require()) is type(theirs.require())
             assert mine.model_dump(include={"task", "version", "tokens", "truncated"}) == (
@@ -95,7 +95,7 @@ def test_any_number_of_texts_is_answered_in_order(tasks: nunatak.LocalTasks) -> 
 
     answer = tasks.predict("tone", texts)
 
-    assert tasks.predict("tone", (it for it in texts)) == answer  # pyright: ignore[reportArgumentType]
+    assert tasks.predict("tone", (it for it in texts)) == answer  # pyrefly: ignore[bad-argument-type]
     assert len(answer.outputs) == len(answer.predicted) == len(answer.tokens) == 150
     for place in (0, 63, 64, 149):
         alone = tasks.predict("tone", texts[place]).best
@@ -152,7 +152,7 @@ def test_what_cannot_be_answered_is_an_error_with_its_reason(
     tasks: nunatak.LocalTasks, task: str, inputs: Inputs, options: dict[str, int], problem: str
 ) -> None:
     with pytest.raises(nunatak.NunatakError, match=problem) as caught:
-        tasks.predict(task, inputs, **options)  # pyright: ignore[reportArgumentType]
+        tasks.predict(task, inputs, **options)  # pyrefly: ignore[bad-argument-type]
 
     assert "--" not in str(caught.value)
 
@@ -207,7 +207,7 @@ def test_an_input_that_one_task_refuses_costs_no_other_input_an_answer(
 @pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800", {"text": "a"}, {"a"}])
 def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: object) -> None:
     with pytest.raises(InvalidInputError):
-        tasks.predict("tone", inputs)  # pyright: ignore[reportArgumentType]
+        tasks.predict("tone", inputs)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_mistyped_registry_is_refused(place: Path) -> None:

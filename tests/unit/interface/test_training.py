@@ -1,7 +1,6 @@
 """Laws of `nunatak.train` and `nunatak.doubts`: as the command, with values of Python."""
 
 # pandas ships no stubs.
-# pyright: reportMissingTypeStubs=false
 
 import csv
 import json
@@ -49,7 +48,7 @@ def trained(
         "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
         "max_length": 32, "show_progress": False, **changes,
     }  # fmt: skip
-    return nunatak.train(task, *data, **arguments)  # pyright: ignore[reportArgumentType]
+    return nunatak.train(task, *data, **arguments)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[Path, Path]) -> None:

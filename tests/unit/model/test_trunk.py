@@ -140,7 +140,7 @@ def test_sources_that_differ_in_anything_share_no_state(changes: dict[str, objec
 
     cache.offer(source, 3, state_of(source))
 
-    assert list(cache.depths(replace(source, **changes))) == []  # pyright: ignore[reportArgumentType] - one field each
+    assert list(cache.depths(replace(source, **changes))) == []  # pyrefly: ignore[bad-argument-type] - one field each
 
 
 def drop_oldest(states: list[tuple[int, int]]) -> int:

@@ -1,8 +1,6 @@
 """Laws of files as other programs write them: each is read right, or refused in clear words."""
 
 # These packages ship no types, or types that leave much open.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 import gzip
 from collections.abc import Callable

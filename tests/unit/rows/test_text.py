@@ -1,8 +1,6 @@
 """Laws of the rows of files: a bad row is a row with a problem, and no row disappears."""
 
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
 
 import gzip
 import tracemalloc

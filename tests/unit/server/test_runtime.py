@@ -129,7 +129,7 @@ async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many
 
     def note(self: BatchCompute, rows: Sequence[Row], **options: object) -> list[list[float]]:
         batches.append([row.branch for row in rows])
-        return compute(self, rows, **options)  # pyright: ignore[reportArgumentType]
+        return compute(self, rows, **options)  # pyrefly: ignore[bad-argument-type]
 
     monkeypatch.setattr(BatchCompute, "__call__", note)
     backbone = with_gpu_kernels(tiny_backbone())

@@ -30,9 +30,9 @@ def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 def run(
     registry: Registry, task: str, data: object, teacher: TeacherChoice | None, **named: object
 ) -> TrainOutcome:
-    settings = read_settings({"max_length": 16, "epochs": 4, **named})  # pyright: ignore[reportArgumentType]
+    settings = read_settings({"max_length": 16, "epochs": 4, **named})  # pyrefly: ignore[bad-argument-type]
     kind = TaskKind.REGRESSION if task == "values" else None
-    asked = TrainSettings(task=task, data=data, settings=settings, teacher=teacher, kind=kind)  # pyright: ignore[reportArgumentType]
+    asked = TrainSettings(task=task, data=data, settings=settings, teacher=teacher, kind=kind)  # pyrefly: ignore[bad-argument-type]
     return train(asked, registry=registry, backbone=BACKBONE)
 
 
@@ -90,7 +90,7 @@ def test_probabilities_in_a_file_are_the_answers_of_the_teacher(registry: Regist
 def test_soft_targets_are_more_than_the_labels_that_follow_from_them(registry: Registry) -> None:
     teacher = BIG.teacher(registry, BACKBONE)
     assert teacher is not None
-    said = [dict(it) for it in teacher.ask([row["text"] for row in TEXTS])]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    said = [dict(it) for it in teacher.ask([row["text"] for row in TEXTS])]  # pyrefly: ignore[no-matching-overload]
     labels = [max(it, key=lambda label: it[label]) for it in said]
     rows = [{**row, "label": label} for row, label in zip(TEXTS, labels, strict=True)]
 

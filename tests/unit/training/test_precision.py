@@ -1,6 +1,4 @@
 # ruff: noqa: ANN401 - torch leaves the types of these hooks open
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """Training in bfloat16: rounded products in the steps, and float32 everywhere else."""
 
 from collections import Counter

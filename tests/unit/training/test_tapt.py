@@ -1,7 +1,6 @@
 """Laws of task-adaptive pretraining: the hidden tokens, the loss, and the trained parameters."""
 
 # torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
 # torch types some of its functions partly.
 
 from dataclasses import dataclass

@@ -388,4 +388,4 @@ def test_wrong_teachers_are_refused_before_a_call(
 )
 def test_a_choice_of_a_teacher_is_whole(given: dict[str, object]) -> None:
     with raises("invalid_option", match="expected a task as the teacher"):
-        TeacherChoice(**given)  # pyright: ignore[reportArgumentType]
+        TeacherChoice(**given)  # pyrefly: ignore[bad-argument-type]

@@ -193,7 +193,7 @@ def label_of(
 def _shares(value: object, kind: TaskKind, where: str) -> tuple[tuple[str, float], ...]:
     """The probabilities of a row, in the order of labels; the mean of a regression."""
     if not isinstance(value, dict) or not value:
-        told = "an empty one" if value == {} else kind_of(cast("object", value))
+        told = "an empty one" if value == {} else kind_of(value)
         hint = "; CSV and TSV hold no objects, use JSONL" * isinstance(value, str)
         raise bad_row(
             where, f"{PROBABILITIES!r} must be an object of numbers by label, got {told}{hint}"

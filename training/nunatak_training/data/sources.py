@@ -6,8 +6,6 @@ train examples becomes dev.
 """
 
 # The library ships no stubs, and types its mappings and features loosely.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +39,8 @@ IN_MEMORY = "data in memory"
 class Frame(Protocol):
     """A pandas DataFrame, as far as it is read."""
 
-    columns: Iterable[object]
+    @property
+    def columns(self) -> Iterable[object]: ...
 
     def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
         ...

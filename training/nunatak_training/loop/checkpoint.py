@@ -11,7 +11,6 @@ of an epoch follow from the regularizer's seed.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import hashlib
 import time
@@ -26,7 +25,7 @@ import torch
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
@@ -101,8 +100,8 @@ class SavedRun:
         """At the start of the run; None without a checkpoint."""
         for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
             try:
-                with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
-                    facts = cast("dict[str, str]", file.metadata() or {})  # pyright: ignore[reportUnknownMemberType]
+                with safe_open(path, framework="np") as file:
+                    facts = cast("dict[str, str]", file.metadata() or {})
                 return int(facts[THREADS])
             except (OSError, SafetensorError, KeyError, ValueError):
                 continue

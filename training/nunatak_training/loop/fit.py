@@ -5,7 +5,6 @@ function of the caller turns encodings into logits.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import math
 import time

@@ -1,7 +1,6 @@
 """One optimizer step at a time along a schedule, and the best parameters so far."""
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -33,8 +32,8 @@ Tensors = dict[str, Tensor]
 def seeded(seed: int, device: torch.device) -> Generator[None]:
     """Seed torch's random state, for shuffling and dropout, during the block."""
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):  # pyright: ignore[reportUnknownMemberType]
-        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
         yield
 
 

@@ -9,7 +9,6 @@ Axes: tokens = tokens of a window.
 """
 
 # torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterator, Sequence
 

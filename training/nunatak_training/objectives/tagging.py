@@ -7,7 +7,6 @@ Axes: tokens = tokens of a window, tags.
 """
 
 # torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

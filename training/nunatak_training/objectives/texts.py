@@ -4,7 +4,6 @@ Axes: rows = texts or pairs of a batch, labels.
 """
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -14,8 +14,6 @@ Axes: examples, labels, scores = the judged scores of all examples.
 """
 
 # scipy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +111,7 @@ def best_temperature(judged: JudgedLogits) -> float | None:
 
     if judged.slope(0.0) >= 0 or judged.slope(MAX_SHARPNESS) <= 0:
         return None
-    return 1 / cast("float", brentq(judged.slope, 0.0, MAX_SHARPNESS, xtol=1e-9))
+    return 1 / brentq(judged.slope, 0.0, MAX_SHARPNESS, xtol=1e-9)
 
 
 def cross_fitted(judged: JudgedLogits, *, seed: int) -> Float[np.ndarray, "examples 1"] | None:

@@ -21,8 +21,6 @@ Axes: events = one label of one unit (unit, label), labels, units.
 """
 
 # scipy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
 
 import re
 import string

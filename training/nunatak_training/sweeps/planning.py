@@ -327,7 +327,7 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
     for axis, *chosen in product(grid.methods, regularizers, tapts, rates, seeds):
-        changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)
+        changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)  # pyrefly: ignore[bad-argument-type]
         for method in methods_of(axis, backbone.config):
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 

@@ -1,7 +1,6 @@
 """The report of a sweep from the results alone: all runs, the mean over seeds, and plots."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
-# pyright: reportUnknownMemberType=false
 
 import csv
 import io

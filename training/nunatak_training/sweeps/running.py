@@ -24,7 +24,7 @@ from threading import Thread
 from typing import cast
 
 import torch
-from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType] - untyped
+from safetensors.torch import save
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name

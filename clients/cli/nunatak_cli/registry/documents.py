@@ -219,7 +219,7 @@ def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
     return PolicyDetail.model_validate(published).model_dump(mode="json")
 
 
-POLICIES = Documents["Policy"](
+POLICIES: "Documents[Policy]" = Documents(
     group="policy",
     listing="policies",
     read=read_policy,
@@ -311,7 +311,7 @@ def collected(
     )
 
 
-CARDS = Documents["QuestionCard"](
+CARDS: "Documents[QuestionCard]" = Documents(
     group="question",
     listing="questions",
     read=read_card,

@@ -1,7 +1,5 @@
 """The extension for binary tensors, with Triton's own clients, which use it by default."""
 
-# pyright: reportMissingTypeStubs=false
-
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Generator

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from jevcompat import runner  # pyright: ignore[reportMissingTypeStubs]
+from jevcompat import runner
 from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 from pydantic import SecretStr
 from sqlalchemy import create_engine
@@ -225,7 +225,7 @@ def test_jevcompat_finds_nothing_wrong(
 @pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta")
 def test_their_clients_read_every_answer(address: str) -> None:
     with TypeSafeClient(api_key="none", base_url=address) as client:
-        answered = client.system_one(  # pyright: ignore[reportUnknownMemberType]
+        answered = client.system_one(
             state=TEXT, questions={"u": AskedNoul(instructions="Is it urgent?")}
         )
         assert 0 <= answered.nouls["u"].noul <= 1

@@ -1,8 +1,6 @@
 """Laws of `benchmarks.papers.analyze`, as its command line."""
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 from itertools import combinations
 from pathlib import Path

@@ -230,7 +230,7 @@ def make_up(folder: Path) -> dict[str, list[PaperRun]]:
         {"name": "layer-graddrop"},
         {"name": "graddrop-epoch"},
     ]
-    constant: JsonValue = [*variants, CONSTANT, EPOCH_CONSTANT]
+    constant: JsonValue = [*variants, CONSTANT, EPOCH_CONSTANT]  # pyrefly: ignore[not-iterable]
     sets = {"ud_ewt_pos": "ud_hi_pos", "wikiann_en": "wikiann_ur", "xnli_en": "xnli_sw",
             "conll2003_en": "conll2002_es"}  # fmt: skip
     tasks: JsonValue = [

@@ -1,8 +1,6 @@
 """Laws of `nunatak predict-file`: the rows of a corpus with the answers of its tasks."""
 
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 import csv
 import gzip

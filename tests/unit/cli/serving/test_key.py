@@ -73,8 +73,8 @@ def test_keys_are_listed_for_programs(tmp_path: Path) -> None:
 
     listed = nunatak("key", "list", "--file", str(path), "--json").json()
 
-    (key,) = listed["keys"]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable, reportUnknownVariableType]
-    assert (key["name"], key["scopes"]) == ("one", ["admin"])  # pyright: ignore[reportArgumentType, reportCallIssue, reportOptionalSubscript, reportIndexIssue]
+    (key,) = listed["keys"]  # pyrefly: ignore[not-iterable]
+    assert (key["name"], key["scopes"]) == ("one", ["admin"])  # pyrefly: ignore[bad-index, unsupported-operation]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def is_missing(_: Sequence[int], device: torch.device) -> VarlenAttention:
 
 def changed(**changes: object) -> Callable[[Sequence[int], torch.device], Attention]:
     def plan(lengths: Sequence[int], device: torch.device) -> Attention:
-        return replace(Changed(inner=varlen_attention(lengths, device)), **changes)
+        return replace(Changed(inner=varlen_attention(lengths, device)), **changes)  # pyrefly: ignore[bad-argument-type]
 
     return plan
 

@@ -68,7 +68,7 @@ def names(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def take(from_banks: SlotBanks, form: str = "a") -> Slot[tuple[str, ...]]:
-    return from_banks.take(form, SHAPES, names)
+    return from_banks.take(form, SHAPES, names)  # pyrefly: ignore[bad-argument-type]
 
 
 def filled(value: float) -> dict[str, Tensor]:

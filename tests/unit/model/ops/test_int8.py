@@ -1,7 +1,6 @@
 """Laws of frozen linear maps in 8-bit integers."""
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Callable, Generator
 from time import sleep
@@ -235,7 +234,7 @@ def test_adapters_learn_through_quantized_layers(method: Method) -> None:
     (encoding,) = backbone.tokenizer.encode(["learn this"], max_length=32)
 
     (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    logits.square().sum().backward()  # pyright: ignore[reportUnknownMemberType]
+    logits.square().sum().backward()
 
     # Gradients reach the lowest layer only through the quantized maps above.
     lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]

@@ -344,7 +344,7 @@ def test_a_package_that_does_not_load_is_left_alone_with_one_warning(
     package.mkdir()
     (package / "__init__.py").write_text("raise OSError('undefined symbol')")
     monkeypatch.delitem(sys.modules, "nunatak_ops", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.syspath_prepend(str(tmp_path))
 
     assert not has_native_operators()
 

@@ -14,7 +14,7 @@ TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 def cut_by_the_library(family: Family, text: TextInput, max_length: int) -> tuple[list[int], ...]:
     library: Tokenizer = tiny_tokenizer(family)
     library.no_padding()
-    library.enable_truncation(max_length)  # pyright: ignore[reportUnknownMemberType]
+    library.enable_truncation(max_length)
     (found,) = library.encode_batch([text])
     return found.ids, found.type_ids
 

@@ -1,5 +1,4 @@
 # safetensors ships no types for `deserialize`, so its result is cast.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import contextlib
 import json
 from typing import cast

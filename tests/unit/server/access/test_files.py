@@ -63,7 +63,7 @@ def test_a_change_that_fails_leaves_the_file_and_nothing_next_to_it(path: Path) 
     content = path.read_bytes()
 
     with pytest.raises(ZeroDivisionError):
-        change_keys(path, lambda _: 1 // 0)  # pyright: ignore[reportArgumentType] - raises
+        change_keys(path, lambda _: 1 // 0)  # pyrefly: ignore[bad-argument-type, division-by-zero] - raises
     with pytest.raises(ValueError, match="two names"):
         change_keys(path, lambda keys: (*keys, keys[0].model_copy(update={"name": "two"})))
 

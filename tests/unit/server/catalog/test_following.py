@@ -323,7 +323,7 @@ def test_holds_that_have_run_out_are_reported_once(caplog: pytest.LogCaptureFixt
             raise StoreUnavailableError("read-only")
         return await HoldScript.hold(script, versions, seconds=seconds)
 
-    script.hold = refuse_from_the_second  # type: ignore[method-assign]
+    script.hold = refuse_from_the_second  # pyrefly: ignore[method-assign]
     run(script)
 
     assert script.over == [False] * turns_per_hold + [True] * 5 + [False] * 3
@@ -442,7 +442,7 @@ def test_a_process_leaves_after_its_last_beat() -> None:
         script.events.append("beat")
         return 0
 
-    script.beat = slow_beat
+    script.beat = slow_beat  # pyrefly: ignore[method-assign]
 
     async def scenario() -> None:
         beating = asyncio.create_task(script.membership.beat())

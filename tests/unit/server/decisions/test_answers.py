@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jevcompat.validate import choice_confidence, score_confidence  # pyright: ignore[reportMissingTypeStubs]
+from jevcompat.validate import choice_confidence, score_confidence
 
 from doubles.drafts import CREATED_AT
 from nunatak_contract.enums import HeadKind, ProblemType

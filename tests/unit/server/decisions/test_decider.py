@@ -356,7 +356,7 @@ async def test_unknown_questions_go_to_the_upstream_while_the_tasks_answer() -> 
         asked.upstream.waits_for.set()
         return found
 
-    asked.service.predict = answered
+    asked.service.predict = answered  # pyrefly: ignore[method-assign]
 
     assert kinds(await asked.decide(OTHER, KNOWN, choice("a", "b"))) == [
         "upstream",

@@ -78,7 +78,7 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     app.state.runtime = SimpleNamespace(replica_id="r1")
 
     @app.get("/")
-    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - found by its route
+    async def begin() -> Response:
         return StreamingResponse(one_line_of(error))
 
     async def receive() -> Message:
@@ -89,8 +89,8 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
 
     headers = [(b"x-request-id", b"one")]
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": headers}
-    scope |= {"query_string": b"", "asgi": {"spec_version": "2.4"}}
-    scope["app"] = app
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.4"}}  # pyrefly: ignore[unsupported-operation]
+    scope["app"] = app  # pyrefly: ignore[unsupported-operation]
     give_id(scope)
     with pytest.raises((type(error), RuntimeError)) as raised:
         await app(scope, receive, send)

@@ -95,7 +95,7 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
         lifespan="off",
         log_level="error",
         loop=request.param,
-        timeout_keep_alive=KEEP_ALIVE_S,  # pyright: ignore[reportArgumentType] - passed on as a delay
+        timeout_keep_alive=KEEP_ALIVE_S,  # pyrefly: ignore[bad-argument-type] - passed on as a delay
         http=bounded_protocol(
             receive_timeout_s=DEADLINE_S,
             refusal_of=refusal_of,

@@ -194,7 +194,7 @@ def test_a_word_has_the_label_of_its_first_token_and_its_number() -> None:
 
     found = entities(labelled_windows("ab cd", [1, 2, 0, 0, 1]), options)
 
-    assert [(it["entity"], it["index"]) for it in found if "entity" in it] == [("B-X", 0), ("O", 1)]
+    assert [(it["entity"], it["index"]) for it in found if "entity" in it] == [("B-X", 0), ("O", 1)]  # pyrefly: ignore[bad-typed-dict-key]
     assert [(it["start"], it["end"]) for it in found] == [(0, 2), (3, 5)]
 
 
@@ -259,7 +259,7 @@ def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
         (encodings,) = tokenizer.encode_windows([text], max_length=max_length, stride=6)
         windows = [window_of(it, [2.0, 1.0, 0.0] * it.num_tokens) for it in encodings]
         found = find_entities(windows, labels=LABELS, join=tokenizer.join, options=options)
-        return [it["index"] for it in found if "index" in it]
+        return [it["index"] for it in found if "index" in it]  # pyrefly: ignore[bad-return]
 
     assert words(16) == words(512) == list(range(7))
 

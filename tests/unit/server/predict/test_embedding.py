@@ -58,7 +58,7 @@ class FakeEngine(Withdrawing):
     def submit(self, rows: Sequence[PendingRow]) -> None:
         self.rows.extend(rows)
         for row in rows if self.outcome else ():
-            row.future.set_result(self.outcome)  # pyright: ignore[reportArgumentType] - not None
+            row.future.set_result(self.outcome)  # pyrefly: ignore[bad-argument-type] - not None
 
 
 def make_bench(

@@ -279,7 +279,7 @@ async def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
     store: FakeStore, *, is_in_use: bool
 ) -> None:
     device = FullDevice(store, "mood")
-    store.load = device  # pyright: ignore[reportAttributeAccessIssue] - the store is a double
+    store.load = device  # pyrefly: ignore[method-assign] - the store is a double
     residency = device.residency = make_residency(store)
     held = await lease(residency, store, store.add("mood"))
     await use(residency, store, store.add("spam"))

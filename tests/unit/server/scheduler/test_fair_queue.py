@@ -46,7 +46,7 @@ def test_callers_that_all_wait_are_served_by_weight(
             break
         turns.charge(row, row.branch_tokens)
         waiting[row.caller] -= 1
-        served[row.caller] += row.branch_tokens / shares[row.caller]
+        served[row.caller] += row.branch_tokens / shares[row.caller]  # pyrefly: ignore[bad-index, unsupported-operation]
 
     for one in "abc":
         for other in "abc":
@@ -113,7 +113,7 @@ def test_what_was_served_is_remembered_from_batch_to_batch(
         plan = plan_batch(Queues(pending), limits=limits, order=order)
         pending, order = left_by(plan, pending), plan.order
         for row in plan.batch:
-            served[row.caller] += row.branch_tokens
+            served[row.caller] += row.branch_tokens  # pyrefly: ignore[bad-index, unsupported-operation]
 
     assert max(served.values()) - min(served.values()) <= 2 * MAX_TOKENS
 

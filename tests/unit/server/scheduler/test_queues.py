@@ -103,7 +103,7 @@ def test_queues_remember_few_deadlines_of_rows_that_have_left() -> None:
 
     for number in range(1, 1000):
         row = replace(waiting_row("a", number), deadline=Deadline(number))
-        seen.append(weakref.ref(row.deadline))  # pyright: ignore[reportArgumentType] - a Deadline
+        seen.append(weakref.ref(row.deadline))  # pyrefly: ignore[bad-argument-type] - a Deadline
         queues.add([row])
         queues.remove([row])
 

@@ -226,7 +226,7 @@ async def test_two_references_of_one_version_have_each_windows_own_answer(second
         for word in words[25:]:
             yield word
 
-    bench.engine.submit = late_once
+    bench.engine.submit = late_once  # pyrefly: ignore[method-assign]
     handling = replace(HANDLING, default_deadline_s=0.4)
     stream = VerdictStream(bench.judge, bench.published, handling, clock=bench.clock)
     async with aclosing(stream.events(chunks())) as events:

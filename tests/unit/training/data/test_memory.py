@@ -1,8 +1,6 @@
 """Laws of examples in memory: lists, DataFrames and data sets give what a file gives."""
 
 # pandas and datasets ship no stubs.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportCallIssue=false
 
 import json
 import math
@@ -36,7 +34,7 @@ DATASET = Dataset.from_list(ROWS).cast(CLASSES)
         pd.DataFrame(ROWS, index=[9] * len(ROWS)).astype({"label": "category"}),
         DATASET,
         {"train": ROWS},
-        DatasetDict(train=DATASET),
+        DatasetDict(train=DATASET),  # pyrefly: ignore[bad-argument-type]
     ],
     ids=["list", "tuple", "frame", "categories", "dataset", "parts", "dataset-dict"],
 )

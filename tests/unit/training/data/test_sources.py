@@ -1,6 +1,4 @@
 # The datasets library ships no stubs.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
 
 import random
 from collections import Counter

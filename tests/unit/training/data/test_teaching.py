@@ -23,7 +23,7 @@ GOOD: list[dict[str, object]] = [
 
 
 def taught(rows: object, kind: TaskKind | None = None, teacher: Teacher | None = None) -> TaskData:
-    return load_task_data(rows, kind=kind, spelt=TAUGHT, teacher=teacher)  # pyright: ignore[reportArgumentType]
+    return load_task_data(rows, kind=kind, spelt=TAUGHT, teacher=teacher)  # pyrefly: ignore[bad-argument-type]
 
 
 def labels_by_text(data: TaskData) -> dict[str, object]:
@@ -45,7 +45,7 @@ def asked_by(
         "name": "big/1", "digest": "d" * 64, "kind": TaskKind.SINGLE_LABEL, "labels": ("yes", "no"),
         "ask": ask, **changes,
     }  # fmt: skip
-    return Teacher(**fields)  # pyright: ignore[reportArgumentType]
+    return Teacher(**fields)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.parametrize(

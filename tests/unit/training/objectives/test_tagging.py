@@ -1,7 +1,6 @@
 """The tokens that stand for words and for answers, in every family of tokenizers."""
 
 # torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
 
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """GradDrop and Layer-GradDrop against eq. 3 and 4 of O'Neill and Dutta 2023."""
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import math
 import operator
@@ -72,7 +70,7 @@ def moved_by_epoch(
         regularizer.begin_epoch(epoch)
         for _ in range(steps):
             optimizer.zero_grad()
-            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyright: ignore[reportAttributeAccessIssue] - the sum of an int and tensors is a tensor
+            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyrefly: ignore[missing-attribute] - the sum of an int and tensors is a tensor
             regularizer.after_backward()
             optimizer.step()
             regularizer.after_step()

@@ -1,8 +1,6 @@
 """Regularizers in recipes and in the loop; mixout against its definition, entry by entry."""
 
 # torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import math
 

@@ -1,8 +1,6 @@
 """Laws of temperatures, of the calibration error, and of precision and recall over thresholds."""
 
 # scipy and scikit-learn ship no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from typing import Any

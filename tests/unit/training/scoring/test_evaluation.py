@@ -1,9 +1,6 @@
 """Evaluation against scikit-learn, and against plain loops where scikit-learn has no function."""
 
 # scikit-learn ships no types; the types inferred from its sources are wrong for `zero_division`.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportArgumentType=false
 
 from collections.abc import Callable, Sequence
 
@@ -106,7 +103,7 @@ def test_scores_of_labels_are_those_of_scikit_learn() -> None:
     assert [it.precision for it in found.labels] == pytest.approx(precision)
     assert [it.recall for it in found.labels] == pytest.approx(recall)
     assert [it.f1 for it in found.labels] == pytest.approx(f1)
-    assert [it.num_expected for it in found.labels] == list(support)
+    assert [it.num_expected for it in found.labels] == list(support)  # pyrefly: ignore[bad-argument-type]
     assert found.metrics[Metric.ACCURACY] == pytest.approx(accuracy_score(expected, predicted))
     assert found.confusion is not None
     matrix = confusion_matrix(expected, predicted, labels=LABELS)

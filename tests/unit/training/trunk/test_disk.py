@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - PathLike
+from safetensors.torch import load_file
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone

@@ -6,9 +6,6 @@ become JSON lines too. In CSV and Parquet, lists and objects are JSON texts.
 
 # ruff: noqa: PLC0415 - only Parquet files need pyarrow
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
 
 import gzip
 import io
