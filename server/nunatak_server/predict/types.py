@@ -126,6 +126,8 @@ class TaskFailure:
     """The task's name; None unless the task certainly exists."""
     refuses_request: bool = False
     """Whether the error refuses the whole request."""
+    states: tuple[States, ...] = ()
+    """What the task has found in each text before it failed."""
 
 
 Asked = AskedTask | TaskFailure

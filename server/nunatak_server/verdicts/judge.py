@@ -208,7 +208,10 @@ class Judge:
         try:
             async with aclosing(self._service.stream(request)) as results:
                 async for streamed in results:
-                    result = streamed.result
+                    result, refusal = streamed.result, streamed.refusal
+                    if refusal is not None and not isinstance(refusal, DeadlineExceededError):
+                        # The other tasks were asked before a part of the request was refused.
+                        raise refusal
                     answers[result.reference] = result
                     times.append(streamed.timings)
                     is_last = len(answers) == len(policy.references)

@@ -144,15 +144,15 @@ def strongest(actions: Iterable[VerdictAction]) -> VerdictAction:
 def find(policy: Policy, condition: Condition, answers: Answers, text: int) -> ConditionState:
     """Return what the answers say about a condition and the text with this index.
 
-    A task that lacks a label of the condition, or that has not read all characters, decides the
-    condition only if the condition holds. The policy may let unread characters pass.
+    A task that has failed, that lacks a label of the condition, or that has not read all text,
+    decides the condition only if the condition holds. The policy may let unread characters pass.
     """
     answer = answers.get(condition.task)
-    if not isinstance(answer, TaskPrediction):
+    if answer is None or not answer.states:
         return UNKNOWN
     state = answer.states[text].get(condition, UNKNOWN)
-    may_be_unread = UnjudgedPart.UNREAD in policy.unjudged
-    if state.misfit is None and (may_be_unread or not state.num_unread):
+    is_read = not state.num_unread or UnjudgedPart.UNREAD in policy.unjudged
+    if isinstance(answer, TaskPrediction) and state.misfit is None and is_read:
         return state
     return replace(state, is_complete=False) if state.holds else UNKNOWN
 

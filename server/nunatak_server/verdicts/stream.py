@@ -183,7 +183,7 @@ class VerdictStream:
 
     async def _conclude(self) -> AsyncGenerator[Streamed]:
         self._growing.text, self._growing.is_whole = self._text, True
-        judgement = await self._ask()
+        judgement = self._with_findings(await self._ask())
         if self._has_late_finding(judgement.decisions[0]):
             judgement = self._judge.late(self._published, self._text, LATE_FINDING)
         for piece in self._release(judgement.decisions[0], len(self._text)):
@@ -251,22 +251,37 @@ class VerdictStream:
         again = growing.num_chars_again // READ_AGAIN
         missing = int(EARLY * growing.num_missing_chars)
         self._looks_at = end + max(LEAST_GROWTH, missing, again)
-        answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
-        policy = self._published.document
-        return replace(
-            judgement,
-            answers=answers,
-            decisions=decide(policy, answers, (growing.text,)),
-            failures=failures_in(policy, answers),
-        )
+        return self._with_findings(judgement)
 
     async def _ask(self) -> Judgement:
         texts = (self._growing.text,)
         return await self._judge.ask(self._published, texts, self._handling, growing=self._growing)
 
+    def _with_findings(self, judgement: Judgement) -> Judgement:
+        """Return a judgement about the text so far with what was found in it before."""
+        answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
+        policy = self._published.document
+        return replace(
+            judgement,
+            answers=answers,
+            decisions=decide(policy, answers, (self._growing.text,)),
+            failures=failures_in(policy, answers),
+        )
+
     def _with_earlier(self, answer: TaskPrediction | TaskFailure) -> TaskPrediction | TaskFailure:
-        """Return an answer about the held text with what was found in the released text."""
+        """Return an answer about the held text with what was found in the released text.
+
+        A task that fails keeps its findings. An answer about the whole text replaces them.
+        """
         if isinstance(answer, TaskFailure):
+            before = self._masked if self._growing.is_whole else ()
+            states = {
+                it: replace(state, spans=(*before, *state.spans))
+                for it, state in self._found.items()
+                if it.task == answer.reference
+            }
+            return replace(answer, states=(states,))
+        if self._growing.is_whole:
             return answer
         (states,) = answer.states
         merged = {it: self._merged(self._found.get(it), state) for it, state in states.items()}

@@ -18,6 +18,7 @@ from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
+from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.verdicts.judge import Judge, Judgement
 
@@ -158,6 +159,21 @@ async def test_a_dry_run_stops_nothing_that_the_server_refuses_as_a_whole(make: 
             found = await asking
             assert (found.action, found.decided, found.is_by_failure) == (ALLOW, BLOCK, True)
             assert {it.error.code for it in found.failures} == {"empty_text"}
+
+
+@pytest.mark.parametrize("known", [["attack"], ["attack", "tone"]])
+async def test_a_text_without_room_is_refused_also_if_a_task_is_not_looked_up_yet(
+    held: Held, known: list[str]
+) -> None:
+    policy = two_tasks(on_failure=OnFailure.ALLOW)
+    # Room for the rows of one task, not of both.
+    admission = Admission(max_requests=10, max_tokens=12, max_bytes=1000)
+    bench, store, engine = await held(*known, admission=admission)
+    store.add("tone")
+    engine.outcome = CALM
+
+    with raises("request_too_large"):
+        await ask(judge_of(bench, policy), policy)
 
 
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
