@@ -13,7 +13,7 @@ from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench
 from doubles.serving import make_facts
-from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
@@ -110,6 +110,17 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     assert found.is_by_failure
     assert [(it.reference, it.error.code) for it in found.failures] == [("attack", "out_of_memory")]
     assert found.message == "no answer from attack"
+
+
+async def test_a_block_because_nothing_can_be_masked_says_so(make: Make) -> None:
+    conditions = when("attack", "yes"), when("tone", "yes")
+    rule = make_rule(*conditions, action=VerdictAction.MASK, combine=Combine.ALL)
+    judge, _, _ = await make(make_policy(rule))
+
+    found = await ask(judge, make_policy(rule))
+
+    assert (found.action, found.is_by_failure, found.failures) == (BLOCK, True, ())
+    assert found.message == "what the rules have found cannot be masked"
 
 
 @pytest.mark.parametrize("on_failure", OnFailure)
