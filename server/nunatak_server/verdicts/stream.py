@@ -22,7 +22,7 @@ from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Condition
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OverloadedError
-from nunatak_server.outputs.conditions import ConditionState, FoundSpan, parts_words
+from nunatak_server.outputs.conditions import ConditionState, FoundSpan, States, parts_words
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.verdicts.judge import Judge, Judgement
@@ -274,13 +274,7 @@ class VerdictStream:
         A task that fails keeps its findings. An answer about the whole text replaces them.
         """
         if isinstance(answer, TaskFailure):
-            before = self._masked if self._growing.is_whole else ()
-            states = {
-                it: replace(state, spans=(*before, *state.spans))
-                for it, state in self._found.items()
-                if it.task == answer.reference
-            }
-            return replace(answer, states=(states,))
+            return replace(answer, states=(self._kept(answer),))
         if self._growing.is_whole:
             return answer
         (states,) = answer.states
@@ -288,6 +282,22 @@ class VerdictStream:
         if not self._growing.takes_open:
             self._found |= merged
         return replace(answer, states=(merged,))
+
+    def _kept(self, failure: TaskFailure) -> States:
+        """Return all that a task has found before it failed."""
+        (now,) = failure.states or ({},)
+        kept = dict[Condition, ConditionState]()
+        for it in self._published.document.conditions:
+            both = self._found.get(it), now.get(it)
+            states = [state for state in both if state is not None and state.holds]
+            if it.task == failure.reference and states:
+                spans = dict.fromkeys(span for state in states for span in state.spans)
+                kept[it] = replace(states[-1], spans=tuple(spans))
+        if not self._growing.is_whole:
+            if not self._growing.takes_open:
+                self._found |= kept
+            return kept
+        return {it: replace(own, spans=(*self._masked, *own.spans)) for it, own in kept.items()}
 
     def _merged(self, earlier: ConditionState | None, state: ConditionState) -> ConditionState:
         if earlier is None or not earlier.holds:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from doubles.drafts import CREATED_AT
-from doubles.held_engine import Held, HeldEngine
+from doubles.held_engine import ANSWER, Held, HeldEngine
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
@@ -110,6 +110,29 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     assert found.is_by_failure
     assert [(it.reference, it.error.code) for it in found.failures] == [("attack", "out_of_memory")]
     assert found.message == "no answer from attack"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
+    make: Make, *, is_late: bool
+) -> None:
+    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=300)
+    judge, engine, bench = await make(policy)
+    engine.answers_at_once = False
+    judging = asyncio.create_task(ask(judge, policy))
+    await until(lambda: len(engine.rows) == 4)
+
+    first = {row.task: row for row in reversed(engine.rows)}
+    first["attack"].future.set_result(ANSWER)
+    if not is_late:
+        engine.outcome = OutOfMemoryError()
+        engine.answer("attack", "tone")
+    found = await asyncio.wait_for(judging, timeout=10)
+
+    assert (found.action, found.is_by_failure) == (BLOCK, False)
+    assert [it.applied[0].rule.name for it in found.decisions if it.applied] == ["attack"]
+    assert [it.reference for it in found.failures] == ["attack"]
+    assert bench.admission.num_requests == 0
 
 
 async def test_a_block_because_nothing_can_be_masked_says_so(make: Make) -> None:
