@@ -287,10 +287,7 @@ class CallContent:
                 return self._text(value, name)
             case dict():
                 before, self._role = self._role, self._role_of(value)
-                items = value.items()
-                changed = {
-                    self._name(it, name): self._field(it, inner, name) for it, inner in items
-                }
+                changed = self._object(value, name)
                 self._role = before
                 return changed
             case list():
@@ -303,6 +300,16 @@ class CallContent:
                 return value
             case _:
                 return value
+
+    def _object(self, fields: Mapping[str, JsonValue], name: str) -> dict[str, JsonValue]:
+        changed = dict[str, JsonValue]()
+        for it, value in fields.items():
+            own = self._name(it, name)
+            while own in changed:
+                # The masks of two names may be equal, and no value may be lost.
+                own = f"{own} {len(changed)}"
+            changed[own] = self._field(it, value, name)
+        return changed
 
     def _role_of(self, fields: Mapping[str, JsonValue]) -> str:
         """Return the role of a message, also in its parts. Unknown roles count as the user's."""

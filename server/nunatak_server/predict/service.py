@@ -392,7 +392,7 @@ async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) 
 def _refusal_in(result: TaskAnswer) -> NunatakError | None:
     if not isinstance(result, TaskFailure):
         return None
-    is_late = isinstance(result.error, DeadlineExceededError)
+    is_late = isinstance(result.error, DeadlineExceededError) and not result.states
     return result.error if result.refuses_request or is_late else None
 
 

@@ -126,6 +126,8 @@ class TaskFailure:
     """The task's name; None unless the task certainly exists."""
     refuses_request: bool = False
     """Whether the error refuses the whole request."""
+    states: tuple[States, ...] = ()
+    """What the task has found in each text before it failed."""
 
 
 Asked = AskedTask | TaskFailure
@@ -231,7 +233,10 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
     logits = list[Sequence[float]]()
     for row in outcomes:
         if not isinstance(row, RowAnswer):
-            return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
+            states = _found_before(request, asked, outcomes)
+            return TaskFailure(
+                reference=asked.reference, error=row, task=manifest.task, states=states
+            )
         logits.append(row.logits)
     head, read, rows = manifest.head, asked.encodings, _checked(logits, check)
     answer = TaskPrediction(
@@ -244,7 +249,7 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
         extents=asked.extents,
     )
     if request.conditions:
-        own = [it for it in request.conditions if it.task == asked.reference]
+        own = _conditions_of(request, asked)
         return replace(answer, states=states_of(head, own, request.inputs, read, rows))
     return replace(
         answer,
@@ -253,6 +258,27 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
             head, request.inputs, read, rows, options=request.options, join=asked.join
         ),
     )
+
+
+def _conditions_of(request: PredictionRequest, asked: AskedTask) -> list[Condition]:
+    return [it for it in request.conditions if it.task == asked.reference]
+
+
+def _found_before(
+    request: PredictionRequest, asked: AskedTask, outcomes: RowOutcomes
+) -> tuple[States, ...]:
+    """Return what the answered rows of a task that fails have found; empty without a finding."""
+    if not request.conditions or len(outcomes) != sum(map(len, asked.encodings)):
+        return ()
+    rows, read, logits = iter(outcomes), list[Encodings](), list[Sequence[float]]()
+    for encodings in asked.encodings:
+        pairs = zip(encodings, rows, strict=False)
+        answered = [(it, row.logits) for it, row in pairs if isinstance(row, RowAnswer)]
+        read.append(tuple(it for it, _ in answered))
+        logits += [it for _, it in answered]
+    own, head = _conditions_of(request, asked), asked.manifest.head
+    states = states_of(head, own, request.inputs, read, logits)
+    return states if any(it.holds for each in states for it in each.values()) else ()
 
 
 def _checked(rows: Iterable[Sequence[float]], check: Check | None) -> Iterator[Sequence[float]]:

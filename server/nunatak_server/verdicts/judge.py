@@ -90,15 +90,17 @@ class Judgement:
 
     @property
     def message(self) -> str | None:
-        """The message of the first rule with the decided action, or the tasks that gave no answer.
+        """The message of the first rule with the decided action, or why `on_failure` decides.
 
-        None if no rule has a message and all tasks answered.
+        None if no rule has a message and the rules decide.
         """
         decided = self.decided
         rules = (found.rule for it in self.decisions for found in it.applied)
         said = next((it.message for it in rules if it.action is decided and it.message), None)
         if said is not None or not self.is_by_failure:
             return said
+        if not self.failures:
+            return "what the rules have found cannot be masked"
         is_late = all(it.error.code in LATE for it in self.failures)
         failed = ", ".join(it.reference for it in self.failures)
         return f"no answer{' in time' if is_late else ''} from {failed}"
@@ -208,7 +210,10 @@ class Judge:
         try:
             async with aclosing(self._service.stream(request)) as results:
                 async for streamed in results:
-                    result = streamed.result
+                    result, refusal = streamed.result, streamed.refusal
+                    if refusal is not None and not isinstance(refusal, DeadlineExceededError):
+                        # The other tasks were asked before a part of the request was refused.
+                        raise refusal
                     answers[result.reference] = result
                     times.append(streamed.timings)
                     is_last = len(answers) == len(policy.references)

@@ -63,13 +63,15 @@ class TextDecision:
 def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
     """Return whether a rule applies, from the states of its conditions.
 
-    A rule that masks, and finds nothing to mask, is unknown.
+    A rule that masks, and finds nothing to mask, is unknown. With `any`, it has to mask what each
+    condition finds, and a version without spans does not say where that is.
     """
     values = [state.holds for state in states]
     applies = any_of(values) if rule.combine is Combine.ANY else all_of(values)
     spans = tuple(span for state in states if state.holds for span in state.spans)
     if applies and rule.action is VerdictAction.MASK and not spans:
         applies = None
+    has_places = not _masks_each(rule) or all(it.spans for it in states if it.holds)
     scores = [state.score for state in states if state.score is not None]
     pick = max if rule.combine is Combine.ANY else min
     return RuleState(
@@ -77,8 +79,12 @@ def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
         applies=applies,
         score=pick(scores, default=0.0),
         spans=spans,
-        is_complete=all(state.is_complete for state in states),
+        is_complete=has_places and all(state.is_complete for state in states),
     )
+
+
+def _masks_each(rule: Rule) -> bool:
+    return rule.action is VerdictAction.MASK and rule.combine is Combine.ANY
 
 
 def any_of(values: Iterable[bool | None]) -> bool | None:
@@ -144,15 +150,15 @@ def strongest(actions: Iterable[VerdictAction]) -> VerdictAction:
 def find(policy: Policy, condition: Condition, answers: Answers, text: int) -> ConditionState:
     """Return what the answers say about a condition and the text with this index.
 
-    A task that lacks a label of the condition, or that has not read all characters, decides the
-    condition only if the condition holds. The policy may let unread characters pass.
+    A task that has failed, that lacks a label of the condition, or that has not read all text,
+    decides the condition only if the condition holds. The policy may let unread characters pass.
     """
     answer = answers.get(condition.task)
-    if not isinstance(answer, TaskPrediction):
+    if answer is None or not answer.states:
         return UNKNOWN
     state = answer.states[text].get(condition, UNKNOWN)
-    may_be_unread = UnjudgedPart.UNREAD in policy.unjudged
-    if state.misfit is None and (may_be_unread or not state.num_unread):
+    is_read = not state.num_unread or UnjudgedPart.UNREAD in policy.unjudged
+    if isinstance(answer, TaskPrediction) and state.misfit is None and is_read:
         return state
     return replace(state, is_complete=False) if state.holds else UNKNOWN
 
@@ -165,18 +171,22 @@ def failures_in(policy: Policy, answers: Answers) -> tuple[TaskFailure, ...]:
             answer = answers.get(condition.task)
             if isinstance(answer, TaskFailure):
                 failures[condition.task] = answer
-            elif answer is not None and (error := _error_of(policy, condition, answer)):
+            elif answer is not None and (error := _error_of(policy, rule, condition, answer)):
                 failures[condition.task] = TaskFailure(
                     reference=condition.task, error=error, task=answer.task
                 )
     return tuple(failures.values())
 
 
-def _error_of(policy: Policy, condition: Condition, answer: TaskPrediction) -> NunatakError | None:
+def _error_of(
+    policy: Policy, rule: Rule, condition: Condition, answer: TaskPrediction
+) -> NunatakError | None:
     """Return why an answer does not decide a condition about all texts; None if it does."""
     task, version = answer.task, answer.version
     states = [states.get(condition, UNKNOWN) for states in answer.states]
     misfit = next((it.misfit for it in states if it.misfit is not None), None)
+    if _masks_each(rule) and any(it.holds and not it.spans for it in states):
+        misfit = f"a {answer.head} task finds nothing that a rule can mask"
     if misfit is not None:
         return NunatakError("rule_unanswerable", task=task, version=version, reason=misfit)
     num_unread = max((it.num_unread for it in states), default=0)

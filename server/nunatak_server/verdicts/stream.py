@@ -22,7 +22,7 @@ from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Condition
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OverloadedError
-from nunatak_server.outputs.conditions import ConditionState, FoundSpan, parts_words
+from nunatak_server.outputs.conditions import ConditionState, FoundSpan, States, parts_words
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.verdicts.judge import Judge, Judgement
@@ -183,7 +183,7 @@ class VerdictStream:
 
     async def _conclude(self) -> AsyncGenerator[Streamed]:
         self._growing.text, self._growing.is_whole = self._text, True
-        judgement = await self._ask()
+        judgement = self._with_findings(await self._ask())
         if self._has_late_finding(judgement.decisions[0]):
             judgement = self._judge.late(self._published, self._text, LATE_FINDING)
         for piece in self._release(judgement.decisions[0], len(self._text)):
@@ -251,28 +251,53 @@ class VerdictStream:
         again = growing.num_chars_again // READ_AGAIN
         missing = int(EARLY * growing.num_missing_chars)
         self._looks_at = end + max(LEAST_GROWTH, missing, again)
-        answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
-        policy = self._published.document
-        return replace(
-            judgement,
-            answers=answers,
-            decisions=decide(policy, answers, (growing.text,)),
-            failures=failures_in(policy, answers),
-        )
+        return self._with_findings(judgement)
 
     async def _ask(self) -> Judgement:
         texts = (self._growing.text,)
         return await self._judge.ask(self._published, texts, self._handling, growing=self._growing)
 
+    def _with_findings(self, judgement: Judgement) -> Judgement:
+        """Return a judgement about the text so far with what was found in it before."""
+        answers = {it: self._with_earlier(answer) for it, answer in judgement.answers.items()}
+        policy = self._published.document
+        return replace(
+            judgement,
+            answers=answers,
+            decisions=decide(policy, answers, (self._growing.text,)),
+            failures=failures_in(policy, answers),
+        )
+
     def _with_earlier(self, answer: TaskPrediction | TaskFailure) -> TaskPrediction | TaskFailure:
-        """Return an answer about the held text with what was found in the released text."""
+        """Return an answer about the held text with what was found in the released text.
+
+        A task that fails keeps its findings. An answer about the whole text replaces them.
+        """
         if isinstance(answer, TaskFailure):
+            return replace(answer, states=(self._kept(answer),))
+        if self._growing.is_whole:
             return answer
         (states,) = answer.states
         merged = {it: self._merged(self._found.get(it), state) for it, state in states.items()}
         if not self._growing.takes_open:
             self._found |= merged
         return replace(answer, states=(merged,))
+
+    def _kept(self, failure: TaskFailure) -> States:
+        """Return all that a task has found before it failed."""
+        (now,) = failure.states or ({},)
+        kept = dict[Condition, ConditionState]()
+        for it in self._published.document.conditions:
+            both = self._found.get(it), now.get(it)
+            states = [state for state in both if state is not None and state.holds]
+            if it.task == failure.reference and states:
+                spans = dict.fromkeys(span for state in states for span in state.spans)
+                kept[it] = replace(states[-1], spans=tuple(spans))
+        if not self._growing.is_whole:
+            if not self._growing.takes_open:
+                self._found |= kept
+            return kept
+        return {it: replace(own, spans=(*self._masked, *own.spans)) for it, own in kept.items()}
 
     def _merged(self, earlier: ConditionState | None, state: ConditionState) -> ConditionState:
         if earlier is None or not earlier.holds:

@@ -6,18 +6,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from doubles.drafts import CREATED_AT
-from doubles.held_engine import Held, HeldEngine
+from doubles.held_engine import ANSWER, Held, HeldEngine
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench
 from doubles.serving import make_facts
-from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
+from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.verdicts.judge import Judge, Judgement
 
@@ -111,6 +112,40 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     assert found.message == "no answer from attack"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
+    make: Make, *, is_late: bool
+) -> None:
+    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=300)
+    judge, engine, bench = await make(policy)
+    engine.answers_at_once = False
+    judging = asyncio.create_task(ask(judge, policy))
+    await until(lambda: len(engine.rows) == 4)
+
+    first = {row.task: row for row in reversed(engine.rows)}
+    first["attack"].future.set_result(ANSWER)
+    if not is_late:
+        engine.outcome = OutOfMemoryError()
+        engine.answer("attack", "tone")
+    found = await asyncio.wait_for(judging, timeout=10)
+
+    assert (found.action, found.is_by_failure) == (BLOCK, False)
+    assert [it.applied[0].rule.name for it in found.decisions if it.applied] == ["attack"]
+    assert [it.reference for it in found.failures] == ["attack"]
+    assert bench.admission.num_requests == 0
+
+
+async def test_a_block_because_nothing_can_be_masked_says_so(make: Make) -> None:
+    conditions = when("attack", "yes"), when("tone", "yes")
+    rule = make_rule(*conditions, action=VerdictAction.MASK, combine=Combine.ALL)
+    judge, _, _ = await make(make_policy(rule))
+
+    found = await ask(judge, make_policy(rule))
+
+    assert (found.action, found.is_by_failure, found.failures) == (BLOCK, True, ())
+    assert found.message == "what the rules have found cannot be masked"
+
+
 @pytest.mark.parametrize("on_failure", OnFailure)
 async def test_a_late_request_decides_by_on_failure(make: Make, on_failure: OnFailure) -> None:
     policy = two_tasks(on_failure=on_failure, deadline_ms=1)
@@ -158,6 +193,21 @@ async def test_a_dry_run_stops_nothing_that_the_server_refuses_as_a_whole(make: 
             found = await asking
             assert (found.action, found.decided, found.is_by_failure) == (ALLOW, BLOCK, True)
             assert {it.error.code for it in found.failures} == {"empty_text"}
+
+
+@pytest.mark.parametrize("known", [["attack"], ["attack", "tone"]])
+async def test_a_text_without_room_is_refused_also_if_a_task_is_not_looked_up_yet(
+    held: Held, known: list[str]
+) -> None:
+    policy = two_tasks(on_failure=OnFailure.ALLOW)
+    # Room for the rows of one task, not of both.
+    admission = Admission(max_requests=10, max_tokens=12, max_bytes=1000)
+    bench, store, engine = await held(*known, admission=admission)
+    store.add("tone")
+    engine.outcome = CALM
+
+    with raises("request_too_large"):
+        await ask(judge_of(bench, policy), policy)
 
 
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:

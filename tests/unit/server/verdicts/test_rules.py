@@ -13,7 +13,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
-from nunatak_server.verdicts.rules import blocks_for_certain, decide, mask
+from nunatak_server.verdicts.rules import blocks_for_certain, decide, failures_in, mask
 
 FLAG, MASK, BLOCK = VerdictAction.FLAG, VerdictAction.MASK, VerdictAction.BLOCK
 TOKEN_TASKS = ("names", "places", "phones")
@@ -171,6 +171,24 @@ def test_a_rule_that_masks_and_finds_nothing_to_mask_is_unknown() -> None:
 
     assert (closed.action, closed.is_by_failure) == (BLOCK, True)
     assert (opened.action, opened.is_by_failure) == (VerdictAction.ALLOW, True)
+
+
+def test_a_mask_for_any_finding_is_a_failure_if_one_finding_has_no_place() -> None:
+    rule = make_rule(when("names", "NAME"), when("cards", "yes"), action=MASK)
+    # A version that answers about whole texts was promoted.
+    answers = {
+        "names": spanned("names", [span(0, 3)]),
+        "cards": scored("cards", {"yes": 0.9, "no": 0.1}),
+    }
+    text, policy = "Ann paid by 4111", make_policy(rule)
+
+    (closed,) = decide(policy, answers, [text])
+    (opened,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), answers, [text])
+    (failure,) = failures_in(policy, answers)
+
+    assert (closed.action, closed.masked, closed.is_by_failure) == (BLOCK, None, True)
+    assert (opened.masked, opened.is_by_failure) == ("[NAME] paid by 4111", True)
+    assert (failure.reference, failure.error.code) == ("cards", "rule_unanswerable")
 
 
 def test_without_a_threshold_the_task_itself_decides() -> None:

@@ -116,6 +116,44 @@ async def test_a_caller_that_goes_withdraws_its_rows() -> None:
     assert len(bench.engine.withdrawn) == bench.engine.num_waiting
 
 
+@pytest.mark.parametrize("disturbance", ["failure", "full queue"])
+async def test_what_is_found_stays_masked_if_its_task_then_fails(disturbance: str) -> None:
+    rule = make_rule(when("names", "X"), name="names", action=MASK)
+    policy = make_policy(rule, on_failure=OnFailure.ALLOW, max_delay_ms=1000)
+    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
+    bench = StreamBench(BERT, policy.model_copy(update=passes))
+    words, judged = by_word(harmless(bench)), set[int]()
+    bench.engine.finds_names = True
+    said = Said(bench.admission)
+
+    async def chunks() -> AsyncGenerator[str]:
+        async for chunk in said.recorded(words[:30]):
+            yield chunk
+        for task, encoding in bench.engine.computed:
+            if task == "names" and encoding.alignment is not None:
+                judged.update(end for _, end in encoding.alignment.offsets)
+        if disturbance == "failure":
+            bench.engine.sick = frozenset({"names"})
+        with ExitStack() as others:
+            for other in range(10 * (disturbance != "failure")):
+                others.enter_context(bench.admission.admit(f"other-{other}"))
+            bench.clock.now += 2
+            yield "and more"
+            for _ in range(LOOPS):
+                await asyncio.sleep(0)
+        bench.engine.sick = frozenset({"names"})
+
+    found = await bench.streamed(chunks())
+
+    num_judged = len("".join(words[:30])[: max(judged)].split())
+    assert num_judged > len(TASKS)
+    assert found.text.split()[:num_judged] == ["[X]"] * num_judged
+    assert "[X]" not in found.text.split()[num_judged:]
+    (decision,) = found.final.decisions
+    assert (found.final.action, found.final.is_by_failure) == (MASK, True)
+    assert decision.masked == found.text
+
+
 async def test_a_dry_run_holds_no_text_for_a_task_that_fails() -> None:
     bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
     text = harmless(bench)
