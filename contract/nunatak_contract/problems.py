@@ -94,11 +94,7 @@ REGISTRY: Mapping[str, Reason] = {
     ),
     "invalid_question": Reason("{problem}", _UNAVAILABLE),
     "store_unavailable": Reason("{problem}", _UNAVAILABLE),
-    "store_read_only": Reason(
-        "the registry takes no changes since {reason}; check the disk, open the registry anew "
-        "(restart the process) and run `nunatak task verify`",
-        _UNAVAILABLE,
-    ),
+    "store_read_only": Reason("the registry takes no changes: {reason}; {remedy}", _UNAVAILABLE),
 }
 
 MODEL: Mapping[str, Reason] = {

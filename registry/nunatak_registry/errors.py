@@ -46,8 +46,13 @@ class StoreUnavailableError(NunatakError):
         super().__init__("store_unavailable", problem=problem)
 
 
-class StoreReadOnlyError(StoreUnavailableError):
-    """A write after a failed fsync. Reads still work."""
+AFTER_SYNC = (
+    "check the disk, open the registry anew (restart the process) and run `nunatak task verify`"
+)
 
-    def __init__(self, reason: str) -> None:
-        NunatakError.__init__(self, "store_read_only", reason=reason)
+
+class StoreReadOnlyError(StoreUnavailableError):
+    """A write after a failed fsync, or to an index that takes none. Reads still work."""
+
+    def __init__(self, reason: str, remedy: str = AFTER_SYNC) -> None:
+        NunatakError.__init__(self, "store_read_only", reason=reason, remedy=remedy)

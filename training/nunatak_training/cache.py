@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import CACHE_VARIABLE
 
 STATES_FOLDER, CHECKPOINTS_FOLDER = "trunk", "checkpoints"
@@ -73,6 +74,15 @@ class CacheContents:
 def default_cache_folder() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else platformdirs.user_cache_path("nunatak")
+
+
+@contextmanager
+def usable(folder: Path) -> Generator[None]:
+    """Raise `cache_unusable` for a file or folder of the cache that cannot be read or written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise NunatakError("cache_unusable", folder=folder, problem=str(error)) from error
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from nunatak_contract.upstreams import (
 )
 from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
 from nunatak_registry import Registry
+from nunatak_training.cache import usable
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.kinds import TaskKind, kind_of_head
@@ -135,7 +136,9 @@ def _asked_once(
 ) -> Iterator[Shares | NunatakError]:
     """Yield the answers that a file has, and those of the teacher, which the file gets."""
     keys = [sha256(repr(it).encode()).hexdigest() for it in inputs]
-    known = _answers_in(path)
+    with usable(path.parent):
+        path.touch()
+        known = _answers_in(path)
     new = [it for it, key in zip(inputs, keys, strict=True) if key not in known]
     rest = iter(teacher.ask(new))
     with path.open("a", encoding="utf-8") as file:
@@ -150,7 +153,7 @@ def _asked_once(
 def _answers_in(path: Path) -> dict[str, Shares]:
     """The answers of all whole lines; a kill may have left a part of one."""
     found = dict[str, Shares]()
-    for line in path.read_text("utf-8").split("\n") if path.exists() else ():
+    for line in path.read_text("utf-8").split("\n"):
         with suppress(ValueError):
             found |= json.loads(line)
     return found

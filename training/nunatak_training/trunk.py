@@ -26,7 +26,6 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
 from nunatak_training import cache
 
@@ -260,13 +259,9 @@ class DiskTrunkStore:
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
             return self._memory.states(backbone, inputs.encodings, depth=depth, progress=progress)
-        try:
+        with cache.usable(self._root):
             found = self._found(backbone, inputs, depth)
             return found or self._made(backbone, inputs, depth, progress)
-        except OSError as error:
-            raise NunatakError(
-                "cache_unusable", folder=self._root, problem=error.strerror or str(error)
-            ) from error
 
     def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
         key = states_key(backbone, inputs, depth)

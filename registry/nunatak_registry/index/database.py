@@ -47,6 +47,8 @@ _LAYOUT = sa.select(StateRow.schema_version)
 _SHORT_WAIT = sa.text("SET LOCAL lock_timeout = '500ms'")
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
 _CREATION_LOCK = 0x6E756E6174616B
+# PostgreSQL's code for a change on a standby, or in a transaction that may only read.
+_READ_ONLY_TRANSACTION = "25006"
 # After one of these errors, the content of the disk is unknown. PostgreSQL stops by itself.
 _FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
@@ -368,7 +370,17 @@ def _refusals() -> Generator[None]:
         # values.
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+        if getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION:
+            raise StoreReadOnlyError(
+                "the database of the index is read-only, as a standby is",
+                "name the primary database as the registry, or make this one writable",
+            ) from error
         match getattr(cause, "sqlite_errorcode", 0):
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_READONLY_DIRECTORY:
+                raise StoreReadOnlyError(
+                    "the file of the index is on a read-only disk, or may not be written",
+                    "allow writing there, or copy the registry (`nunatak registry copy`)",
+                ) from error
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
                 reason += "; it is damaged, restore it from a backup"
             case sqlite3.SQLITE_FULL:

@@ -12,7 +12,13 @@ import pytest
 from doubles.drafts import make_draft, publish_one
 from doubles.object_stores import ObjectStore, object_store
 from doubles.postgres import PostgresServer
-from nunatak_registry import CorruptBlobError, FindingKind, Registry, StoreUnavailableError
+from nunatak_registry import (
+    CorruptBlobError,
+    FindingKind,
+    Registry,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -142,6 +148,24 @@ def test_unreachable_server_is_unavailable_and_the_password_is_not_quoted(tmp_pa
 def test_other_databases_are_refused(tmp_path: Path, scheme: str) -> None:
     with pytest.raises(StoreUnavailableError):
         Registry.open(f"{scheme}://user:hush@host/database?blobs={tmp_path}")
+
+
+def test_a_standby_is_read_and_takes_no_changes(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.create_database()
+    place = f"{url}&blobs={tmp_path}"
+    with Registry.open(place) as primary:
+        manifest = publish_one(primary)
+    # A standby refuses changes with the code of such a session.
+    with Registry.open(f"{place}&options=-cdefault_transaction_read_only=on") as standby:
+        assert standby.resolve("intent") == manifest
+        for change in (
+            lambda: publish_one(standby, seed=1),
+            lambda: standby.promote("intent", "prod", 1),
+            lambda: standby.hold("server", [("intent", 1)], seconds=60),
+        ):
+            with pytest.raises(StoreReadOnlyError, match="name the primary") as caught:
+                change()
+            assert str(postgres.socket_folder) not in str(caught.value)
 
 
 def test_role_that_may_only_read_reads_all_and_changes_nothing(

@@ -358,6 +358,22 @@ def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again(
         assert publish_one(reopened, seed=2).version == 3
 
 
+def test_an_index_on_a_read_only_disk_is_read_and_takes_no_changes(tmp_path: Path) -> None:
+    def forbid_changes(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    with Registry.open(tmp_path) as registry:
+        publish_one(registry)
+    event.listen(Engine, "connect", forbid_changes)
+    try:
+        with Registry.open(tmp_path) as registry:
+            assert registry.task("intent").versions == (1,)
+            with pytest.raises(StoreReadOnlyError, match="allow writing there"):
+                registry.promote("intent", "prod", 1)
+    finally:
+        event.remove(Engine, "connect", forbid_changes)
+
+
 def failed_sync_of_sqlite() -> OperationalError:
     cause = sqlite3.OperationalError("disk I/O error")
     cause.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC

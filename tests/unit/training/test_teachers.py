@@ -269,6 +269,21 @@ def test_a_run_that_stops_and_goes_on_asks_about_no_text_twice(
     assert not kept.exists()
 
 
+def test_kept_answers_that_cannot_be_read_are_an_error_that_names_them(
+    registry: Registry, tmp_path: Path
+) -> None:
+    choice = upstream()
+    found = choice.teacher(registry, BACKBONE, httpx.MockTransport(always(NOUL)))
+
+    with kept_answers(choice, found, tmp_path) as teacher:
+        assert teacher is not None
+        (lock,) = tmp_path.glob("checkpoints/*.lock")
+        lock.with_suffix(".answers.jsonl").mkdir()
+        with raises("cache_unusable", match="answers.jsonl"):
+            list(teacher.ask(TEXTS))
+        lock.with_suffix(".answers.jsonl").rmdir()
+
+
 def test_of_two_runs_at_once_one_keeps_the_answers(registry: Registry, tmp_path: Path) -> None:
     choice = upstream()
     found = choice.teacher(registry, BACKBONE, httpx.MockTransport(always(NOUL)))

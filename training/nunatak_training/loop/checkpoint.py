@@ -37,7 +37,14 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
+from nunatak_training.cache import (
+    CHECKPOINTS_FOLDER,
+    LOCK,
+    SUFFIX,
+    default_cache_folder,
+    replacing,
+    usable,
+)
 from nunatak_training.data import TaskData
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.kinds import TaskKind
@@ -89,9 +96,11 @@ class SavedRun:
     def load(self) -> SavedState | None:
         """The newest snapshot that can be read."""
         try:
-            tensors = tensors_from_bytes(self._path.read_bytes())
+            with usable(self._path.parent):
+                stored = self._path.read_bytes() if self._path.exists() else b""
+            tensors = tensors_from_bytes(stored)
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
-        except (FileNotFoundError, InvalidTensorsError, KeyError):
+        except (InvalidTensorsError, KeyError):
             return None
         return SavedState(tensors=tensors, facts=facts)
 
@@ -111,13 +120,8 @@ class SavedRun:
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
-        try:
-            with replacing(self._path) as partial:
-                save_file(tensors, partial, metadata={THREADS: str(torch.get_num_threads())})
-        except (OSError, SafetensorError) as error:
-            raise NunatakError(
-                "cache_unusable", folder=self._path.parent, problem=str(error)
-            ) from error
+        with usable(self._path.parent), replacing(self._path) as partial:
+            save_file(tensors, partial, metadata={THREADS: str(torch.get_num_threads())})
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
@@ -138,15 +142,12 @@ def held_files(key: str, folder: Path) -> Generator[Path]:
     """Yield the folder of checkpoints; its files of this key are this process's alone."""
     root = folder / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
-    try:
+    with usable(root):
         root.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise NunatakError("already_training", folder=root) from error
-    except OSError as error:
-        raise NunatakError(
-            "cache_unusable", folder=root, problem=error.strerror or str(error)
-        ) from error
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise NunatakError("already_training", folder=root) from error
     try:
         yield root
     finally:

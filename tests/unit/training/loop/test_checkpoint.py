@@ -14,6 +14,7 @@ from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
+from nunatak_training.cache import CHECKPOINTS_FOLDER, SUFFIX
 from nunatak_training.data.examples import Teacher
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
@@ -238,6 +239,17 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
 
     with raises("cache_unusable", match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
         pass
+
+
+def test_a_checkpoint_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with held_checkpoint("run", tmp_path) as checkpoint:
+        blocked = tmp_path / CHECKPOINTS_FOLDER / f"run{SUFFIX}"
+        blocked.mkdir()
+
+        with raises("cache_unusable", match="NUNATAK_CACHE") as caught:
+            checkpoint.load()
+
+    assert str(blocked) in str(caught.value)
 
 
 def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
