@@ -55,10 +55,11 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         assert "mismatch" not in said, command
         assert "not_probed" not in said, command
         assert ran.exit_code == ("nope" in command), command
-    # Any other backbone is named, as before.
-    named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", "minilm")
+    # A backbone that is named takes the place of the recorded one.
+    other = str(save_tiny_backbone(tmp_path / "other", seed=9))
+    named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", other)
     assert "[backbone_mismatch]" in named.stdout
-    monkeypatch.setenv("NUNATAK_BACKBONE", "minilm")
+    monkeypatch.setenv("NUNATAK_BACKBONE", other)
     named = nunatak("predict-file", rows, str(tmp_path / "no.jsonl"), "--task", "tone", *places)
     assert "[backbone_mismatch]" in named.stderr
 
@@ -72,7 +73,8 @@ def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
     assert [source_of(it) for it in ("mine", "mine+int8")] == ["mine", "mine+int8"]
     for name in (str(folder), f"../backbones/{data.name}", "absent", "", ".."):
         assert source_of(name) == DEFAULT_BACKBONE
-    assert load_backbone(source_of(load_backbone().name)).digest == load_backbone().digest
+    default = load_backbone()
+    assert load_backbone(source_of(default.name)).digest == default.digest
 
 
 def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:

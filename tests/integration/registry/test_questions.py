@@ -49,23 +49,18 @@ def test_a_question_has_one_card(stocked: Registry) -> None:
     assert stocked.questions.numbers() == {"urgent": 1}
 
 
-@pytest.mark.parametrize(
-    ("card", "problem"),
-    [
+def test_a_card_that_its_task_cannot_answer_is_refused(stocked: Registry) -> None:
+    for card, problem in (
         (make_card(task="nobody"), "no task 'nobody'"),
         (make_card(task="intent@test"), "no alias 'test'"),
         (make_card(labels={"yes": True, "perhaps": False}), "no label 'perhaps'"),
         (make_card(labels={"yes": True}), "the label 'no' means no answer"),
         (make_card(labels={"yes": True, "no": True}), "no label means False"),
         (make_card(question={"type": "score", "criteria": ["yes", "no", "x"]}), "no label 'x'"),
-    ],
-)
-def test_a_card_that_its_task_cannot_answer_is_refused(
-    stocked: Registry, card: QuestionCard, problem: str
-) -> None:
-    for refuse in (stocked.questions.put, stocked.questions.check):
-        with raises("invalid_question", match=problem):
-            refuse(card)
+    ):
+        for refuse in (stocked.questions.put, stocked.questions.check):
+            with raises("invalid_question", match=problem):
+                refuse(card)
     assert stocked.questions.numbers() == {}
 
 
