@@ -1,12 +1,12 @@
 """`nunatak backbone`, and the commands that find an added backbone by its name."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
 from nunatak_model import DEFAULT_BACKBONE, load_backbone, source_of
@@ -112,20 +112,19 @@ def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: 
     assert not (data / "tiny").exists()
 
 
-def test_without_transformers_the_error_names_the_extra(tmp_path: Path) -> None:
+def test_without_transformers_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny_backbone(tmp_path / "tiny")
     raw = json.loads((folder / "config.json").read_text())
     named = {**raw, "architectures": ["BertForTokenClassification"]}
     (folder / "config.json").write_text(json.dumps(named))
     registry = ("--registry", str(tmp_path / "registry"), "--create")
     words = ("task", "import", str(folder), "--task", "tone", "--backbone", str(folder), *registry)
-    code = (
-        "import sys\nsys.modules['transformers'] = None\n"  # as without the installed package
-        f"from nunatak_cli.main import app\napp({[*words]!r})"
-    )
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as without the installed package
 
-    done = ended(code)
+    failed = nunatak(*words)
 
-    assert done.status == 1
-    assert "error [missing_extra]" in done.stderr
-    assert "nunatak[model]" in done.stderr
+    assert failed.exit_code == 1
+    assert "error [missing_extra]" in failed.stderr
+    assert "nunatak[model]" in failed.stderr
