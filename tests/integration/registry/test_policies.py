@@ -4,14 +4,13 @@ import getpass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
+from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from nunatak_contract.enums import OnFailure, Reads, VerdictAction
 from nunatak_registry import FindingKind, Registry
-from nunatak_registry.locations import parse_location
 
 FIRST = make_policy(make_rule(when("intent", "yes", threshold=0.5)))
 SECOND = FIRST.model_copy(update={"on_failure": OnFailure.ALLOW})
@@ -121,11 +120,7 @@ def test_a_damaged_policy_is_refused_and_found_by_verify(
 ) -> None:
     stocked.policies.put(FIRST)
     whole = stocked.policies.put(FIRST.model_copy(update={"name": "other"}))
-    engine = create_engine(parse_location(location).index_url)
-    with engine.begin() as connection:
-        where = "WHERE name = 'guard'"
-        connection.execute(text(f"UPDATE nunatak_policies SET {damage} {where}"))  # noqa: S608 - a case
-    engine.dispose()
+    write_rows(location, f"UPDATE nunatak_policies SET {damage} WHERE name = 'guard'")  # noqa: S608 - a case
 
     with raises("invalid_policy", match="guard/1"):
         stocked.policies.get("guard")
