@@ -104,7 +104,7 @@ def test_a_registry_of_a_thousand_versions_answers_at_once(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> OldRegistries:
-    return OldRegistries(tmp_path_factory.mktemp("old"), backbone, num_versions=40)
+    return OldRegistries(tmp_path_factory.mktemp("old"), backbone, num_versions=40, num_tasks=4)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

@@ -40,13 +40,15 @@ Answers = dict[str, list[list[float]]]
 class OldRegistries:
     """Registries of the layout before, all with the same versions and blobs."""
 
-    def __init__(self, folder: Path, backbone: Backbone, *, num_versions: int) -> None:
+    def __init__(
+        self, folder: Path, backbone: Backbone, *, num_versions: int, num_tasks: int = NUM_TASKS
+    ) -> None:
         self.blobs, self.backbone = folder / "source" / "blobs", backbone
         source = folder / "source"
         with Registry.open(source) as registry:
             drafts = [
                 tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
-                for number in range(NUM_TASKS)
+                for number in range(num_tasks)
             ]
             store = BlobStore.open(str(self.blobs))
             for _, blobs in drafts:
@@ -54,7 +56,7 @@ class OldRegistries:
             index = Index.open(URL.create("sqlite", database=str(source / "index.sqlite3")))
             with index.writing() as change:
                 for number in range(num_versions):
-                    draft, _ = drafts[number % NUM_TASKS]
+                    draft, _ = drafts[number % num_tasks]
                     noted = draft.model_copy(update={"note": f"version {number}"})
                     manifest = number_draft(noted, change.take_version(draft.task))
                     change.add_version(manifest, PUBLISHED_AT)

@@ -1,12 +1,12 @@
 """`nunatak backbone`, and the commands that find an added backbone by its name."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
 from nunatak_model import DEFAULT_BACKBONE, load_backbone, source_of
@@ -55,10 +55,11 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         assert "mismatch" not in said, command
         assert "not_probed" not in said, command
         assert ran.exit_code == ("nope" in command), command
-    # Any other backbone is named, as before.
-    named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", "minilm")
+    # A backbone that is named takes the place of the recorded one.
+    other = str(save_tiny_backbone(tmp_path / "other", seed=9))
+    named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", other)
     assert "[backbone_mismatch]" in named.stdout
-    monkeypatch.setenv("NUNATAK_BACKBONE", "minilm")
+    monkeypatch.setenv("NUNATAK_BACKBONE", other)
     named = nunatak("predict-file", rows, str(tmp_path / "no.jsonl"), "--task", "tone", *places)
     assert "[backbone_mismatch]" in named.stderr
 
@@ -72,7 +73,8 @@ def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
     assert [source_of(it) for it in ("mine", "mine+int8")] == ["mine", "mine+int8"]
     for name in (str(folder), f"../backbones/{data.name}", "absent", "", ".."):
         assert source_of(name) == DEFAULT_BACKBONE
-    assert load_backbone(source_of(load_backbone().name)).digest == load_backbone().digest
+    default = load_backbone()
+    assert load_backbone(source_of(default.name)).digest == default.digest
 
 
 def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
@@ -110,20 +112,19 @@ def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: 
     assert not (data / "tiny").exists()
 
 
-def test_without_transformers_the_error_names_the_extra(tmp_path: Path) -> None:
+def test_without_transformers_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny_backbone(tmp_path / "tiny")
     raw = json.loads((folder / "config.json").read_text())
     named = {**raw, "architectures": ["BertForTokenClassification"]}
     (folder / "config.json").write_text(json.dumps(named))
     registry = ("--registry", str(tmp_path / "registry"), "--create")
     words = ("task", "import", str(folder), "--task", "tone", "--backbone", str(folder), *registry)
-    code = (
-        "import sys\nsys.modules['transformers'] = None\n"  # as without the installed package
-        f"from nunatak_cli.main import app\napp({[*words]!r})"
-    )
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as without the installed package
 
-    done = ended(code)
+    failed = nunatak(*words)
 
-    assert done.status == 1
-    assert "error [missing_extra]" in done.stderr
-    assert "nunatak[model]" in done.stderr
+    assert failed.exit_code == 1
+    assert "error [missing_extra]" in failed.stderr
+    assert "nunatak[model]" in failed.stderr

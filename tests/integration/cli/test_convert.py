@@ -36,11 +36,6 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_backbone(tmp_path_factory.mktemp("convert") / "backbone")
 
 
-@pytest.fixture(name="folder")
-def make_folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def learnable_rows(kind: TaskKind, count: int, seed: int) -> list[dict[str, JsonValue]]:
     """Rows that a few epochs teach: sets of one label for tasks of several labels."""
     if kind is not TaskKind.MULTI_LABEL:
@@ -57,7 +52,7 @@ def trained(
     *,
     changes: dict[str, JsonValue] = QUICK,
     note: str = "the first one",
-) -> None:
+) -> Path:
     (folder / "data").mkdir()
     for seed, (part, count) in enumerate({"train": 96, "dev": 60, "test": 20}.items(), 1):
         write_jsonl(folder / "data" / f"{part}.jsonl", learnable_rows(kind, count, seed))
@@ -69,13 +64,13 @@ def trained(
     )
     with Registry.open(folder / "registry") as registry:
         train(settings, registry=registry, backbone=load_backbone(backbone))
+    return folder
 
 
 @pytest.fixture(scope="module", name="topk")
 def train_topk(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
     folder = tmp_path_factory.mktemp("topk")
-    trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
-    return folder
+    return trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=1))
 
 
 @pytest.fixture(name="copied")
@@ -92,19 +87,16 @@ def convert(folder: Path, source: str, *options: str, task: str = "tone") -> Ran
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        (TaskKind.SINGLE_LABEL, TopK(num_layers=2)),
-        (TaskKind.SINGLE_LABEL, LORA),
-        (TaskKind.TOKEN_CLASSIFICATION, LORA),
-    ],
-    ids=["own layers", "updates", "tokens"],
-)
+@pytest.fixture
+def tokens(tmp_path: Path, backbone: Path) -> Path:
+    return trained(tmp_path, backbone, TaskKind.TOKEN_CLASSIFICATION, LORA)
+
+
+@pytest.mark.parametrize("owns_layers", [True, False], ids=["own layers", "updates of tokens"])
 def test_a_converted_version_has_the_scores_that_it_serves(
-    kind: TaskKind, method: Method, folder: Path, backbone: Path
+    backbone: Path, request: pytest.FixtureRequest, *, owns_layers: bool
 ) -> None:
-    trained(folder, backbone, kind, method)
+    folder: Path = request.getfixturevalue("copied" if owns_layers else "tokens")
     source = f"{backbone}+int8"
 
     ran = convert(folder, source, "--tolerance", "20", "--json")
@@ -125,7 +117,7 @@ def test_a_converted_version_has_the_scores_that_it_serves(
     assert second.backbone.name == "backbone+int8"
     assert (second.data, second.recipe) == (first.data, first.recipe)
     sizes = [it.blobs[0].size_bytes for it in (first, second)]
-    assert (sizes[1] < 0.5 * sizes[0]) == isinstance(method, TopK)
+    assert (sizes[1] < 0.5 * sizes[0]) == owns_layers
 
 
 def test_a_conversion_refuses_bad_rows_or_leaves_them_out(
@@ -193,11 +185,13 @@ def test_a_second_conversion_says_that_nothing_is_new(copied: Path, backbone: Pa
 
 
 def test_a_conversion_keeps_what_it_was_scored_with_and_drops_what_it_was_not(
-    folder: Path, backbone: Path
+    tmp_path: Path, backbone: Path
 ) -> None:
     note = "x" * 4090 + "the end"
     changes = {**QUICK, "epochs": 1, "calibrate": True, "thresholds": "f1"}
-    trained(folder, backbone, TaskKind.MULTI_LABEL, LORA, changes=changes, note=note[-4096:])
+    folder = trained(
+        tmp_path, backbone, TaskKind.MULTI_LABEL, LORA, changes=changes, note=note[-4096:]
+    )
 
     ran = convert(folder, f"{backbone}+int8", "--tolerance", "100")
 

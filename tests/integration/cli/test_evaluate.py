@@ -32,16 +32,8 @@ QUICK: dict[str, JsonValue] = {
 COLUMNS = ("--text-column", "Body", "--label-column", "Queue")
 SKIP = ("--on-bad-row", "skip")
 QUICK_OPTIONS = (
-    "--seed",
-    "7",
-    "--epochs",
-    "2",
-    "--max-length",
-    "32",
-    "--set",
-    "batch_size=8",
-    "--set",
-    "min_steps=0",
+    *("--seed", "7", "--epochs", "2", "--max-length", "32"),
+    *("--set", "batch_size=8", "--set", "min_steps=0"),
 )
 
 
@@ -230,11 +222,10 @@ def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
     (tmp_path / "desk.csv").write_text(
         "\n".join(["Id;Body;Queue", *lines, "=1;x;unheard", ";;", "y;;z"]), encoding="utf-8-sig"
     )
-    columns = ("--text-column", "Body", "--label-column", "Queue")
-    asked = ("evaluate", TaskKind.SINGLE_LABEL, "--data", "desk.csv", *columns, "--json")
+    asked = ("evaluate", TaskKind.SINGLE_LABEL, "--data", "desk.csv", *COLUMNS, "--json")
 
     refused = nunatak(*asked, *here(folder))
-    ran = nunatak(*asked, "--on-bad-row", "skip", "--wrong", "wrong.csv", *here(folder))
+    ran = nunatak(*asked, *SKIP, "--wrong", "wrong.csv", *here(folder))
 
     assert refused.stderr.startswith("error [invalid_row]: desk.csv: 2 of 72 rows cannot be used.")
     assert "left out 2 rows; the reasons are in desk.rejected.jsonl" in ran.stderr
@@ -265,23 +256,14 @@ def test_a_dirty_csv_is_doubted_trained_judged_and_scored(
         return ran
 
     run(
-        "doubts",
-        "--data",
-        "desk.csv",
-        *COLUMNS,
-        *SKIP,
-        "--out",
-        "doubts.csv",
-        "--max-length",
-        "32",
-        *here[2:],
+        *("doubts", "--data", "desk.csv", *COLUMNS, *SKIP, "--out", "doubts.csv"),
+        *("--max-length", "32", *here[2:]),
     )
     trained = run(
         *("train", "--task", "queue", "--data", "desk.csv", *COLUMNS, *SKIP, *QUICK_OPTIONS, *here),
         *("--create", "--json", "--no-cache", "--no-resume"),
     )
     told = [json.loads(it)["row"] for it in Path("desk.rejected.jsonl").read_text().splitlines()]
-    judged = run("evaluate", "queue", "--data", "desk.csv", *COLUMNS, *SKIP, "--json", *here)
     Path("other").mkdir()
     other = Path("desk.csv").rename("other/all.csv")
     write_desk(Path("desk.csv"), seed=2)
@@ -300,7 +282,6 @@ def test_a_dirty_csv_is_doubted_trained_judged_and_scored(
     assert "labels that look alike" in trained.stderr
     assert sorted(told) == [8, 9, 10, 11]
     assert trained.json()["majority"] is not None
-    assert (judged.json()["num_examples"], judged.json()["trained"]) == (80, True)
     assert (moved["num_examples"], moved["trained"]) == (80, True)
     assert (strange["num_examples"], strange["trained"]) == (80, False)
     assert scored.json()["rejected"] == 2

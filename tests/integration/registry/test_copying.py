@@ -101,6 +101,7 @@ def test_a_copy_says_everything_that_its_source_says_and_a_repeated_one_changes_
     assert publish_one(target, seed=77).version == 5
 
 
+@pytest.mark.parametrize("registries", ["folder>postgresql", "postgresql>folder"], indirect=True)
 def test_a_later_copy_brings_what_is_new(registries: Registries) -> None:
     source, target = registries
     copy_all(registries)

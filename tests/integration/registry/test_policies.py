@@ -4,15 +4,13 @@ import getpass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
+from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from nunatak_contract.enums import OnFailure, Reads, VerdictAction
-from nunatak_contract.policies import Policy
 from nunatak_registry import FindingKind, Registry
-from nunatak_registry.locations import parse_location
 
 FIRST = make_policy(make_rule(when("intent", "yes", threshold=0.5)))
 SECOND = FIRST.model_copy(update={"on_failure": OnFailure.ALLOW})
@@ -80,30 +78,25 @@ def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
     assert stocked.generation() == after
 
 
-@pytest.mark.parametrize(
-    ("policy", "problem"),
-    [
-        (make_policy(make_rule(when("nobody", "yes"))), "no task 'nobody'"),
-        (make_policy(make_rule(when("intent@test", "yes"))), "no alias 'test'"),
-        (make_policy(make_rule(when("intent/9", "yes"))), "no version 9"),
-        (make_policy(make_rule(when("intent", "maybe"))), "no label 'maybe'; its labels: no, yes"),
-        (
-            make_policy(make_rule(when("intent", "yes"), action=VerdictAction.MASK)),
-            "masks, so it needs tasks of token classification",
-        ),
-        (make_policy(make_rule(when("pairs", "yes"))), "the task reads pairs of texts"),
-    ],
-)
-def test_a_policy_that_its_tasks_cannot_decide_is_not_published(
-    stocked: Registry, policy: Policy, problem: str
-) -> None:
+def test_a_policy_that_its_tasks_cannot_decide_is_not_published(stocked: Registry) -> None:
     draft, blobs = make_draft("pairs")
     stocked.publish(draft.model_copy(update={"reads": Reads.PAIR}), blobs)
     before = stocked.generation()
 
-    for refused in (stocked.policies.check, stocked.policies.put):
-        with raises("invalid_policy", match=problem):
-            refused(policy)
+    for rule, problem in (
+        (make_rule(when("nobody", "yes")), "no task 'nobody'"),
+        (make_rule(when("intent@test", "yes")), "no alias 'test'"),
+        (make_rule(when("intent/9", "yes")), "no version 9"),
+        (make_rule(when("intent", "maybe")), "no label 'maybe'; its labels: no, yes"),
+        (
+            make_rule(when("intent", "yes"), action=VerdictAction.MASK),
+            "masks, so it needs tasks of token classification",
+        ),
+        (make_rule(when("pairs", "yes")), "the task reads pairs of texts"),
+    ):
+        for refused in (stocked.policies.check, stocked.policies.put):
+            with raises("invalid_policy", match=problem):
+                refused(make_policy(rule))
 
     assert stocked.generation() == before
     assert stocked.policies.newest() == []
@@ -127,11 +120,7 @@ def test_a_damaged_policy_is_refused_and_found_by_verify(
 ) -> None:
     stocked.policies.put(FIRST)
     whole = stocked.policies.put(FIRST.model_copy(update={"name": "other"}))
-    engine = create_engine(parse_location(location).index_url)
-    with engine.begin() as connection:
-        where = "WHERE name = 'guard'"
-        connection.execute(text(f"UPDATE nunatak_policies SET {damage} {where}"))  # noqa: S608 - a case
-    engine.dispose()
+    write_rows(location, f"UPDATE nunatak_policies SET {damage} WHERE name = 'guard'")  # noqa: S608 - a case
 
     with raises("invalid_policy", match="guard/1"):
         stocked.policies.get("guard")

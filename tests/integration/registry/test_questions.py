@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
 
+from doubles.damage import write_rows
 from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
 from nunatak_contract.questions import QuestionCard
 from nunatak_registry import FindingKind, Registry
 from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.locations import parse_location
 
 
 def make_card(name: str = "urgent", **changes: object) -> QuestionCard:
@@ -49,31 +48,19 @@ def test_a_question_has_one_card(stocked: Registry) -> None:
     assert stocked.questions.numbers() == {"urgent": 1}
 
 
-@pytest.mark.parametrize(
-    ("card", "problem"),
-    [
+def test_a_card_that_its_task_cannot_answer_is_refused(stocked: Registry) -> None:
+    for card, problem in (
         (make_card(task="nobody"), "no task 'nobody'"),
         (make_card(task="intent@test"), "no alias 'test'"),
         (make_card(labels={"yes": True, "perhaps": False}), "no label 'perhaps'"),
         (make_card(labels={"yes": True}), "the label 'no' means no answer"),
         (make_card(labels={"yes": True, "no": True}), "no label means False"),
         (make_card(question={"type": "score", "criteria": ["yes", "no", "x"]}), "no label 'x'"),
-    ],
-)
-def test_a_card_that_its_task_cannot_answer_is_refused(
-    stocked: Registry, card: QuestionCard, problem: str
-) -> None:
-    for refuse in (stocked.questions.put, stocked.questions.check):
-        with raises("invalid_question", match=problem):
-            refuse(card)
+    ):
+        for refuse in (stocked.questions.put, stocked.questions.check):
+            with raises("invalid_question", match=problem):
+                refuse(card)
     assert stocked.questions.numbers() == {}
-
-
-def change_index(place: str, statement: str) -> None:
-    engine = create_engine(parse_location(place).index_url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
-    engine.dispose()
 
 
 @pytest.fixture
@@ -82,7 +69,7 @@ def older(tmp_path: Path) -> str:
     place = str(tmp_path / "older")
     with Registry.open(place) as made:
         publish_many(made, 1)
-    change_index(place, "DROP TABLE nunatak_questions")
+    write_rows(place, "DROP TABLE nunatak_questions")
     return place
 
 
@@ -116,7 +103,7 @@ def test_a_damaged_card_leaves_no_question_certainly_unknown(tmp_path: Path) -> 
         publish_many(opened, 1)
         opened.questions.put(CARD)
         known = opened.questions.put(LATE)
-        change_index(place, "UPDATE nunatak_questions SET document = '{}' WHERE name = 'urgent'")
+        write_rows(place, "UPDATE nunatak_questions SET document = '{}' WHERE name = 'urgent'")
 
         cards = opened.questions.cards()
         assert (cards.find(LATE.question.digest), cards.damaged) == (known, ("urgent",))
@@ -152,7 +139,7 @@ def test_verify_names_a_second_card_of_a_question_and_neither_answers(tmp_path: 
         opened.questions.put(LATE)
         row = make_card("late").model_dump_json()
         values = f"document = '{row}', digest = '{digest_of(row.encode())}'"
-        change_index(place, f"UPDATE nunatak_questions SET {values} WHERE name = 'late'")  # noqa: S608
+        write_rows(place, f"UPDATE nunatak_questions SET {values} WHERE name = 'late'")  # noqa: S608
 
         (found,) = opened.verify()
         assert (found.kind, found.subject) == (FindingKind.QUESTION, "urgent/1")
