@@ -12,7 +12,7 @@ from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_contract.enums import HeadKind, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_registry import Registry
 
@@ -100,7 +100,7 @@ def test_import_takes_an_adapter_of_another_base_only_on_request(
     refused, taken = nunatak(*words), nunatak(*words, "--allow-other-base")
 
     assert refused.exit_code == 1
-    assert "it was trained on 'acme/other'" in refused.stderr.replace("\n", " ")
+    assert "it was trained on 'acme/other'" in refused.stderr
     assert taken.exit_code == 0
     with Registry.open(tmp_path / "mine") as registry:
         assert "trained on acme/other" in registry.resolve("tone").note
@@ -119,29 +119,21 @@ def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, .
     assert "mood/1" in shown
 
 
-def test_import_takes_the_thresholds_of_several_labels(
-    base: Path, place: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_import_takes_the_thresholds_of_several_labels(base: Path, place: tuple[str, ...]) -> None:
     words = ("task", "import", str(base / "tuned"), "--task", "mood", *place)
     several = ("--problem-type", "multi_label_classification", "--labels", "a,b,c")
 
     ran = nunatak(*words, *several, "--threshold", "a=0.2", "--threshold", "c=0.9", "--json")
     no_number = nunatak(*words, *several, "--threshold", "a=low")
     no_label = nunatak(*words, *several, "--threshold", "d=0.5")
-    one_label = nunatak(*words, "--threshold", "calm=0.5")
 
     assert ran.json()["thresholds"] == {"a": 0.2, "c": 0.9}
     assert "a 0.2, c 0.9; other labels 0.5" in nunatak("task", "show", "mood", *place[:2]).stdout
-    with Registry.open(tmp_path / "mine") as registry:
-        assert registry.resolve("mood").head.thresholds == {"a": 0.2, "c": 0.9}
-    assert no_number.stderr.startswith("error [invalid_option]: --threshold expects a number")
+    no_number.assert_refused("invalid_option", "--threshold expects a number")
     assert "a threshold must be of a label, got 'd'" in no_label.stderr
-    assert "several labels has thresholds" in one_label.stderr
 
 
-def test_import_takes_what_the_task_reads(
-    base: Path, place: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_import_takes_what_the_task_reads(base: Path, place: tuple[str, ...]) -> None:
     words = ("task", "import", str(base / "tuned"), "--json", *place)
 
     told = nunatak(*words, "--task", "entails", "--reads", "pair").json()
@@ -149,18 +141,14 @@ def test_import_takes_what_the_task_reads(
 
     assert (told["reads"], silent["reads"]) == ("pair", None)
     assert "pairs of texts" in nunatak("task", "show", "entails", *place[:2]).stdout
-    with Registry.open(tmp_path / "mine") as registry:
-        assert registry.resolve("entails").reads is Reads.PAIR
 
 
 def test_export_to_transformers_is_loaded_by_it(
     base: Path, stored: tuple[str, ...], tmp_path: Path
 ) -> None:
-    target = tmp_path / "out"
+    target, backbone = tmp_path / "out", ("--backbone", str(base / "backbone"))
 
-    ran = nunatak(
-        *("task", "export", "tone", str(target), "--backbone", str(base / "backbone"), *stored)
-    )
+    ran = nunatak("task", "export", "tone", str(target), *stored, *backbone)
 
     assert ran.stdout == f"wrote tone/1 to {target} (transformers)\n"
     model = BERT.from_pretrained(target)
@@ -180,7 +168,6 @@ def test_what_was_pushed_to_a_folder_is_pulled_from_it(
     assert "published mood/1\n" in pulled.stdout
     assert pulled.stdout.endswith("\nmood@prod -> version 1 (new)\n")
     shown = nunatak("task", "show", "mood", "--json", *place[:2]).json()
-    assert isinstance(shown["manifest"], dict)
     assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"
 
 
@@ -197,5 +184,5 @@ def test_a_version_on_another_backbone_is_neither_exported_nor_pulled(
     exported = nunatak("task", "export", "far", str(tmp_path / "out"), *far, *place[2:])
 
     for ran in (pulled, exported):
-        assert ran.stderr.startswith("error [backbone_mismatch]: ")
+        ran.assert_refused("backbone_mismatch")
     assert not (tmp_path / "out").exists()
