@@ -159,6 +159,7 @@ def test_no_text_of_others_is_read_as_markdown_or_by_a_terminal(text: str) -> No
     card = task_card(
         manifest_of(
             head=HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False),
+            confusion=confused(("no", labels[1], 2)),
             note=text,
             backbone={**make_draft()[0].backbone.model_dump(), "name": text},
             metrics=(MetricRecord(name=text[:64], value=0.9, data_digest=DIGEST, num_examples=1),),

@@ -375,9 +375,9 @@ def test_rows_of_a_killed_run_and_the_time_to_load_count_for_no_rate() -> None:
 
 
 def test_a_run_ends_with_its_threads(place: Path, tmp_path: Path) -> None:
-    before = threading.active_count()
+    corpus, before = make_corpus(tmp_path / "in.jsonl", NUM_ROWS), threading.active_count()
 
-    kill_after_two_chunks(place, make_corpus(tmp_path / "in.jsonl", NUM_ROWS), tmp_path / "out.jsonl")
+    kill_after_two_chunks(place, corpus, tmp_path / "out.jsonl")
 
     assert threading.active_count() == before
 

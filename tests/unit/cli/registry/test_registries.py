@@ -77,14 +77,12 @@ def test_copy_makes_no_registry_from_a_typing_error(
     assert not (tmp_path / "tpyo").exists()
 
 
-READING = [
+COMMANDS = [
     ("task", "list"),
     ("task", "versions", "intent"),
     ("task", "promote", "intent", "1", "--unprobed"),
     ("task", "gc"),
     ("predict", "Come.", "--task", "tone"),
-]
-PUBLISHING = [
     ("train", "--task", "tone", "--data", "demo/data/tone"),
     ("task", "import", "./nowhere", "--task", "tone"),
     ("task", "pull", "./nowhere"),
@@ -92,10 +90,15 @@ PUBLISHING = [
 ]
 
 
-@pytest.mark.parametrize("command", [*READING, *PUBLISHING], ids=" ".join)
-@pytest.mark.parametrize("place", ["folder", "empty", "database"])
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [
+        *(("folder", it) for it in COMMANDS),
+        *((place, COMMANDS[at]) for place in ("empty", "database") for at in (0, -2)),
+    ],
+)
 def test_a_place_without_a_registry_is_an_error_and_stays_as_it_is(
-    tmp_path: Path, command: tuple[str, ...], place: str
+    tmp_path: Path, place: str, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.rglob("*"))

@@ -1,5 +1,7 @@
 """Laws of `nunatak task canary` and `nunatak task shadow`."""
 
+import getpass
+
 import pytest
 
 from doubles.terminals import nunatak
@@ -45,13 +47,14 @@ def test_the_history_shows_what_ran_next_to_the_alias(
 
     shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
 
-    assert [line.split()[2:-1] for line in shown] == [
-        ["prod", "promote", "-", "1"],
-        ["prod", "promote", "1", "2"],
-        ["prod", "canary", "-", "3", "(10.00%)"],
-        ["prod", "promote", "2", "3"],
-        ["prod", "canary", "end", "3", "-"],
+    assert [" ".join(line.split()[2:-1]) for line in shown] == [
+        "prod promote - 1",
+        "prod promote 1 2",
+        "prod canary - 3 (10.00%)",
+        "prod promote 2 3",
+        "prod canary end 3 -",
     ]
+    assert {line.split()[-1] for line in shown} == {getpass.getuser()}
 
 
 @pytest.mark.parametrize(

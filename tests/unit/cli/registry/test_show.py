@@ -150,14 +150,10 @@ def test_empty_registry_says_what_to_do(tmp_path: Path) -> None:
     assert "nunatak train" in ran.stderr
 
 
-def test_history_shows_every_move(place: tuple[str, str]) -> None:
-    ran = nunatak("task", "history", "intent", *place)
-    user = getpass.getuser()
-    lines = [line.split()[-5:] for line in ran.stdout.splitlines()[1:]]
-    assert lines == [["prod", "promote", "-", "1", user], ["prod", "promote", "1", "2", user]]
+def test_history_says_by_whom(place: tuple[str, str]) -> None:
+    found = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
 
-    events = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
-    assert [event["by"] for event in events["events"]] == [user] * 2
+    assert [event["by"] for event in found["events"]] == [getpass.getuser()] * 2
 
 
 def test_history_without_aliases_says_so(tmp_path: Path) -> None:
