@@ -112,8 +112,9 @@ def test_strangers_in_the_folder_are_no_digests(root: Path) -> None:
     folder = (root / KEY).parent
     (folder / f".{uuid4().hex}.tmp").write_bytes(b"cut short")
     (folder / "README").write_bytes(b"hello")
-    (root / "sha256" / "zz").mkdir()
-    (root / "sha256" / "zz" / DIGEST).write_bytes(DATA)
+    for name in ("zz", "00"):
+        (root / "sha256" / name).mkdir()
+        (root / "sha256" / name / DIGEST).write_bytes(DATA)
 
     assert digests(store) == [DIGEST]
 
