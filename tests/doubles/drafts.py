@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from nunatak_contract.enums import Pooling, TensorDtype
-from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ProbeRecord,
+    ReliabilityBin,
+    ReliabilityRecord,
+    ThresholdCurve,
+)
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import (
     BackboneRecord,
@@ -25,6 +31,28 @@ DRAFT_BACKBONE = "b" * 64
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 WIDTH = 4
 LABELS = ("no", "yes")
+_RELIABILITY = ReliabilityRecord(
+    data_digest="d" * 64,
+    num_examples=200,
+    error_before=0.25,
+    error_after=0.05,
+    bins_before=(ReliabilityBin(count=200, score=0.95, share_right=0.7),),
+    bins_after=(
+        ReliabilityBin(count=50, score=0.6, share_right=0.5),
+        ReliabilityBin(count=150, score=0.75, share_right=0.8),
+    ),
+)
+CALIBRATION = CalibrationRecord(
+    temperature=2.5,
+    dev=_RELIABILITY,
+    curves=(
+        ThresholdCurve(
+            label="no", num_expected=40, points=((0.9, 10, 10), (0.7, 30, 27), (0.2, 100, 40))
+        ),
+        ThresholdCurve(label="yes", num_expected=0, points=()),
+    ),
+)
+"""What a draft of `make_draft` may say about its scores."""
 
 
 def safetensors_bytes(tensors: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> bytes:

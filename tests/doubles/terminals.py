@@ -7,8 +7,9 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 from typer import main, testing
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb", "NUNATAK_REGISTRY": "
 get_command = cache(main.get_command)
 # At each call, the runner would make all commands again from their functions.
 setattr(testing, "_get_command", get_command)  # noqa: B010 - a private name
-_OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 class Ran:
@@ -30,9 +31,16 @@ class Ran:
         self.stdout = stdout
         self.stderr = stderr
 
-    def json(self) -> dict[str, JsonValue]:
+    def json(self) -> dict[str, Any]:
         """Standard output, which must be one JSON object and nothing else."""
         return _OBJECT.validate_python(json.loads(self.stdout))
+
+    def assert_refused(self, code: str, *words: str) -> None:
+        """Status 1, no output, and one line of an error with this code and these words."""
+        assert (self.exit_code, self.stdout) == (1, ""), self.stderr
+        assert self.stderr.partition(": ")[0] == f"error [{code}]", self.stderr
+        assert self.stderr.count("\n") == 1
+        assert [it for it in words if it not in self.stderr] == [], self.stderr
 
 
 def nunatak(*arguments: str, typed: str = "") -> Ran:

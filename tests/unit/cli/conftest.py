@@ -19,8 +19,7 @@ def registry(folder: Path) -> Iterator[Registry]:
     """Task `intent` with versions 1 to 3 and `intent@prod` moved from 1 to 2."""
     with Registry.open(folder) as opened:
         for seed in (1, 2, 3):
-            draft, blobs = make_draft(seed=seed, note=f"seed {seed} [draft]")
-            opened.publish(draft, blobs)
+            opened.publish(*make_draft(seed=seed, note=f"seed {seed} [draft]"))
         opened.promote("intent", "prod", 1)
         opened.promote("intent", "prod", 2)
         yield opened

@@ -35,11 +35,7 @@ def run(num_lines: int, **options: object) -> "subprocess.CompletedProcess[bytes
 
 @pytest.mark.parametrize(
     ("encoding", "expected"),
-    [
-        ("ascii", rb"Gr\xfc\xdfe \u4e2d"),
-        ("cp1252", b"Gr\xfc\xdfe \\u4e2d"),
-        ("utf-8", "Grüße \u4e2d".encode()),
-    ],
+    [("cp1252", b"Gr\xfc\xdfe \\u4e2d"), ("utf-8", "Grüße \u4e2d".encode())],
 )
 def test_a_terminal_of_any_encoding_shows_every_text(encoding: str, expected: bytes) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -49,7 +45,7 @@ def test_a_terminal_of_any_encoding_shows_every_text(encoding: str, expected: by
     assert (ran.returncode, ran.stdout.rstrip(), ran.stderr) == (0, expected, b"")
 
 
-@pytest.mark.parametrize("num_lines", [1, 10_000])
+@pytest.mark.parametrize("num_lines", [1, 5_000])
 def test_an_output_that_is_full_is_one_line(num_lines: int) -> None:
     with Path("/dev/full").open("wb") as full:
         ran = run(num_lines, stdout=full)
@@ -60,7 +56,7 @@ def test_an_output_that_is_full_is_one_line(num_lines: int) -> None:
     )
 
 
-@pytest.mark.parametrize("num_lines", [1, 10_000])
+@pytest.mark.parametrize("num_lines", [1, 5_000])
 def test_a_reader_that_leaves_ends_the_command_quietly(num_lines: int) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -38,77 +37,43 @@ class ForeignError(Exception):
     code = "foreign"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(TaskNotFoundError("tone"), id="registry"),
-        pytest.param(NotFoundError(code="task_not_found", status=404, detail="no"), id="client"),
-    ],
-)
-def test_an_error_of_ours_ends_the_command_with_its_code(
-    error: Exception, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        program_that_raises(error)(["fail"])
-
-    assert left.value.code == 1
-    assert capsys.readouterr().err.startswith("error [task_not_found]: no")
+NO_OUTPUT = "error [output_failed]: the output cannot be written"
 
 
-@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EFBIG", "EIO"])
-def test_an_output_that_takes_no_more_is_one_line(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def full(name: str) -> OSError:
     number = getattr(errno, name)
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (TaskNotFoundError("tone"), 1, "error [task_not_found]: no task 'tone' "),
+        (NotFoundError(code="a_code", status=404, detail="no"), 1, "error [a_code]: no"),
+        (full("ENOSPC"), 1, f"{NO_OUTPUT}: No space left on device\n"),
+        (full("EDQUOT"), 1, f"{NO_OUTPUT}: Disk quota exceeded\n"),
+        (full("EFBIG"), 1, f"{NO_OUTPUT}: File too large\n"),
+        (full("EIO"), 1, f"{NO_OUTPUT}: Input/output error\n"),
+        (NotADirectoryError(20, "Not a directory", "a/x"), 1, f"{NO_OUTPUT}: a/x: Not a directory"),
+        (KeyboardInterrupt(), 130, "interrupted: the command did not end; repeat it\n"),
+    ],
+    ids=repr,
+)
+def test_an_error_that_is_no_bug_is_one_line(
+    error: BaseException,
+    status: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(failures, "_drop_output", lambda: None)
     with pytest.raises(SystemExit) as left:
-        program_that_raises(OSError(number, os.strerror(number)))(["fail"])
-
-    assert left.value.code == 1
-    expected = f"error [output_failed]: the output cannot be written: {os.strerror(number)}\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_an_interrupt_is_told_and_has_the_status_of_its_signal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        program_that_raises(KeyboardInterrupt())(["fail"])
-
-    assert left.value.code == 130
-    assert capsys.readouterr().err == "interrupted: the command did not end; repeat it\n"
-
-
-def test_an_error_of_a_file_is_one_line_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotADirectoryError) as caught:
-        (Path(__file__) / "x").mkdir()
-
-    with pytest.raises(SystemExit) as left:
-        program_that_raises(caught.value)(["fail"])
-
-    assert left.value.code == 1
-    place = f"{__file__}/x: Not a directory"
-    assert capsys.readouterr().err == (
-        f"error [output_failed]: the output cannot be written: {place}\n"
-    )
-
-
-@pytest.mark.parametrize("error", [ForeignError("x"), ValueError("x"), OSError("x")])
-def test_any_other_error_keeps_its_traceback(
-    error: Exception, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
         program_that_raises(error)(["fail"])
 
-    assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
-
-
-def test_failure_with_any_message_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_failure("some_code", "first [bold]line\nsecond line " + "x" * 300)
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"error [some_code]: first [bold]line second line {'x' * 300}\n"
+    assert left.value.code == status
+    printed = capsys.readouterr().err
+    assert printed.startswith(told)
+    assert printed.count("\n") == 1
 
 
 def test_missing_module_names_the_extra_to_install() -> None:
@@ -124,41 +89,45 @@ def test_missing_module_of_our_own_is_a_bug() -> None:
         raise ModuleNotFoundError("No module named 'nunatak_server.x'", name="nunatak_server.x")
 
 
-def test_a_failure_of_hostile_words_is_printed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    print_failure(HOSTILE, "rings\a once")
+def test_a_failure_of_hostile_words_is_one_line_printed_in_full(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_failure(HOSTILE, f"rings\a\nonce [bold]{'x' * 300}")
 
-    printed = capsys.readouterr().err
-    assert obeyed(printed) == set()
+    out, printed = capsys.readouterr()
+    assert (out, obeyed(printed)) == ("", set())
     assert "evil[b] [red]y[/]" in printed
-    assert printed.endswith("rings\\x07 once\n")
+    assert printed.endswith(f"rings\\x07 once [bold]{'x' * 300}\n")
+    assert printed.count("\n") == 1
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """A program that fails in hostile words; its changes to the process are undone."""
+@pytest.fixture(name="process")
+def undo_changes_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    return program_that_raises(ValueError(HOSTILE))
 
 
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("kind", [ForeignError, ValueError, OSError])
 def test_a_traceback_says_all_and_commands_no_terminal(
-    failing: Program, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        failing(["fail"])
+        program_that_raises(kind(HOSTILE))(["fail"])
 
     printed = capsys.readouterr().err
     assert left.value.code == 1
     assert printed.startswith("Traceback (most recent call last):\n")
     assert "in fail\n" in printed
-    assert "ValueError: evil[b] [red]y[/]" in printed
+    assert f"{kind.__name__}: evil[b] [red]y[/]" in printed
     assert obeyed(printed) == set()
 
 
-def test_warnings_and_remarks_of_other_packages_command_no_terminal(failing: Program) -> None:
+@pytest.mark.usefixtures("process")
+def test_warnings_and_remarks_of_other_packages_command_no_terminal() -> None:
     with pytest.raises(SystemExit):
-        failing(["fail"])
+        program_that_raises(ValueError())(["fail"])
 
     warned = warnings.formatwarning(HOSTILE, UserWarning, "other.py", 1)
     record = logging.LogRecord("other", logging.WARNING, "other.py", 1, HOSTILE, (), None)

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
-from doubles.terminals import get_command, nunatak
+from doubles.terminals import get_command, nunatak, ran
 from nunatak_cli.main import app
 from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
@@ -46,16 +46,16 @@ def test_no_arguments_show_the_help() -> None:
 
 @pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
 def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) -> None:
-    ran = nunatak(*path, "--help")
+    helped = nunatak(*path, "--help")
 
-    assert ran.exit_code == 0
-    assert f"Example:  nunatak {' '.join(path)}" in ran.stdout
-    _usage, purpose, *_ = (line.strip() for line in ran.stdout.splitlines() if line.strip())
+    assert helped.exit_code == 0
+    assert f"Example:  nunatak {' '.join(path)}" in helped.stdout
+    _usage, purpose, *_ = (line.strip() for line in helped.stdout.splitlines() if line.strip())
     assert purpose.endswith(".")
 
 
 def test_the_commands_that_show_progress_are_those_that_the_page_lists() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     sentence = page.partition("## Progress\n")[2].partition("Results go")[0]
     found = set[str]()
     for path in command_paths():
@@ -82,12 +82,10 @@ def test_help_of_train_lists_all_settings_without_its_extra() -> None:
         "from nunatak_cli.main import app\napp(['train', '--help'])"
     )
 
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
+    shown = ran(sys.executable, "-c", code)
 
-    assert "--learning-rate" in done.stdout
-    assert "tapt.learning_rate" in done.stdout
+    assert "--learning-rate" in shown
+    assert "tapt.learning_rate" in shown
 
 
 def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error() -> None:
@@ -105,11 +103,7 @@ def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error() ->
         "    print(ran.exit_code, repr(ran.stdout), ran.stderr[:21])"
     )
 
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
-
-    assert done.stdout == 3 * "1 '' error [missing_extra]\n"
+    assert ran(sys.executable, "-c", code) == 3 * "1 '' error [missing_extra]\n"
 
 
 def test_an_interrupt_of_the_imports_shows_no_traceback() -> None:
@@ -130,25 +124,24 @@ def test_an_interrupt_of_the_imports_shows_no_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_waiting_threads_of_torch_let_other_programs_have_the_cores() -> None:
-    code = "import os; from nunatak_cli.main import start; start(); print(os.environ['{}'])"
-    for given, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
-        environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | given
-        done = subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-c", code.format("GOMP_SPINCOUNT")],
-            check=True,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
-        assert done.stdout.strip() == expected
+@pytest.mark.parametrize(("given", "expected"), [("", "10000"), ("7", "7")])
+def test_waiting_threads_of_torch_let_other_programs_have_the_cores(
+    monkeypatch: pytest.MonkeyPatch, given: str, expected: str
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    if not given:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+
+    nunatak("cache", "show")
+
+    assert os.environ["GOMP_SPINCOUNT"] == expected
 
 
 def test_misspelt_command_is_a_usage_error() -> None:
-    ran = nunatak("tarin")
+    misspelt = nunatak("tarin")
 
-    assert ran.exit_code == 2
-    assert "train" in ran.stderr
+    assert misspelt.exit_code == 2
+    assert "train" in misspelt.stderr
 
 
 @pytest.mark.parametrize(
@@ -162,9 +155,9 @@ def test_shells_complete_commands_and_values(typed: str, completed: list[str]) -
         "COMP_CWORD": str(typed.count(" ")),
     }
 
-    ran = CliRunner().invoke(app, [], prog_name="nunatak", env=asked)
+    found = CliRunner().invoke(app, [], prog_name="nunatak", env=asked)
 
-    assert ran.stdout.split() == completed
+    assert found.stdout.split() == completed
 
 
 @pytest.mark.parametrize("command", [("cache", "show", "--json"), ("train", "--quiet")])

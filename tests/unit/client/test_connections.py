@@ -5,7 +5,6 @@ import contextlib
 import copy
 import gc
 import gzip
-import json
 import os
 import pickle
 import socket
@@ -13,18 +12,16 @@ import ssl
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 
+from doubles.listeners import Exchange, listening
 from nunatak_client import (
     AsyncClient,
-    AuthenticationError,
     Client,
     ConnectionFailedError,
     InvalidInputError,
-    PermissionDeniedError,
     RetryPolicy,
 )
 from nunatak_client.errors import InvalidResponseError
@@ -37,34 +34,13 @@ URL = "http://tests.invalid"
 
 
 class Site:
-    """A server that notes the address and the connection of each request."""
+    """The address of a server, and what it has seen of each request."""
+
+    url: str
 
     def __init__(self) -> None:
         self.seen = list[tuple[str, int]]()
         """Target, and the caller's port."""
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                site.seen.append((self.path, self.client_address[1]))
-                body = json.dumps([self.path]).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *_: object) -> None:  # noqa: A002
-                """Write nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     @property
     def ports(self) -> list[int]:
@@ -77,8 +53,16 @@ def make_site(monkeypatch: pytest.MonkeyPatch) -> Generator[Site]:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     site = Site()
-    yield site
-    site.close()
+
+    class Handler(Exchange):
+        protocol_version = "HTTP/1.1"
+
+        def reply(self) -> None:
+            site.seen.append((self.path, self.client_address[1]))
+            self.answer(200, b"[]")
+
+    with listening(Handler) as site.url:
+        yield site
 
 
 def asks_twice(client: AsyncClient) -> bool:
@@ -158,7 +142,7 @@ def test_an_asyncio_client_made_before_a_fork_works_in_both_processes(site: Site
 
 def test_a_client_with_its_own_transport_is_refused_after_a_fork() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
-    client = Client("http://tests.invalid", transport=transport)
+    client = Client(URL, transport=transport)
 
     def is_refused() -> bool:
         with pytest.raises(InvalidInputError, match="after the fork"):
@@ -199,20 +183,17 @@ def test_other_servers_are_reached_through_the_proxy_of_the_environment(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", site.url.removeprefix("http://"))
 
-    with Client("http://tests.invalid") as client:
+    with Client(URL) as client:
         assert client.is_ready()
 
     assert site.seen[0][0] == "http://tests.invalid/readyz"
 
 
-def test_a_proxy_that_is_away_is_named_as_a_cause(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", site.url)
-    site.close()
+def test_a_proxy_that_is_away_is_named_as_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
 
     with (
-        Client("http://tests.invalid", retries=0) as client,
+        Client(URL, retries=0) as client,
         pytest.raises(ConnectionFailedError, match="and the proxy of the environment running"),
     ):
         client.info()
@@ -246,7 +227,7 @@ def test_a_compressed_answer_is_read_and_a_damaged_one_is_named() -> None:
         lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(next(bodies)))
     )
 
-    with Client("http://tests.invalid", transport=answers) as client:
+    with Client(URL, transport=answers) as client:
         assert client.is_ready()
         with pytest.raises(InvalidResponseError, match="cannot be decoded"):
             client.info()
@@ -310,15 +291,12 @@ def test_a_time_that_no_timer_can_wait_is_refused(
         kind(timeout_s=timeout_s)
 
 
-def test_no_key_is_sent_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NUNATAK_API_KEY", raising=False)
-
-    assert headers_sent() == [None, None]
-
-
 def test_the_key_of_the_environment_is_sent_unless_another_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("NUNATAK_API_KEY", raising=False)
+    assert headers_sent() == [None, None]
+
     monkeypatch.setenv("NUNATAK_API_KEY", "of-the-environment")
 
     assert headers_sent() == ["Bearer of-the-environment"] * 2
@@ -335,38 +313,18 @@ def test_a_key_that_no_header_may_hold_is_refused_and_not_repeated(key: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(401, AuthenticationError), (403, PermissionDeniedError)]
-)
-def test_a_refused_key_has_an_error_of_its_own(
-    status: int, kind: type[AuthenticationError | PermissionDeniedError]
+    ("policy", "attempt", "at_least_s", "expected"),
+    [
+        *((RetryPolicy(retries=5, base_delay_s=1, max_delay_s=5, jitter=lambda: 1.0), n, 0, it)
+          for n, it in enumerate((1, 2, 4, 5, 5, None))),
+        (RetryPolicy(retries=10_000, jitter=lambda: 1.0), 9_999, 0, 5),
+        (RetryPolicy(base_delay_s=1, jitter=lambda: 0.25), 0, 0, 0.25),
+        (RetryPolicy(base_delay_s=1, jitter=lambda: 0.0), 0, 0, 0),
+        (RetryPolicy(base_delay_s=1, jitter=lambda: 0.0), 0, 0.5, 0.5),
+        (RetryPolicy(max_delay_s=5), 0, 6, None),
+    ],
+)  # fmt: skip
+def test_a_delay_doubles_up_to_its_cap_and_a_wait_that_is_asked_for_is_a_lower_bound(
+    policy: RetryPolicy, attempt: int, at_least_s: float, expected: float | None
 ) -> None:
-    problem = {"code": "a_code", "status": status, "detail": "a key is needed"}
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=problem))
-
-    with Client(URL, api_key="wrong", transport=transport) as client, pytest.raises(kind) as caught:
-        client.tasks()
-
-    assert "wrong" not in str(caught.value)
-
-
-def test_delay_doubles_up_to_its_cap() -> None:
-    policy = RetryPolicy(retries=5, base_delay_s=1, max_delay_s=5, jitter=lambda: 1.0)
-
-    assert [policy.delay_s(attempt) for attempt in range(6)] == [1, 2, 4, 5, 5, None]
-
-
-@pytest.mark.parametrize("jitter", [0.0, 0.25, 1.0])
-def test_jitter_only_shortens(jitter: float) -> None:
-    policy = RetryPolicy(base_delay_s=1, jitter=lambda: jitter)
-
-    assert policy.delay_s(0) == jitter
-
-
-def test_wait_that_the_server_asks_for_is_a_lower_bound() -> None:
-    policy = RetryPolicy(base_delay_s=1, jitter=lambda: 0.0)
-
-    assert policy.delay_s(0, at_least_s=0.5) == 0.5
-
-
-def test_wait_beyond_the_cap_is_left_to_the_caller() -> None:
-    assert RetryPolicy(max_delay_s=5).delay_s(0, at_least_s=6) is None
+    assert policy.delay_s(attempt, at_least_s=at_least_s) == expected

@@ -33,12 +33,16 @@ OUTPUTS: dict[HeadKind, list[JsonValue]] = {
 }
 
 
+def reply(**body: object) -> Reply:
+    return Reply(status=200, headers={}, content=json.dumps(body).encode())
+
+
+def read_body(num_inputs: int | None = None, **body: object) -> Prediction:
+    return read_prediction(reply(task="t", version=1, **body), num_inputs=num_inputs)
+
+
 def read(head: HeadKind, outputs: JsonValue) -> Prediction:
-    body: dict[str, JsonValue] = {"task": "t", "version": 1, "head": head.value}
-    body |= {"outputs": outputs, "predicted": "calm"}
-    return read_prediction(
-        Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
-    )
+    return read_body(head=head, outputs=outputs, predicted="calm")
 
 
 def test_every_kind_reads_as_its_own_class() -> None:
@@ -80,11 +84,10 @@ def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str)
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_failed_result_raises_its_error_whatever_is_read(name: str) -> None:
-    problem: JsonValue = {"code": "task_unhealthy", "status": 503, "detail": "t/1 is ill"}
-    results: JsonValue = [{"reference": "t", "error": problem}]
-    reply = Reply(status=200, headers={}, content=json.dumps({"results": results}).encode())
+    problem = {"code": "task_unhealthy", "status": 503, "detail": "t/1 is ill"}
+    answered = reply(results=[{"reference": "t", "error": problem}])
 
-    failed = read_fan_out(reply, num_inputs=2, tasks=["t"])["t"]
+    failed = read_fan_out(answered, num_inputs=2, tasks=["t"])["t"]
 
     assert isinstance(failed, TaskResult)
     assert (failed.task, failed.version, failed.outputs, failed.head_outputs) == (None,) * 4
@@ -107,12 +110,8 @@ def test_a_text_has_labels_and_a_query_documents(head: HeadKind) -> None:
 
 
 def test_an_unknown_kind_is_not_guessed() -> None:
-    body: JsonValue = {"task": "t", "version": 1, "head": "translation", "outputs": []}
-
     with pytest.raises(InvalidResponseError):
-        read_prediction(
-            Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
-        )
+        read_body(head="translation", outputs=[])
 
 
 @pytest.mark.parametrize(("num_inputs", "told"), [(None, (9, True)), (2, ([9, 3], [True, False]))])
@@ -121,17 +120,13 @@ def test_what_was_read_of_each_input_is_reported_per_input(
 ) -> None:
     labels = [{"label": "calm", "score": 1.0}]
     outputs: object = labels if num_inputs is None else [labels] * num_inputs
-    body = {"task": "tone", "version": 1, "outputs": outputs}
-    silent = Reply(status=200, headers={}, content=json.dumps(body).encode())
-    body |= {"tokens": told[0], "truncated": told[1]}
-    telling = Reply(status=200, headers={}, content=json.dumps(body).encode())
 
-    prediction = read_prediction(telling, num_inputs=num_inputs)
+    prediction = read_body(num_inputs, outputs=outputs, tokens=told[0], truncated=told[1])
 
     assert prediction.tokens == ((9,) if num_inputs is None else (9, 3))
     assert prediction.truncated == ((True,) if num_inputs is None else (True, False))
     assert prediction.is_truncated
-    assert read_prediction(silent, num_inputs=num_inputs).tokens == ()
+    assert read_body(num_inputs, outputs=outputs).tokens == ()
 
 
 PREDICTED: dict[ProblemType, tuple[JsonValue, object]] = {
@@ -145,16 +140,9 @@ PREDICTED: dict[ProblemType, tuple[JsonValue, object]] = {
 def test_what_is_predicted_has_one_entry_per_input_also_for_one(problem: ProblemType) -> None:
     sent, expected = PREDICTED[problem]
     labels = OUTPUTS[HeadKind.SEQUENCE_CLASSIFICATION]
-    said: dict[str, JsonValue] = {"task": "t", "version": 1, "problem_type": problem.value}
 
-    def read_body(num_inputs: int | None, **body: JsonValue) -> Prediction:
-        content = json.dumps({**said, **body}).encode()
-        return read_prediction(
-            Reply(status=200, headers={}, content=content), num_inputs=num_inputs
-        )
-
-    one = read_body(None, outputs=labels, predicted=sent)
-    two = read_body(2, outputs=[labels, labels], predicted=[sent, sent])
+    one = read_body(problem_type=problem, outputs=labels, predicted=sent)
+    two = read_body(2, problem_type=problem, outputs=[labels] * 2, predicted=[sent] * 2)
 
     assert one.predicted == (expected,)
     assert two.predicted == (expected, expected)

@@ -13,7 +13,6 @@ from nunatak_client import InvalidInputError
 from nunatak_client.calls import judge
 from nunatak_client.payloads import (
     Inputs,
-    Parameters,
     Parts,
     json_body,
     path_segment,
@@ -21,7 +20,6 @@ from nunatak_client.payloads import (
     task_target,
     wire_inputs,
 )
-from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
@@ -120,27 +118,6 @@ def test_columns_of_tables_are_lists_of_texts() -> None:
     column = pd.Series(["a", "b"], index=[7, 8])
 
     assert wire_inputs(column).value == ["a", "b"]  # pyrefly: ignore[bad-argument-type]
-
-
-def test_parameters_of_all_kinds_are_sent_together() -> None:
-    parameters = Parameters(
-        aggregation_strategy=AggregationStrategy.SIMPLE,
-        ignore_labels=(),
-        stride=0,
-        handle_impossible_answer=False,
-        align_to_words=True,
-    )
-
-    body = json.loads(predict_body(wire_inputs("a"), top_k=2, parameters=parameters))
-
-    assert body["parameters"] == {
-        "aggregation_strategy": "simple",
-        "ignore_labels": [],
-        "stride": 0,
-        "handle_impossible_answer": False,
-        "align_to_words": True,
-        "top_k": 2,
-    }
 
 
 def test_absent_parameters_are_not_sent() -> None:

@@ -23,6 +23,7 @@ from nunatak_client import (
     InvalidResponseError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     Score,
     Timings,
     UnavailableError,
@@ -105,18 +106,16 @@ def test_timing_header_that_is_no_duration_counts_as_absent(value: str) -> None:
         pytest.param(prediction([{"name": "x"}]), None, id="other-fields"),
         pytest.param({"task": "tone"}, None, id="missing-fields"),
         pytest.param([1], None, id="no-object"),
+        pytest.param(b"<html>", None, id="no-json"),
     ],
 )
 def test_answer_that_breaks_the_contract_is_an_error(
-    body: JsonValue, num_inputs: int | None
+    body: JsonValue | bytes, num_inputs: int | None
 ) -> None:
-    with pytest.raises(InvalidResponseError):
-        read_prediction(reply(body), num_inputs=num_inputs)
+    sent = Reply(status=200, headers={}, content=body) if isinstance(body, bytes) else reply(body)
 
-
-def test_answer_that_is_no_json_is_an_error() -> None:
     with pytest.raises(InvalidResponseError):
-        read_prediction(Reply(status=200, headers={}, content=b"<html>"), num_inputs=None)
+        read_prediction(sent, num_inputs=num_inputs)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +137,8 @@ def test_fan_out_that_breaks_the_contract_is_an_error(results: JsonValue) -> Non
     ("status", "expected"),
     [
         (400, InvalidRequestError),
+        (401, AuthenticationError),
+        (403, PermissionDeniedError),
         (404, NotFoundError),
         (405, InvalidRequestError),
         (409, ConflictError),

@@ -3,14 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from doubles.drafts import make_draft
+from doubles.drafts import publish_one
 from nunatak_registry import Registry, StoreUnavailableError
 from nunatak_registry.locations import LOCATION_VARIABLE, default_location, parse_location
-
-
-def publish(registry: Registry, *, task: str = "tone", seed: int) -> int:
-    draft, blobs = make_draft(task=task, seed=seed)
-    return registry.publish(draft, blobs).version
 
 
 @pytest.fixture
@@ -71,19 +66,19 @@ def test_a_publish_without_the_volume_of_the_blobs_is_refused_and_writes_nothing
     tmp_path: Path, mount: Path
 ) -> None:
     with open_registry(tmp_path, create=True) as registry:
-        publish(registry, seed=1)
+        publish_one(registry, "tone", 1)
     mount.rename(tmp_path / "volume")
     mount.mkdir()
 
     with open_registry(tmp_path) as registry:
         for seed in (1, 2):
             with pytest.raises(StoreUnavailableError, match="mount its volume"):
-                publish(registry, seed=seed)
+                publish_one(registry, "tone", seed)
         assert list(mount.rglob("*")) == []
 
         mount.rmdir()
         (tmp_path / "volume").rename(mount)
-        assert [publish(registry, seed=seed) for seed in (1, 2)] == [1, 2]
+        assert [publish_one(registry, "tone", seed).version for seed in (1, 2)] == [1, 2]
         assert all(map(registry.read_blob, registry.versions("tone")))
 
 
@@ -91,16 +86,16 @@ def test_a_publish_into_the_blobs_of_another_registry_is_refused(
     tmp_path: Path, mount: Path
 ) -> None:
     with open_registry(tmp_path, create=True) as registry:
-        publish(registry, seed=1)
+        publish_one(registry, "tone", 1)
     mount.rename(tmp_path / "volume")
     with open_registry(tmp_path, "other", create=True) as other:
-        publish(other, seed=5)
+        publish_one(other, "tone", 5)
 
     with (
         open_registry(tmp_path) as registry,
         pytest.raises(StoreUnavailableError, match="none of the blobs of this registry"),
     ):
-        publish(registry, seed=2)
+        publish_one(registry, "tone", 2)
 
 
 def test_a_copy_without_the_volume_of_the_target_is_refused(tmp_path: Path, mount: Path) -> None:
@@ -108,8 +103,8 @@ def test_a_copy_without_the_volume_of_the_target_is_refused(tmp_path: Path, moun
         Registry.open(tmp_path / "source") as source,
         open_registry(tmp_path, create=True) as target,
     ):
-        publish(source, task="intent", seed=2)
-        publish(target, seed=1)
+        publish_one(source, seed=2)
+        publish_one(target, "tone", 1)
         shutil.move(mount / "blobs", tmp_path / "elsewhere")
 
         with pytest.raises(StoreUnavailableError, match="mount its volume"):
@@ -121,9 +116,9 @@ def test_a_copy_without_the_volume_of_the_target_is_refused(tmp_path: Path, moun
 
 def test_all_blobs_may_be_lost_and_published_again(tmp_path: Path, mount: Path) -> None:
     with open_registry(tmp_path, create=True) as registry:
-        publish(registry, seed=1)
+        publish_one(registry, "tone", 1)
         shutil.rmtree(mount / "blobs" / "sha256")
         (mount / "blobs" / "sha256").mkdir()
 
-        assert publish(registry, seed=1) == 1
+        assert publish_one(registry, "tone", 1).version == 1
         assert registry.read_blob(registry.resolve("tone/1"))

@@ -3,7 +3,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -80,27 +79,22 @@ def test_grace_starts_again_when_a_blob_is_published_and_deleted_again(
     assert len(registry.gc().removed_blobs) == 1
 
 
-def test_blob_of_a_publish_under_way_is_not_collected(registry: Registry, folder: Path) -> None:
+def test_leftovers_of_killed_writers_are_collected_and_files_under_way_are_not(
+    registry: Registry, folder: Path
+) -> None:
     publish_one(registry)
-    write_aged(path_of(folder, 1), make_draft(seed=1)[1]["parameters"], age_s=60)
-
-    assert registry.gc().kept_young == 1
-    assert path_of(folder, 1).exists()
-
-
-def test_leftovers_of_killed_writers_are_collected(registry: Registry, folder: Path) -> None:
-    publish_one(registry)
-    old = path_of(folder, 0).parent / f".{uuid4().hex}.tmp"
-    young = path_of(folder, 0).parent / f".{uuid4().hex}.tmp"
-    write_aged(old, b"cut short", age_s=7200)
-    write_aged(young, b"under way", age_s=60)
-    write_aged(path_of(folder, 1), make_draft(seed=1)[1]["parameters"], age_s=7200)
+    folder_of_blobs = path_of(folder, 0).parent
+    for seed, age_s in ((1, 7200), (2, 60)):
+        write_aged(path_of(folder, seed), make_draft(seed=seed)[1]["parameters"], age_s=age_s)
+        write_aged(folder_of_blobs / f".{seed:032}.tmp", b"cut short", age_s=age_s)
 
     collected = registry.gc()
 
     assert (len(collected.removed_blobs), collected.removed_temporary) == (1, 1)
-    assert collected.kept_young == 1
-    assert (old.exists(), young.exists()) == (False, True)
+    assert collected.kept_young == 2
+    assert not path_of(folder, 1).exists()
+    assert path_of(folder, 2).exists()
+    assert [path.name for path in folder_of_blobs.glob(".*")] == [f".{2:032}.tmp"]
 
 
 def test_collection_never_touches_strangers(registry: Registry, folder: Path) -> None:
@@ -145,6 +139,7 @@ def test_damaged_blob_is_quarantined_whole_and_the_others_are_served(
     assert moved_file(folder, finding).read_bytes() == b"damaged"
     assert not path.exists()
     assert registry.read_blob(good) == make_draft(seed=1)[1]["parameters"]
+    assert registry.verify("good") == []
     assert found_and_moved(registry) == [(FindingKind.BLOB, False)]
 
 
@@ -210,8 +205,7 @@ def test_stranger_next_to_the_blobs_is_reported_and_left_alone(
 def test_link_in_place_of_a_blob_folder_is_not_followed(
     registry: Registry, folder: Path, tmp_path: Path, depth: int
 ) -> None:
-    draft, blobs = make_draft()
-    registry.publish(draft, blobs)
+    publish_one(registry)
     path = path_of(folder, 0)
     place = path.parents[depth - 1]
     place.rename(tmp_path / "elsewhere")
@@ -223,5 +217,5 @@ def test_link_in_place_of_a_blob_folder_is_not_followed(
     assert not os.path.lexists(place)
     # Without its folder, the place could be a volume that is not mounted.
     path.parents[1].mkdir(exist_ok=True)
-    registry.publish(draft, blobs)
+    publish_one(registry)
     assert registry.verify() == []

@@ -19,7 +19,7 @@ def replace_manifest(folder: Path, document: str) -> None:
     )
 
 
-@pytest.mark.parametrize("damage", ["remove", "truncate", "flip", "link"])
+@pytest.mark.parametrize("damage", ["gone", "changed", "link"])
 def test_damaged_blob_is_refused_reported_and_healed_by_publishing_again(
     registry: Registry, folder: Path, damage: str
 ) -> None:
@@ -27,18 +27,11 @@ def test_damaged_blob_is_refused_reported_and_healed_by_publishing_again(
     manifest = registry.publish(draft, blobs)
     (path,) = blob_paths(folder)
     data = path.read_bytes()
-    path.unlink()
-    match damage:
-        case "truncate":
-            path.write_bytes(data[:-1])
-        case "flip":
-            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        case "link":
-            elsewhere = folder / "elsewhere"
-            elsewhere.write_bytes(data)
-            path.symlink_to(elsewhere)
-        case _:
-            pass
+    path.rename(folder / "elsewhere")
+    if damage == "changed":
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "link":
+        path.symlink_to(folder / "elsewhere")
 
     with pytest.raises(CorruptBlobError):
         registry.read_blob(manifest)
@@ -49,20 +42,6 @@ def test_damaged_blob_is_refused_reported_and_healed_by_publishing_again(
     assert registry.publish(draft, blobs) == manifest
     assert registry.read_blob(manifest) == data
     assert registry.verify() == []
-
-
-def test_damaged_version_leaves_other_tasks_alone(registry: Registry, folder: Path) -> None:
-    registry.publish(*make_draft("whole", 3))
-    whole = blob_paths(folder)
-    registry.publish(*make_draft("a", 1))
-    (damaged,) = set(blob_paths(folder)) - set(whole)
-    damaged.unlink()
-    good = registry.publish(*make_draft("b", 2))
-
-    assert registry.read_blob(registry.resolve("b")) == make_draft("b", 2)[1]["parameters"]
-    assert registry.verify("b") == []
-    assert [found.subject for found in registry.verify()] == ["a/1"]
-    assert good.version == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_contract.enums import HeadKind, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_registry import Registry
 
@@ -76,15 +76,12 @@ def test_import_again_finds_the_version_that_is_there(base: Path, place: tuple[s
 def test_import_says_what_one_logit_is_for(place: tuple[str, ...], tmp_path: Path) -> None:
     factory = TwinFactory(tmp_path / "backbone", family="bert")
     save_checkpoint(factory, tmp_path / "one", num_labels=1)
-    words = ("task", "import", str(tmp_path / "one"), *place[:2], "--backbone")
+    words = ("task", "import", str(tmp_path / "one"), *place[:2], "--head", "ranking")
 
-    for options in (("--head", "ranking"), ("--problem-type", "regression"), ()):
-        nunatak(*words, str(tmp_path / "backbone"), "--task", f"t{len(options)}", *options)
+    nunatak(*words, "--backbone", str(tmp_path / "backbone"), "--task", "rank")
 
     with Registry.open(tmp_path / "mine") as registry:
-        assert registry.resolve("t0").head.problem_type is ProblemType.MULTI_LABEL
-        assert registry.resolve("t2/1").head.kind is HeadKind.RANKING
-        assert registry.resolve("t2/2").head.problem_type is ProblemType.REGRESSION
+        assert registry.resolve("rank").head.kind is HeadKind.RANKING
 
 
 def test_import_takes_an_adapter_of_another_base_only_on_request(
@@ -100,67 +97,52 @@ def test_import_takes_an_adapter_of_another_base_only_on_request(
     refused, taken = nunatak(*words), nunatak(*words, "--allow-other-base")
 
     assert refused.exit_code == 1
-    assert "it was trained on 'acme/other'" in refused.stderr.replace("\n", " ")
+    assert "it was trained on 'acme/other'" in refused.stderr
     assert taken.exit_code == 0
     with Registry.open(tmp_path / "mine") as registry:
         assert "trained on acme/other" in registry.resolve("tone").note
 
 
-def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, ...]) -> None:
-    found = nunatak(
-        *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", 'a, "b, too",c'),
-        *("--note", "from the archive", "--promote", "prod", "--json", *place),
-    ).json()
-
-    assert found["labels"] == ["a", "b, too", "c"]
-    assert str(found["note"]).endswith("; from the archive")
-    assert found["alias"] == "prod"
-    shown = nunatak("task", "show", "mood@prod", *place[:2]).stdout
-    assert "mood/1" in shown
-
-
-def test_import_takes_the_thresholds_of_several_labels(
+def test_every_option_of_an_import_is_part_of_the_version(
     base: Path, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("task", "import", str(base / "tuned"), "--task", "mood", *place)
+    said = ("--problem-type", "multi_label_classification", "--labels", 'a, "b, too",c')
+    more = ("--note", "from the archive", "--promote", "prod", "--reads", "pair")
+
+    found = nunatak(
+        *words, *said, *more, "--threshold", "a=0.2", "--threshold", "c=0.9", "--json"
+    ).json()
+    shown = nunatak("task", "show", "mood@prod", *place[:2]).stdout
+
+    assert (found["labels"], found["reads"]) == (["a", "b, too", "c"], "pair")
+    assert (found["thresholds"], found["alias"]) == ({"a": 0.2, "c": 0.9}, "prod")
+    assert str(found["note"]).endswith("; from the archive")
+    for expected in ("mood/1", "a 0.2, c 0.9; other labels 0.5", "pairs of texts"):
+        assert expected in shown
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("mood").head.problem_type is ProblemType.MULTI_LABEL
+
+
+def test_thresholds_of_an_import_are_numbers_of_its_labels(
+    base: Path, place: tuple[str, ...]
 ) -> None:
     words = ("task", "import", str(base / "tuned"), "--task", "mood", *place)
     several = ("--problem-type", "multi_label_classification", "--labels", "a,b,c")
 
-    ran = nunatak(*words, *several, "--threshold", "a=0.2", "--threshold", "c=0.9", "--json")
     no_number = nunatak(*words, *several, "--threshold", "a=low")
     no_label = nunatak(*words, *several, "--threshold", "d=0.5")
-    one_label = nunatak(*words, "--threshold", "calm=0.5")
 
-    assert ran.json()["thresholds"] == {"a": 0.2, "c": 0.9}
-    assert "a 0.2, c 0.9; other labels 0.5" in nunatak("task", "show", "mood", *place[:2]).stdout
-    with Registry.open(tmp_path / "mine") as registry:
-        assert registry.resolve("mood").head.thresholds == {"a": 0.2, "c": 0.9}
-    assert no_number.stderr.startswith("error [invalid_option]: --threshold expects a number")
+    no_number.assert_refused("invalid_option", "--threshold expects a number")
     assert "a threshold must be of a label, got 'd'" in no_label.stderr
-    assert "several labels has thresholds" in one_label.stderr
-
-
-def test_import_takes_what_the_task_reads(
-    base: Path, place: tuple[str, ...], tmp_path: Path
-) -> None:
-    words = ("task", "import", str(base / "tuned"), "--json", *place)
-
-    told = nunatak(*words, "--task", "entails", "--reads", "pair").json()
-    silent = nunatak(*words, "--task", "mood").json()
-
-    assert (told["reads"], silent["reads"]) == ("pair", None)
-    assert "pairs of texts" in nunatak("task", "show", "entails", *place[:2]).stdout
-    with Registry.open(tmp_path / "mine") as registry:
-        assert registry.resolve("entails").reads is Reads.PAIR
 
 
 def test_export_to_transformers_is_loaded_by_it(
     base: Path, stored: tuple[str, ...], tmp_path: Path
 ) -> None:
-    target = tmp_path / "out"
+    target, backbone = tmp_path / "out", ("--backbone", str(base / "backbone"))
 
-    ran = nunatak(
-        *("task", "export", "tone", str(target), "--backbone", str(base / "backbone"), *stored)
-    )
+    ran = nunatak("task", "export", "tone", str(target), *stored, *backbone)
 
     assert ran.stdout == f"wrote tone/1 to {target} (transformers)\n"
     model = BERT.from_pretrained(target)
@@ -180,7 +162,6 @@ def test_what_was_pushed_to_a_folder_is_pulled_from_it(
     assert "published mood/1\n" in pulled.stdout
     assert pulled.stdout.endswith("\nmood@prod -> version 1 (new)\n")
     shown = nunatak("task", "show", "mood", "--json", *place[:2]).json()
-    assert isinstance(shown["manifest"], dict)
     assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"
 
 
@@ -197,5 +178,5 @@ def test_a_version_on_another_backbone_is_neither_exported_nor_pulled(
     exported = nunatak("task", "export", "far", str(tmp_path / "out"), *far, *place[2:])
 
     for ran in (pulled, exported):
-        assert ran.stderr.startswith("error [backbone_mismatch]: ")
+        ran.assert_refused("backbone_mismatch")
     assert not (tmp_path / "out").exists()

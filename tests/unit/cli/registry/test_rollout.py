@@ -1,5 +1,7 @@
 """Laws of `nunatak task canary` and `nunatak task shadow`."""
 
+import getpass
+
 import pytest
 
 from doubles.terminals import nunatak
@@ -25,7 +27,6 @@ def test_a_candidate_is_set_and_ended(
 
     ended = nunatak("task", role, "intent", "--end", "--expect", "3", "--json", *place).json()
 
-    assert isinstance(ended, dict)
     assert (ended["kind"], ended["version"]) == ("end", 3)
     assert registry.task("intent").candidates == ()
 
@@ -46,13 +47,14 @@ def test_the_history_shows_what_ran_next_to_the_alias(
 
     shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
 
-    assert [line.split()[2:-1] for line in shown] == [
-        ["prod", "promote", "-", "1"],
-        ["prod", "promote", "1", "2"],
-        ["prod", "canary", "-", "3", "(10.00%)"],
-        ["prod", "promote", "2", "3"],
-        ["prod", "canary", "end", "3", "-"],
+    assert [" ".join(line.split()[2:-1]) for line in shown] == [
+        "prod promote - 1",
+        "prod promote 1 2",
+        "prod canary - 3 (10.00%)",
+        "prod promote 2 3",
+        "prod canary end 3 -",
     ]
+    assert {line.split()[-1] for line in shown} == {getpass.getuser()}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,4 @@ def test_the_history_shows_what_ran_next_to_the_alias(
 def test_what_makes_no_sense_is_refused(
     place: tuple[str, str], arguments: tuple[str, ...], code: str
 ) -> None:
-    ran = nunatak("task", *arguments, *place)
-
-    assert ran.exit_code == 1
-    assert f"error [{code}]" in ran.stderr
+    nunatak("task", *arguments, *place).assert_refused(code)

@@ -46,7 +46,6 @@ def test_diff_as_json_names_what_differs(place: tuple[str, str]) -> None:
     found = nunatak("task", "diff", "intent/1", "intent/2", "--json", *place).json()
 
     assert (found["left"], found["right"], found["differing"]) == ("intent/1", "intent/2", [])
-    assert isinstance(found["properties"], dict)
     assert found["properties"]["labels"] == {"left": ["no", "yes"], "right": ["no", "yes"]}
 
 
@@ -78,13 +77,11 @@ def test_versions_as_json_has_every_version_with_its_manifest(
     listed = nunatak("task", "versions", "intent", "--json", *place).json()
 
     assert listed["task"] == "intent"
-    assert isinstance(listed["versions"], list)
     manifests = registry.versions("intent")
-    assert [it["manifest"] for it in listed["versions"] if isinstance(it, dict)] == [
+    assert [it["manifest"] for it in listed["versions"]] == [
         it.model_dump(mode="json") for it in manifests
     ]
     second = listed["versions"][1]
-    assert isinstance(second, dict)
     (move,) = registry.history("intent", "prod")[-1:]
     assert second["aliases"] == [{"alias": "prod", "since": move.at.isoformat(), "by": move.by}]
     assert second["stored_bytes"] == manifests[1].blobs[0].size_bytes
@@ -104,18 +101,15 @@ def test_versions_lists_a_damaged_version_too(
         assert nunatak("task", *command, *place).exit_code == 0
 
 
-def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:
-    ran = nunatak("task", "list", *place)
-
-    assert ran.exit_code == 0
-    assert ran.stdout.split("\n")[1].split()[:4] == ["intent", "2", "of", "3"]
-    assert "prod = 2" in ran.stdout
-
-
-def test_list_shows_the_candidates_next_to_their_alias(place: tuple[str, str]) -> None:
+def test_list_shows_what_the_bare_name_serves_and_candidates_next_to_their_alias(
+    place: tuple[str, str],
+) -> None:
     nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
 
-    assert "prod = 2 (canary 3: 20%)" in nunatak("task", "list", *place).stdout
+    shown = nunatak("task", "list", *place).stdout
+
+    assert shown.split("\n")[1].split()[:4] == ["intent", "2", "of", "3"]
+    assert "prod = 2 (canary 3: 20%)" in shown
 
 
 def test_a_narrow_list_cuts_no_name(registry: Registry, place: tuple[str, str]) -> None:
@@ -156,33 +150,20 @@ def test_empty_registry_says_what_to_do(tmp_path: Path) -> None:
     assert "nunatak train" in ran.stderr
 
 
-def test_history_shows_every_move(place: tuple[str, str]) -> None:
-    ran = nunatak("task", "history", "intent", *place)
-    user = getpass.getuser()
-    lines = [line.split()[-5:] for line in ran.stdout.splitlines()[1:]]
-    assert lines == [["prod", "promote", "-", "1", user], ["prod", "promote", "1", "2", user]]
+def test_history_says_by_whom(place: tuple[str, str]) -> None:
+    found = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
 
-    events = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
-    assert isinstance(events["events"], list)
-    assert [event["by"] for event in events["events"] if isinstance(event, dict)] == [user] * 2
+    assert [event["by"] for event in found["events"]] == [getpass.getuser()] * 2
 
 
 def test_history_without_aliases_says_so(tmp_path: Path) -> None:
-    draft, blobs = make_draft()
     with Registry.open(tmp_path) as registry:
-        registry.publish(draft, blobs)
+        registry.publish(*make_draft())
 
     ran = nunatak("task", "history", "intent", "--registry", str(tmp_path))
 
     assert ran.exit_code == 0
     assert "newest version" in ran.stderr
-
-
-def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> None:
-    ran = nunatak("task", "promote", "intent", "3", "--expect", "2", "--unprobed", *place)
-
-    assert ran.stdout == "intent@prod -> version 3 (was 2)\n"
-    assert registry.task("intent").aliases == {"prod": 3}
 
 
 def test_promote_to_the_version_that_the_alias_has_says_that_nothing_moved(
@@ -265,7 +246,4 @@ def test_errors_are_one_line_with_their_code(
 ) -> None:
     ran = nunatak("task", *arguments, *place)
 
-    assert ran.exit_code == 1
-    assert ran.stdout == ""
-    assert ran.stderr.startswith(f"error [{code}]: ")
-    assert ran.stderr.count("\n") == 1
+    ran.assert_refused(code)

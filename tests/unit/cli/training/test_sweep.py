@@ -47,34 +47,17 @@ def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").read_text() == printed.stdout
 
 
-def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-
-    bottleneck = "methods=[{kind: bottleneck, size: 4}]"
-    ran = sweep(folder, results, "--set", bottleneck, "--set", "tapt=[null, {epochs: 1}]")
-
-    assert ran.exit_code == 0
-    printed = nunatak("sweep", "report", str(results)).stdout
-    assert "| toy | bottleneck 4 |" in printed
-    assert "| toy | bottleneck 4 after TAPT of 1 epoch |" in printed
-
-
 def test_failed_run_is_reported_and_tried_again_only_when_asked(
     folder: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
     senseless = ("--set", "regularizers=[{name: graddrop}]")
 
-    first, second = sweep(folder, results, *senseless), sweep(folder, results, *senseless)
-    third = sweep(folder, results, *senseless, "--retry-failed")
+    runs = [sweep(folder, results, *senseless, *it) for it in ((), (), ("--retry-failed",))]
 
-    assert (first.exit_code, second.exit_code, third.exit_code) == (1, 1, 1)
-    assert "failed [invalid_recipe]" in first.stderr
-    assert "failed [invalid_recipe]" not in second.stderr
-    assert "failed [invalid_recipe]" in third.stderr
-    assert [it.stderr.count("error [invalid_recipe]: toy") for it in (first, second, third)] == [
-        *(1, 1, 1)
-    ]
+    assert [it.exit_code for it in runs] == [1, 1, 1]
+    assert ["failed [invalid_recipe]" in it.stderr for it in runs] == [True, False, True]
+    assert [it.stderr.count("error [invalid_recipe]: toy") for it in runs] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +65,7 @@ def test_failed_run_is_reported_and_tried_again_only_when_asked(
     [
         ("gone=1", "gone: there is no such field"),
         ("seeds", "--set expects NAME=VALUE"),
-        ("seeds=[", "small.yaml: cannot be parsed"),
         ("tasks.first=1", "tasks has no settings with names"),
-        ("methods=[{kind: topk, frozen: 9}]", "the backbone has 3 layers"),
     ],
 )
 def test_changes_that_make_no_sweep_are_refused(
@@ -92,15 +73,12 @@ def test_changes_that_make_no_sweep_are_refused(
 ) -> None:
     ran = sweep(folder, tmp_path / "results", "--set", change)
 
-    assert ran.exit_code != 0
+    assert ran.exit_code == 1
     assert problem in ran.stderr
 
 
 def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    ran = nunatak("sweep", "report", str(tmp_path))
-
-    assert ran.exit_code == 1
-    assert "error [invalid_sweep]" in ran.stderr
+    nunatak("sweep", "report", str(tmp_path)).assert_refused("invalid_sweep")
 
 
 def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:

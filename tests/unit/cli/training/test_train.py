@@ -1,6 +1,5 @@
 """Laws of the options of `nunatak train`; training itself is tried end to end."""
 
-import json
 import os
 from pathlib import Path
 
@@ -27,12 +26,8 @@ def trained(folder: Path, *options: str) -> Ran:
     return nunatak("train", "--task", "tone", "--max-length", "16", "--create", *place, *options)
 
 
-def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith(f"error [{code}]: ")
-    assert ran.stderr.count("\n") == 1
-    for part in parts:
-        assert part in ran.stderr
+def assert_publishes_nothing(ran: Ran, folder: Path, code: str, *words: str) -> None:
+    ran.assert_refused(code, *words)
     with Registry.open(str(folder / "registry")) as registry:
         assert registry.tasks() == []
 
@@ -82,24 +77,19 @@ def test_task_and_data_are_required(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "begin", "says"),
+    ("options", "code", "says"),
     [
-        (("--data", "broken.jsonl"), "error [", "broken.jsonl"),
-        (("--data", "absent.jsonl", "--promote", "../prod"), "error [invalid_name]: ", "../prod"),
-        (
-            ("--data", "absent.jsonl", "--device", "cuda"),
-            "error [invalid_option]: --device cuda: ",
-            "--device cpu",
-        ),
+        (("--data", "broken.jsonl"), "missing_column", "broken.jsonl"),
+        (("--data", "absent.jsonl", "--promote", "../prod"), "invalid_name", "../prod"),
+        (("--data", "absent.jsonl", "--device", "cuda"), "invalid_option", "--device cpu"),
         *(
-            (("--data", "absent.csv", "--delimiter", it), "error [", "--delimiter expects one char")
+            (("--data", "absent.csv", "--delimiter", it), "invalid_option", "expects one char")
             for it in ("", "::", "\n", '"')
         ),
     ],
-    ids=["data", "alias", "device", "no-delimiter", "long", "line-end", "quote"],
 )
 def test_wrong_data_and_options_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], begin: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -107,10 +97,7 @@ def test_wrong_data_and_options_are_one_line(
 
     ran = nunatak("train", "--task", "tone", *options, "--registry", "registry", "--create")
 
-    assert ran.exit_code == 1
-    assert ran.stderr.startswith(begin)
-    assert says in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    ran.assert_refused(code, says)
     # Options are checked before anything is made, and data after the registry is.
     assert (tmp_path / "registry").exists() == ("broken.jsonl" in options)
 
@@ -167,7 +154,9 @@ def test_a_label_of_control_characters_is_refused_before_training(tmp_path: Path
 
     ran = trained(tmp_path, "--data", str(data))
 
-    assert_refused(ran, tmp_path, "unpublishable", "head.labels.0", r"got 'early\x1b[31m'")
+    assert_publishes_nothing(
+        ran, tmp_path, "unpublishable", "head.labels.0", r"got 'early\x1b[31m'"
+    )
 
 
 def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
@@ -179,7 +168,7 @@ def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
     # Updates so large that their products are NaN.
     ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--set", "alpha=1e38")
 
-    assert_refused(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
+    assert_publishes_nothing(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
     assert not list((tmp_path / "cache" / "checkpoints").glob("*.safetensors"))
 
 
@@ -204,23 +193,13 @@ def test_what_is_kept_is_shown_until_it_is_cleared(
 def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: Path) -> None:
     base = save_tiny_backbone(tmp_path / "base", num_layers=2)
     examples = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(40)))
-    arguments = [
-        str(tmp_path / "shared"),
-        "--backbone",
-        str(base),
-        "--epochs",
-        "1",
-        "--set",
-        "max_length=32",
-        "--json",
-    ]
 
-    result = nunatak(
-        "multitask", *arguments, "--data", f"tone={examples}", "--data", f"intent={examples}"
-    )
+    told = nunatak(
+        *("multitask", str(tmp_path / "shared"), "--backbone", str(base), "--epochs", "1"),
+        *("--set", "max_length=32", "--json"),
+        *("--data", f"tone={examples}", "--data", f"intent={examples}"),
+    ).json()
 
-    assert result.exit_code == 0, result.stderr
-    told = json.loads(result.stdout)
     assert told["digest"] == load_backbone(tmp_path / "shared").digest
     assert [*told["scores"]] == ["tone", "intent"]
     assert 0 <= told["scores"]["tone"]["accuracy"] <= 1

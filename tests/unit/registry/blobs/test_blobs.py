@@ -6,8 +6,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key, digest_of, fits
 from nunatak_registry.blobs.files import LocalFiles
@@ -40,14 +38,14 @@ def store(request: pytest.FixtureRequest, root: Path) -> BlobStore:
 def test_damage_after_a_read_is_found_and_a_put_heals_it(root: Path) -> None:
     store, data = BlobStore.open(str(root)), os.urandom(2**20 + 1)
     digest, other = store.put(data), store.put(data[::-1])
-    for it in (digest, other):
-        store.get(it, len(data))
+    read = store.get(digest, len(data))
 
     (root / blob_key(digest)).chmod(0o600)
     (root / blob_key(digest)).write_bytes((root / blob_key(other)).read_bytes())
 
     with pytest.raises(CorruptBlobError, match="do not match its digest"):
         store.get(digest, len(data))
+    assert read == data
     store.put(data)
     assert store.get(digest, len(data)) == data
 
@@ -57,11 +55,6 @@ def test_put_of_equal_bytes_changes_nothing(store: BlobStore) -> None:
 
     assert digests(store) == [DIGEST]
     assert store.get(DIGEST, len(DATA)) == DATA
-
-
-def test_missing_blob_is_corrupt(store: BlobStore) -> None:
-    with pytest.raises(CorruptBlobError, match="missing"):
-        store.get(DIGEST, len(DATA))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +89,8 @@ def test_deleted_blob_is_gone_and_may_be_deleted_again(store: BlobStore) -> None
 
     assert not store.exists(DIGEST)
     assert digests(store) == []
-
-
-def test_opening_creates_nothing(root: Path) -> None:
-    BlobStore.open(str(root))
-
-    assert not root.exists()
+    with pytest.raises(CorruptBlobError, match="missing"):
+        store.get(DIGEST, len(DATA))
 
 
 def test_folder_names_that_look_like_urls_stay_folders(tmp_path: Path) -> None:
@@ -123,100 +112,41 @@ def test_strangers_in_the_folder_are_no_digests(root: Path) -> None:
     folder = (root / KEY).parent
     (folder / f".{uuid4().hex}.tmp").write_bytes(b"cut short")
     (folder / "README").write_bytes(b"hello")
-    (root / "sha256" / "zz").mkdir()
-    (root / "sha256" / "zz" / DIGEST).write_bytes(DATA)
+    for name in ("zz", "00"):
+        (root / "sha256" / name).mkdir()
+        (root / "sha256" / name / DIGEST).write_bytes(DATA)
 
     assert digests(store) == [DIGEST]
 
 
-def truncate(path: Path) -> None:
-    path.chmod(0o644)
-    os.truncate(path, len(DATA) - 1)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "gone": lambda _: None,
+    "cut short": lambda it: it.write_bytes(DATA[:-1]),
+    "longer": lambda it: it.write_bytes(DATA + b"x"),
+    "another bit": lambda it: it.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:]),
+    "empty": lambda it: it.touch(),
+    "link to equal bytes": lambda it: it.symlink_to(it.parents[2] / "equal"),
+    "link to itself": lambda it: it.symlink_to(it),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "file for its folder": lambda it: (it.parent.rmdir(), it.parent.touch()),
+}
 
 
-def lengthen(path: Path) -> None:
-    path.chmod(0o644)
-    path.write_bytes(DATA + b"x")
-
-
-def flip_a_bit(path: Path) -> None:
-    path.chmod(0o644)
-    path.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:])
-
-
-def empty(path: Path) -> None:
-    path.chmod(0o644)
-    path.write_bytes(b"")
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def link_to_equal_bytes(path: Path) -> None:
-    target = path.with_name("elsewhere")
-    path.rename(target)
-    path.symlink_to(target)
-
-
-def link_to_itself(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def make_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def make_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def make_parent_a_file(path: Path) -> None:
-    path.unlink()
-    path.parent.rmdir()
-    path.parent.write_bytes(b"")
-
-
-DAMAGES: list[Callable[[Path], None]] = [
-    truncate,
-    lengthen,
-    flip_a_bit,
-    empty,
-    remove,
-    link_to_equal_bytes,
-    link_to_itself,
-    make_pipe,
-    make_folder,
-    make_parent_a_file,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_blob_is_corrupt_and_never_returned(
-    root: Path, damage: Callable[[Path], None]
+    root: Path, damage: Callable[[Path], object]
 ) -> None:
     store = BlobStore.open(str(root))
     store.put(DATA)
+    (root / "equal").write_bytes(DATA)
+    (root / KEY).unlink()
     damage(root / KEY)
 
     with pytest.raises(CorruptBlobError) as caught:
         store.get(DIGEST, len(DATA))
 
     assert caught.value.fields["digest"] == DIGEST
-
-
-def test_overwriting_a_blob_later_does_not_change_bytes_already_read(root: Path) -> None:
-    store = BlobStore.open(str(root))
-    store.put(DATA)
-    data = store.get(DIGEST, len(DATA))
-
-    truncate(root / KEY)
-    flip_a_bit(root / KEY)
-
-    assert data == DATA
 
 
 def test_failed_write_is_unavailable_and_leaves_nothing(root: Path) -> None:
@@ -281,12 +211,6 @@ def test_read_takes_no_more_than_the_limit(root: Path) -> None:
     assert files.read("a/b", 4) == DATA[:4]
 
 
-@given(data=st.binary(max_size=4), other=st.binary(max_size=4))
-def test_bytes_fit_their_own_digest_alone(data: bytes, other: bytes) -> None:
-    assert fits(data, digest_of(data))
-    assert fits(data, digest_of(other)) == (data == other)
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, 2**20, 2**20 + 1, 3 * 2**20])
 def test_a_check_pauses_after_each_megabyte(num_bytes: int) -> None:
     data, pauses = os.urandom(num_bytes), list[None]()
@@ -304,3 +228,4 @@ def test_one_changed_bit_is_found(at: int) -> None:
 
     assert fits(data, digest_of(data))
     assert not fits(bytes(damaged), digest_of(data))
+    assert not fits(b"", digest_of(data))
