@@ -1,8 +1,6 @@
 """Laws of `nunatak predict` against a server that gives canned answers."""
 
 # pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
 
 import json
 import sys
@@ -78,7 +76,7 @@ class CannedServer:
                 place = texts.index("\0")
                 detail = f"input {place}: the text contains a NUL character; remove it"
                 problem: JsonValue = {"code": "invalid_text", "status": 422, "detail": detail}
-                return 422, {**problem, "position": place}
+                return 422, {**problem, "position": place}  # pyrefly: ignore[invalid-argument]
             case list() as texts:
                 return 200, tone_of(texts)
             case _:
@@ -161,7 +159,7 @@ def test_every_kind_is_shown_and_written_as_the_server_sent_it(
     server: CannedServer, head: str, outputs: JsonValue, shown: str
 ) -> None:
     answer: JsonValue = {"task": "t", "version": 3, "head": head, "outputs": outputs}
-    server.answer = {"results": [{"reference": "t", **answer}]}
+    server.answer = {"results": [{"reference": "t", **answer}]}  # pyrefly: ignore[invalid-argument]
     asked = ("predict", "Come.", "--task", "t", *at(server))
 
     ran, written = nunatak(*asked), nunatak(*asked, "--json")
