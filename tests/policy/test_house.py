@@ -17,19 +17,19 @@ CEILINGS = {
     "nunatak": (516, 3),
     "nunatak_client": (2038, 7),
     "nunatak_cluster": (559, 6),
-    "nunatak_contract": (4267, 20),
+    "nunatak_contract": (4263, 20),
     "nunatak_rows": (791, 7),
     "nunatak_loadtest": (1040, 7),
     "nunatak_model": (9317, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4305, 23),
-    "nunatak_server": (20425, 97),
-    "nunatak_training": (9122, 43),
+    "nunatak_registry": (4322, 23),
+    "nunatak_server": (20498, 97),
+    "nunatak_training": (9131, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_729, 320
-CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 76_251}
+MAX_LINES, MAX_FILES = 63_824, 320
+CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 75_689}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
