@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 # Folder of labelled data sets, for `make real` and `make papers` (see docs/training.md).
 DATA ?=
 needs-data = $(if $(DATA),,$(error name the folder of data sets, as in `make $@ DATA=folder`; docs/training.md has its layout))
 
 # Processes of the tests. A file stays with one process, and tests/e2e comes first.
 WORKERS ?= 2
-# Bytecode is kept, or each process that a test starts would compile the product again.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Folder of backbones, for `make papers` and `make elsa` (docs/results/elsa.md).
 MODELS ?=
@@ -19,6 +19,8 @@ ELSA ?= .bench/elsa/registry
 
 # As the command does: threads of torch that wait let other programs have the cores.
 export GOMP_SPINCOUNT ?= 10000
+# Bytecode is kept, or each process would compile the product and its libraries again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo ops screenshot test test-slow check format client openapi docs release audit image bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
@@ -28,14 +30,16 @@ help:  ## list the targets
 
 install: $(VENV)/.dev $(VENV)/.ops  ## install the project and everything needed to develop it
 
+# What the product imports is compiled. pip would compile all of each library, which takes minutes.
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(PIP) torch
+	$(PIP) --editable '.[all]'
+	$(BIN)/python -c 'import nunatak_server.app, nunatak_training.train'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 # A server without them is slower and gives the same answers, so their absence stops nothing.
@@ -50,8 +54,8 @@ demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one ba
 	$(BIN)/python demo/gateway.py
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
-	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
+	$(PIP) 'setuptools>=77'
+	$(PIP) --no-build-isolation --no-deps ./kernels
 	touch $(VENV)/.ops
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
