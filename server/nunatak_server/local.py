@@ -36,7 +36,8 @@ class LocalPredictor:
 
     def __init__(self, registry: Registry, backbone: Backbone) -> None:
         self._registry = registry
-        self._settings = ServerSettings()
+        # Without a call the event loop stands still, and no lease could be renewed.
+        self._settings = ServerSettings().model_copy(update={"registry_lease_s": None})
         packs = self._settings.kernels is Kernels.AUTO and not backbone.is_packed
         self._backbone = pack_backbone(backbone) if packs else backbone
         self._runner = asyncio.Runner()
@@ -115,7 +116,7 @@ class LocalPredictor:
             registry=self._registry,
             on_fatal=_leave_to_callers,
         )
-        await self._runtime.start()
+        await self._runtime.start(is_replica=False)
 
     async def _predict(self, request: PredictionRequest) -> Predictions:
         if self._runtime is None:

@@ -258,8 +258,12 @@ class Runtime:
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
 
-    async def start(self) -> None:
-        """Start the threads, run forward passes, load the pins, and then accept requests."""
+    async def start(self, *, is_replica: bool = True) -> None:
+        """Start the threads, run forward passes, load the pins, and then accept requests.
+
+        No operator waits for a process that is no replica, so `facts.invalidate` must come before
+        each of its requests.
+        """
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
         logger.info(
@@ -276,8 +280,10 @@ class Runtime:
         if self.backbone.device.type == "cpu" and (rss := self._measure()):
             counted = self.counted_bytes(take_stock(self.backbones, self.residency.resident()))
             self.runtime_bytes = max(0, rss - counted)
-        await self._join()
-        parts = [self._watch.run, self._membership.run, self._holding.run]
+        parts = [self._watch.run, self._holding.run]
+        if is_replica:
+            await self._join()
+            parts.append(self._membership.run)
         if self._collector is not None:
             await self._collector.start()
             parts.append(self._collector.run)

@@ -15,6 +15,7 @@ point is below the canary's share. Therefore:
 
 import asyncio
 import hashlib
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +30,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Traffic
-from nunatak_server.errors import OutOfMemoryError, TaskError
+from nunatak_server.errors import OutOfMemoryError, TaskDoesNotFitError, TaskError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
@@ -53,6 +54,8 @@ from nunatak_server.scheduler.rows import (
 )
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.tokenization import Encodings
+
+logger = logging.getLogger(__name__)
 
 POINT_BYTES: Final = 6
 """A float holds 48 bits exactly, so no point rounds up to 1."""
@@ -162,6 +165,10 @@ class CandidateValidation:
     async def _load(self, manifest: TaskManifest) -> None:
         try:
             await self._preload(manifest)
+        except TaskDoesNotFitError as error:
+            # `Loads` logs no version that it does not begin to load, and no caller gets this error.
+            logger.warning("cannot load %s next to its alias: %s", manifest.reference, error)
+            return
         except NunatakError:
             # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
             return

@@ -1,6 +1,8 @@
 import math
 import threading
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from nunatak_contract.methods import (
 from nunatak_model import Backbone, TextInput, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server import local, runtime
+from nunatak_server.catalog.following import RegistryLease
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.local import LocalPredictor
 from nunatak_server.predict.types import TaskPrediction
@@ -307,6 +310,21 @@ def test_the_local_predictor_follows_an_alias_however_long_it_was_not_asked(
 
                 assert isinstance(answer, TaskPrediction)
                 assert answer.version == version
+
+
+def test_no_operator_waits_for_a_local_predictor_and_no_lease_of_it_ends(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_REGISTRY_LEASE_S", "1")
+    hours = partial(RegistryLease, clock=count(0.0, 3600.0).__next__)
+    monkeypatch.setattr(runtime, "RegistryLease", hours)
+
+    with LocalPredictor(registry, backbone) as predictor:
+        for _ in range(2):
+            (answer,) = predictor.predict(["hello"], ["head"]).results
+
+            assert isinstance(answer, TaskPrediction)
+            assert registry.replicas.listing().replicas == ()
 
 
 @pytest.mark.parametrize("kernels", Kernels)

@@ -12,6 +12,7 @@ from doubles.compat import counted
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
 from nunatak_model import Backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
 
@@ -127,6 +128,23 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
         while await counted(client, failed) < 3:
             assert await served(client) == 2
     assert await served(client) == 2
+
+
+async def test_the_log_names_a_candidate_that_memory_has_no_room_for(
+    backbone: Backbone, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = publish_tiny_task(registry, backbone, seed=9, method=TopK(num_layers=3))
+    role, number = CandidateRole.CANARY, large.version
+    registry.rollouts.set(
+        Candidate(task="tone", alias="prod", role=role, version=number, share=1.0)
+    )
+    settings = make_settings(task_memory_bytes=large.blobs[0].size_bytes - 1)
+
+    async with running_client(backbone, registry, settings) as client:
+        assert await served(client) == 2
+
+    (found,) = (it.getMessage() for it in caplog.records if large.reference in it.getMessage())
+    assert found.startswith(f"cannot load {large.reference} next to its alias: ")
 
 
 @pytest.mark.parametrize(
