@@ -189,7 +189,11 @@ class Runtime:
             loader=Loader(
                 load=VersionLoader(backbones, self.host_tier, throttle=throttle),
                 return_soon=self._memory_return.soon,
-                size_of=partial(size_in_memory, dtype=backbone.dtype),
+                size_of=partial(
+                    size_in_memory,
+                    dtype=backbone.dtype,
+                    quantized={it.digest for it in backbones if it.is_quantized},
+                ),
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
             ),

@@ -21,7 +21,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -279,14 +279,18 @@ STORED_ITEMSIZE = {TensorDtype.FLOAT32: 4, TensorDtype.FLOAT16: 2, TensorDtype.B
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
+def size_in_memory(
+    manifest: TaskManifest, *, dtype: torch.dtype, quantized: Collection[str] = ()
+) -> int:
     """Return the bytes of a version in `dtype` before it is read, too high by the blob's header.
 
-    The blob's size decides: a load checks it, and nothing checks the parameter counts.
+    The blob's size decides: a load checks it, and nothing checks the parameter counts. On the
+    `quantized` backbones, by digest, own layers in int8 stay as they are stored.
     """
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
-    return stored_bytes * dtype.itemsize // STORED_ITEMSIZE[manifest.dtype]
+    in_dtype = stored_bytes * dtype.itemsize // STORED_ITEMSIZE[manifest.dtype]
+    return max(stored_bytes, in_dtype) if manifest.backbone.digest in quantized else in_dtype
 
 
 def trunk_cache_budget(chosen_bytes: int | None, backbone_bytes: int, *, processes: int) -> int:

@@ -248,6 +248,8 @@ def test_the_size_follows_the_number_formats() -> None:
 
     assert size_in_memory(stored, dtype=torch.bfloat16) == whole // 2
     assert size_in_memory(half, dtype=torch.float32) == whole * 2
+    quantized = [stored.backbone.digest]
+    assert size_in_memory(stored, dtype=torch.bfloat16, quantized=quantized) == whole
 
 
 async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_grows(
