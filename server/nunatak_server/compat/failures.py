@@ -204,13 +204,12 @@ class Failures:
     errors: frozenset[int] = frozenset()
     """The statuses that stay errors of a guard, because no call can cause them.
 
-    Many calls can spend a quota, so `quota_exceeded` is none of these errors.
+    Many calls can fill the queue, spend a quota or make the server late, so 429 and 504 are none.
     """
 
     def response(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
         status = self.statuses.get(problem["code"], problem["status"])
-        stays_error = problem["status"] in self.errors and problem["code"] != "quota_exceeded"
-        protects = self.verdict is not None and not stays_error
+        protects = self.verdict is not None and problem["status"] not in self.errors
         shape = self.verdict if self.verdict is not None and protects else self.shape
         return Response(
             orjson.dumps(shape(problem)),
@@ -230,9 +229,7 @@ FAILURES: Final = {
                 HTTPStatus.UNAUTHORIZED,
                 HTTPStatus.FORBIDDEN,
                 HTTPStatus.NOT_FOUND,
-                HTTPStatus.TOO_MANY_REQUESTS,
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                HTTPStatus.GATEWAY_TIMEOUT,
             }
         ),
     ),

@@ -81,7 +81,8 @@ class VerdictStream:
         delay_ms = policy.max_delay_ms
         self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
         self._growing = Growing()
-        self._text, self._half = "", ""
+        self._parts, self._num_chars = [""], 0
+        self._half = ""
         self.last_space = 0
         """The begin of the last white space of the text."""
         self._is_whole = self._is_over = False
@@ -116,7 +117,7 @@ class VerdictStream:
         try:
             async for chunk in chunks:
                 self.add(chunk)
-            self._text += self._half
+            self._parts.append(self._half)
             self._is_whole = True
         finally:
             self._changed.set()
@@ -131,16 +132,23 @@ class VerdictStream:
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if text:
             self._find_space(text)
-            self._text += text
-            self._arrivals.append((len(self._text), self._clock()))
+            self._parts.append(text)
+            self._num_chars += len(text)
+            self._arrivals.append((self._num_chars, self._clock()))
             self._changed.set()
 
     def _find_space(self, chunk: str) -> None:
         """Find the last white space in a chunk alone, because a text may have very many chunks."""
         end = next((it for it in range(len(chunk), 0, -1) if chunk[it - 1].isspace()), 0)
         begin = end - (len(chunk[:end]) - len(chunk[:end].rstrip()))
-        if end and (begin or not self._text[-1:].isspace()):
-            self.last_space = len(self._text) + begin
+        if end and (begin or not self._parts[-1][-1:].isspace()):
+            self.last_space = self._num_chars + begin
+
+    @property
+    def _text(self) -> str:
+        """The text so far, joined once for each look, because chunks may be single characters."""
+        self._parts = ["".join(self._parts)]
+        return self._parts[0]
 
     async def _events(self, reading: asyncio.Future[None]) -> AsyncGenerator[Streamed]:
         while not self._is_over:

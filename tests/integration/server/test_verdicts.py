@@ -152,6 +152,22 @@ async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_noth
     assert (found.action, [it.error.code for it in found.failures]) == (action, failed)
 
 
+async def test_all_references_of_a_policy_to_one_alias_get_one_version(
+    client: httpx.AsyncClient, backbone: Backbone, registry: Registry
+) -> None:
+    names = {"bare": "tone", "named": "tone@prod"}.items()
+    rules = [make_rule(when(task, "urgent", threshold=1.0), name=it) for it, task in names]
+    publish_tiny_task(registry, backbone, task="tone", seed=3, labels=("calm", "urgent"))
+    registry.promote("tone", "prod", 1)
+    registry.policies.put(make_policy(*rules))
+    address = "/v1/tasks/tone/aliases/prod/canary"
+    assert (await client.put(address, json={"version": 2, "share": 0.5})).status_code == 200
+
+    asked = [(await judged(client)).tasks for _ in range(40)]
+
+    assert set(asked) == {("tone/1", "tone/1"), ("tone/2", "tone/2")}
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -239,3 +239,5 @@ async def test_a_look_up_that_hangs_ends_at_the_deadline(
             body = body_about(TEXT, path, backbone)
             answer = await client.post(address, json=body, headers={"x-deadline-ms": "50"})
             assert answer.status_code == 504 or "deadline" in answer.text, (path, answer.text)
+            is_gateway = path.endswith(("/portkey", "/litellm_basic_guardrail_api"))
+            assert not is_gateway or answer.status_code == 200, path

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import tracemalloc
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
@@ -370,3 +371,16 @@ def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
             stream.add(text[place : place + size])
             place = min(len(text), place + size)
             assert stream.last_space == space_before(text[:place], place)
+
+
+def test_a_chunk_copies_no_text_that_came_before() -> None:
+    stream = StreamBench(BERT, guard()).stream()
+    stream.add("x" * 1_000_000)
+    tracemalloc.start()
+    try:
+        stream.add("x")
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most_bytes < 10_000
