@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from nunatak_cluster.session import joined, places
+from nunatak_cluster.session import joined, on_all_nodes, places
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
@@ -47,7 +47,7 @@ class ScoringActor:
 
     @cached_property
     def _scorer(self) -> Scorer:
-        with Registry.open(self._settings.registry) as registry:
+        with Registry.open(self._settings.registry, create=False) as registry:
             return open_scorer(
                 registry, self._versions, settings=self._settings, options=self._options
             )
@@ -137,7 +137,8 @@ def ray_scorers(
     """Start scorers, by default as many as the cluster has cores for; end them afterwards."""
     num_cpus = settings.compute_threads or 1
     needs_gpu = settings.device.startswith("cuda")
-    pinned = settings.model_copy(update={"compute_threads": num_cpus})
+    own = {"compute_threads": num_cpus, "registry": on_all_nodes(settings.registry)}
+    pinned = settings.model_copy(update=own)
     with joined(on):
         actor: Any = ray.remote(ScoringActor).options(
             num_cpus=num_cpus,

@@ -24,6 +24,7 @@ from ray.serve.context import _get_global_client
 from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
 from nunatak_contract.errors import NunatakError, invalid_option
+from nunatak_registry import Registry
 from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import configure
 from nunatak_server.engine.backbones import load_on_own_thread
@@ -70,6 +71,8 @@ class Replica:
         settings = self._settings
         log_everything(settings.log_format)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # The server would make a new registry, and each node has its own disk.
+        Registry.open(settings.registry, create=False).close()
         disable_created_metrics()
         leave_out_places()
         backbones = load_on_own_thread(settings)

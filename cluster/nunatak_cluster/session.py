@@ -12,6 +12,7 @@ from typing import Final
 import ray
 
 from nunatak_contract.errors import NunatakError, invalid_option
+from nunatak_registry.locations import parse_location
 
 THIS: Final = "ray"
 """The cluster of this machine, or the cluster that RAY_ADDRESS names."""
@@ -42,11 +43,18 @@ def joined(on: str) -> Generator[None]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         problem = (str(error).splitlines() or ["no answer"])[0]
-        raise NunatakError("ray_unavailable", address=on, problem=problem) from error
+        place = f"RAY_ADDRESS={named}" if on == THIS and named else on
+        raise NunatakError("ray_unavailable", address=place, problem=problem) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def on_all_nodes(registry: str) -> str:
+    """Return the location of a registry for other processes, which run in other folders."""
+    folder = parse_location(registry).folder
+    return registry if folder is None else str(folder)
 
 
 def places(*, num_cpus: int, needs_gpu: bool) -> int:

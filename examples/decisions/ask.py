@@ -1,10 +1,10 @@
 """Asks eight questions about each new ticket in one request, and counts the right answers."""
 
+import argparse
 import csv
 import json
 import os
 import statistics
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 
 HERE = Path(__file__).parent
-GATEWAY = "http://127.0.0.1:4000"
 
 
 def said(answer: dict[str, Any]) -> str:
@@ -28,12 +27,15 @@ def said(answer: dict[str, Any]) -> str:
             return other
 
 
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("address", nargs="?", default="http://127.0.0.1:4000", help="of the gateway")
+asked = parser.parse_args()
+key = os.environ.get("LITELLM_MASTER_KEY") or parser.error("LITELLM_MASTER_KEY is not set")
 questions = json.loads((HERE / "questions.json").read_text(encoding="utf-8"))
 tickets = list(csv.DictReader((HERE / "new.csv").open(encoding="utf-8")))
 right, sources, times = Counter[str](), dict[str, str](), list[float]()
-key = {"authorization": f"Bearer {os.environ['LITELLM_MASTER_KEY']}"}
-address = sys.argv[1] if len(sys.argv) > 1 else GATEWAY
-with httpx.Client(base_url=address, headers=key, timeout=60) as client:
+headers = {"authorization": f"Bearer {key}"}
+with httpx.Client(base_url=asked.address, headers=headers, timeout=60) as client:
     for ticket in tickets:
         body = {"model": "nunatak", "input": ticket["text"], "questions": questions}
         reply = client.post("/v1/decisions", json=body).raise_for_status()

@@ -1,15 +1,18 @@
 """Sends one prompt through the gateway and prints the LLM's answer, or why the call is blocked."""
 
+import argparse
 import os
-import sys
 
 from openai import BadRequestError, OpenAI
 
-key = os.environ["LITELLM_MASTER_KEY"]
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("prompt", help="what the LLM is asked")
+asked = parser.parse_args()
+key = os.environ.get("LITELLM_MASTER_KEY") or parser.error("LITELLM_MASTER_KEY is not set")
 client = OpenAI(base_url="http://127.0.0.1:4000", api_key=key, max_retries=0)
 try:
     answer = client.chat.completions.create(
-        model="chat", messages=[{"role": "user", "content": sys.argv[1]}]
+        model="chat", messages=[{"role": "user", "content": asked.prompt}]
     )
     print(answer.choices[0].message.content)
 except BadRequestError as error:

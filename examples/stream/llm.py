@@ -1,8 +1,8 @@
 """A server of OpenAI's protocol with a fixed answer: whole, or streamed at 30 words a second."""
 
+import argparse
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator
 
 import uvicorn
@@ -38,4 +38,6 @@ async def complete(request: Request) -> Response:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int, help="where this server listens")
+    uvicorn.run(app, port=parser.parse_args().port, log_level="warning")

@@ -1,7 +1,7 @@
 """Passes OpenAI's chat completions through, and lets a policy judge each streamed answer."""
 
+import argparse
 import json
-import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -54,4 +54,6 @@ def chunk(text: str, *, finish: str | None = None) -> str:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int, help="where this server listens")
+    uvicorn.run(app, port=parser.parse_args().port, log_level="warning")

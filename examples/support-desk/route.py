@@ -1,23 +1,30 @@
 """Writes the scored tickets into one CSV file per queue, angry customers first."""
 
+import argparse
 import csv
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 LEAST_SCORE = 0.5
 
-scored, folder = Path(sys.argv[1]), Path(sys.argv[2])
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("scored", type=Path, help="CSV file that `nunatak predict-file` wrote")
+parser.add_argument("folder", type=Path, help="for the files of the queues")
+asked = parser.parse_args()
 queues = defaultdict[str, list[dict[str, str]]](list)
-with scored.open(encoding="utf-8", newline="") as file:
-    for ticket in csv.DictReader(file):
+with asked.scored.open(encoding="utf-8", newline="") as file:
+    reader = csv.DictReader(file)
+    missing = {"id", "queue", "queue_score", "tone", "tone_score"} - {*(reader.fieldnames or ())}
+    if missing:
+        parser.error(f"{asked.scored} lacks {', '.join(sorted(missing))}: score the tickets first")
+    for ticket in reader:
         is_sure = float(ticket["queue_score"]) >= LEAST_SCORE
         queues[ticket["queue"] if is_sure else "unsure"].append(ticket)
 
-folder.mkdir(parents=True, exist_ok=True)
+asked.folder.mkdir(parents=True, exist_ok=True)
 for queue, tickets in sorted(queues.items()):
     tickets.sort(key=lambda it: (it["tone"] != "frustrated", -float(it["tone_score"])))
-    with (folder / f"{queue}.csv").open("w", encoding="utf-8", newline="") as file:
+    with (asked.folder / f"{queue}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, tickets[0].keys())
         writer.writeheader()
         writer.writerows(tickets)

@@ -68,6 +68,28 @@ def test_the_files_and_options_of_every_example_exist(case: str) -> None:
         assert all(it in shown.output for it in words if it.startswith("--")), words
 
 
+NEEDS = {
+    "support-desk/route.py": (),
+    "support-desk/route.py unscored": ("examples/support-desk/tickets.csv", "queues"),
+    "decisions/ask.py": (),
+    "stream/llm.py": (),
+    "stream/proxy.py": (),
+}
+
+
+@pytest.mark.parametrize("case", NEEDS)
+def test_a_program_says_in_one_line_what_it_needs(case: str) -> None:
+    words = [sys.executable, str(EXAMPLES / case.split(maxsplit=1)[0]), *NEEDS[case]]
+    own = {key: value for key, value in os.environ.items() if key != "LITELLM_MASTER_KEY"}
+
+    ended = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=False)  # noqa: S603 - our own programs
+
+    usage, *_, error = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert usage.startswith("usage: ")
+    assert "error: " in error
+
+
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry with every task and policy of the examples, made by their own commands."""

@@ -25,7 +25,7 @@ def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: obj
     # Only the process of the tests hides the installed operators.
     settings = ServerSettings(
         registry=str(place / "registry"),
-        backbone=str(place / "backbone"),
+        backbone=str((place / "backbone").absolute()),
         compute_threads=1,
         kernels=Kernels.PLAIN,
     )
@@ -54,6 +54,18 @@ def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(place: Path, tmp_pa
     assert rejected[0].read_bytes() == rejected[1].read_bytes()
 
 
+def test_scorers_find_a_registry_that_is_named_from_the_folder_of_the_caller(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(tmp_path / "in.jsonl", 4)
+    # The scorers run in the folder in which the cluster began.
+    monkeypatch.chdir(place.parent)
+
+    score(Path(place.name), corpus, tmp_path / "out.jsonl", on="ray")
+
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 4
+
+
 def test_an_error_of_a_scorer_keeps_its_code(place: Path, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "in.jsonl", 4)
 
@@ -77,4 +89,5 @@ def test_a_command_without_a_cluster_says_how_to_start_one(
         with pytest.raises(NunatakError) as refused:
             score(place, corpus, tmp_path / "out.jsonl", on=address)
         assert refused.value.code == ("ray_unavailable" if address == "ray" else "invalid_option")
+    assert "RAY_ADDRESS=127.0.0.1:9" in str(refused.value)
     assert not (tmp_path / "out.jsonl.parts").exists()

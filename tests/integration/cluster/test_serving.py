@@ -50,6 +50,14 @@ def test_replicas_of_ray_serve_answer_like_the_server(tmp_path: Path) -> None:
     assert nunatak("cluster", "status").exit_code == 1
 
 
+def test_a_replica_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
+    ran = nunatak("cluster", "up", "--registry", str(tmp_path / "tpyo"), "--port", str(free_port()))
+
+    assert ran.exit_code == 1
+    assert "there is no registry at" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_server_without_keys_is_not_opened_to_other_machines() -> None:
     ran = nunatak("cluster", "up", "--host", "0.0.0.0")  # noqa: S104 - what must be refused
 

@@ -75,7 +75,7 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("ray"):
         from nunatak_cluster.serving import BackboneSettings, places_of
         from nunatak_cluster.serving import up as start
-        from nunatak_cluster.session import joined
+        from nunatak_cluster.session import joined, on_all_nodes
     from nunatak_server.access.keys import check_exposure
     from nunatak_server.configuration import configure
 
@@ -83,7 +83,7 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
     least, most = _bounds(replicas)
     common: dict[str, JsonValue] = {**dict(assignments("--set", settings)), "host": host}
     if registry is not None:
-        common["registry"] = registry
+        common["registry"] = on_all_nodes(registry)
     applications = [
         (
             place,
