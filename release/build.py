@@ -67,7 +67,11 @@ def describe(dist: Path, environment: Path) -> None:
     wheel = found(dist, "nunatak-*.whl")
     bill = dist / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
     options = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "-o", bill)
-    run(sys.executable, "-m", "cyclonedx_py", "environment", *options, environment / "bin/python")
+    # Its libraries would slow each start of Ray in the environment of the tests.
+    tool = environment.with_name("bill") / "bin" / "python"
+    run(sys.executable, "-m", "venv", tool.parents[1])
+    run(tool, "-m", "pip", "install", "--quiet", "--constraint", dist / PINS, "cyclonedx-bom")
+    run(tool, "-m", "cyclonedx_py", "environment", *options, environment / "bin/python")
     sums = [f"{hashlib.sha256(it.read_bytes()).hexdigest()}  {it.name}" for it in _files(dist)]
     (dist / trial.SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
 

@@ -16,20 +16,20 @@ CEILINGS = {
     "nunatak_cli": (7065, 39),
     "nunatak": (516, 3),
     "nunatak_client": (2038, 7),
-    "nunatak_cluster": (559, 6),
+    "nunatak_cluster": (571, 6),
     "nunatak_contract": (4263, 20),
     "nunatak_rows": (791, 7),
     "nunatak_loadtest": (1040, 7),
     "nunatak_model": (9317, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4322, 23),
-    "nunatak_server": (20498, 97),
+    "nunatak_server": (20528, 97),
     "nunatak_training": (9131, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_824, 320
-CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 75_689}
+MAX_LINES, MAX_FILES = 63_866, 320
+CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 75_803}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
