@@ -3,8 +3,6 @@
 The script loads the tasks in one of the two ways and prints the growth of its memory in bytes.
 """
 
-# psutil carries no types.
-
 import gc
 import subprocess
 import sys

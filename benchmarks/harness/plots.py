@@ -2,7 +2,6 @@
 
 Each plot shows only the newest figures. A plot without figures is left out.
 """
-# matplotlib leaves the keyword arguments of its methods untyped.
 
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The picture of frozen layers: memory over tasks, and quality kept over memory saved."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections.abc import Mapping
 
 from matplotlib.axes import Axes

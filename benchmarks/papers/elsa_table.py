@@ -5,8 +5,6 @@ score of full fine-tuning (sec. 3), averaged over tasks. Scores are of the last 
 full fine-tuning is not above the best constant answer says nothing, and enters no average.
 """
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

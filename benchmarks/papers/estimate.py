@@ -1,7 +1,5 @@
 """A mean over seeds with its interval at 95 %, and what it says about a claim."""
 
-# scipy carries no types.
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt

@@ -1,7 +1,5 @@
 """The table of O'Neill and Dutta 2023, "Gradient Sparsification For Masked Fine-Tuning"."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean

@@ -3,7 +3,6 @@
 All systems are pinned to the same cores and get one thread per core. Each file below `peers`
 describes its baseline.
 """
-# psutil carries no types.
 
 import contextlib
 import os

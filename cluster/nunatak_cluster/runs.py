@@ -4,8 +4,6 @@ A run gives the same weights on each try. A try goes on from the last checkpoint
 checkpoints is on storage that all nodes share; otherwise it begins anew.
 """
 
-# Ray types some of its functions partly.
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ actor whose node dies is started again elsewhere, and its chunks are scored agai
 chunk depend on the chunk alone, so the second answer equals the first.
 """
 
-# Ray types some of its functions partly.
-
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ replicas, routes requests to them, and replaces those that are not ready.
 `up`, `status` and `down` start, show and stop the applications.
 """
 
-# Ray types some of its functions partly.
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

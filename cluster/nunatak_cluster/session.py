@@ -1,7 +1,5 @@
 """A session: the connection of this process to a Ray cluster, for the time of a command."""
 
-# Ray types some of its functions partly.
-
 import logging
 import os
 import socket

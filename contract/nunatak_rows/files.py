@@ -1,7 +1,5 @@
 """Files of rows: their formats, and the form of one row."""
 
-# pyarrow ships no types.
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

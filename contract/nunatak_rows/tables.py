@@ -1,7 +1,6 @@
 """Rows of Parquet files."""
 
 # ruff: noqa: PLC0415 - only Parquet files need pyarrow
-# pyarrow ships no types.
 
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager

@@ -12,8 +12,6 @@ Locust reads a locustfile by importing it, so the listeners register here at imp
 of the one run of this process is in this module.
 """
 
-# Locust and gevent leave parts of their functions untyped.
-
 import logging
 import os
 import sys

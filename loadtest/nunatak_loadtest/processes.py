@@ -5,8 +5,6 @@ proportion to their users, USS not at all. If the process ended, the machine wou
 between USS and PSS.
 """
 
-# psutil carries no types.
-
 from collections.abc import Sequence
 from ipaddress import ip_address
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, whose nodes a test can kill."""
 
-# Ray types some of its functions partly.
-
 import os
 from collections.abc import Generator
 from contextlib import contextmanager

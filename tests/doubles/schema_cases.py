@@ -3,8 +3,6 @@
 schemathesis makes the requests and checks most rules. This file checks the others.
 """
 
-# schemathesis annotates its public names in parts only.
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ program.
 """
 
 # pyrefly: ignore-errors
-# The types are checked in an environment without `adapters`.
+# `adapters` is not installed where the project is checked.
 
 import json
 import sys

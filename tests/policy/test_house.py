@@ -13,23 +13,23 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (416, 4),
     "nunatak_exchange": (3856, 14),
-    "nunatak_cli": (7065, 39),
+    "nunatak_cli": (7064, 39),
     "nunatak": (516, 3),
     "nunatak_client": (2038, 7),
-    "nunatak_cluster": (571, 6),
+    "nunatak_cluster": (563, 6),
     "nunatak_contract": (4263, 20),
-    "nunatak_rows": (791, 7),
-    "nunatak_loadtest": (1040, 7),
-    "nunatak_model": (9317, 49),
+    "nunatak_rows": (788, 7),
+    "nunatak_loadtest": (1036, 7),
+    "nunatak_model": (9315, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4322, 23),
     "nunatak_server": (20528, 97),
-    "nunatak_training": (9131, 43),
+    "nunatak_training": (9101, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_866, 320
-CEILINGS_BESIDE = {"benchmarks": 11_217, "tests": 75_803}
+MAX_LINES, MAX_FILES = 63_818, 320
+CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 75_760}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

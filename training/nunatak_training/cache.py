@@ -7,8 +7,6 @@
 <folder>/*/<key>.lock                    locked by the process that makes or uses the key's files
 """
 
-# safetensors types its functions partly.
-
 import os
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ label is the most likely one.
 Axes: examples, labels, width = hidden width.
 """
 
-# scikit-learn ships no types.
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ freeze the lower layers of such an encoder for all tasks.
 `fit_encoder` trains on loaded tasks. `train_backbone` reads the tasks and writes a folder.
 """
 
-# torch types some of its functions partly.
-
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -18,8 +18,6 @@ code the matrices of all layers are mixed; biases and norms are not. The head is
 because it has no pretrained value. Adapters go back to their initial values.
 """
 
-# torch types some of its functions partly.
-
 import math
 import operator
 from collections import defaultdict

@@ -8,8 +8,6 @@ Axes: tokens = tokens of a text, chosen = hidden tokens of a batch, width = hidd
 vocabulary = token ids.
 """
 
-# torch types some of its functions partly.
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

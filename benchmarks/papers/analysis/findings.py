@@ -1,7 +1,5 @@
 """The findings of an analysis, a table and a drawing, and the finished runs that it is about."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass

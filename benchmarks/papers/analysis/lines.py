@@ -1,7 +1,5 @@
 """Shared parts of the analyses' plots: a colour for each method, and lines."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections.abc import Sequence
 from itertools import cycle
 from types import MappingProxyType

@@ -4,8 +4,6 @@ He et al. 2021 (arXiv:2106.03164), sec. 3.2 and table 2: adapters are better tha
 with 1k examples, and slightly better with 5k.
 """
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at each learning rate.
 """
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

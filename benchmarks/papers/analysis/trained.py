@@ -1,7 +1,5 @@
 """Analyses of trained tasks. Each analysis trains the runs of a sweep and keeps no weights."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure

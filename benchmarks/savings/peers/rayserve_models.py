@@ -1,6 +1,6 @@
 """Ray Serve, multiplexed: one deployment, one full model per task, kept in the replica."""
 # pyrefly: ignore-errors
-# Ray has its own environment, and its types of a decorated method are wrong.
+# Ray has its own environment here.
 
 import logging
 import time

@@ -8,8 +8,6 @@ of integers are exact in any order, so a row's product has the same bits in ever
 Axes: tokens = packed tokens, in, out = widths of the map.
 """
 
-# torch's autograd functions have no types.
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from timeit import repeat

@@ -1,6 +1,5 @@
 """A calibrated version answers by its temperature over HTTP, in transformers and on the hub."""
 
-# scipy ships no types.
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of the wire format of requests."""
 
-# pandas ships no types.
-
 import json
 from collections.abc import Iterator
 from typing import cast

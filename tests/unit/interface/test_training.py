@@ -1,7 +1,5 @@
 """Laws of `nunatak.train` and `nunatak.doubts`: as the command, with values of Python."""
 
-# pandas ships no stubs.
-
 import csv
 import json
 from collections.abc import Callable, Iterable

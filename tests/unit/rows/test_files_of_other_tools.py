@@ -1,7 +1,5 @@
 """Laws of files as other programs write them: each is read right, or refused in clear words."""
 
-# These packages ship no types, or types that leave much open.
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

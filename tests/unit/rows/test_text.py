@@ -1,7 +1,5 @@
 """Laws of the rows of files: a bad row is a row with a problem, and no row disappears."""
 
-# pyarrow ships no types.
-
 import gzip
 import tracemalloc
 from pathlib import Path

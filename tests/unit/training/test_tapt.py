@@ -1,8 +1,5 @@
 """Laws of task-adaptive pretraining: the hidden tokens, the loss, and the trained parameters."""
 
-# torch types some of its methods partly.
-# torch types some of its functions partly.
-
 from dataclasses import dataclass
 from typing import Any, cast
 

@@ -5,8 +5,6 @@ set of the `datasets` library, or rows in memory. If the source has no dev examp
 train examples becomes dev.
 """
 
-# The library ships no stubs, and types its mappings and features loosely.
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Values that follow from the recipe are not stored. Rates follow from the number 
 of an epoch follow from the regularizer's seed.
 """
 
-# torch types some of its functions partly.
-
 import hashlib
 import time
 from collections.abc import Callable, Generator, Mapping

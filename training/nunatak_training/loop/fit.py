@@ -4,8 +4,6 @@ The loop changes only the tensors of one task. The loop knows encodings, targets
 function of the caller turns encodings into logits.
 """
 
-# torch types some of its functions partly.
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One optimizer step at a time along a schedule, and the best parameters so far."""
 
-# torch types some of its functions partly.
-
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

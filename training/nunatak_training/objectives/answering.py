@@ -8,8 +8,6 @@ probabilities, and the best span of at most 15 tokens over all windows is the an
 Axes: tokens = tokens of a window.
 """
 
-# torch types some of its methods partly.
-
 from collections.abc import Iterator, Sequence
 
 import torch

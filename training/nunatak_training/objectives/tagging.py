@@ -6,8 +6,6 @@ read in windows that do not overlap, so that every word is tagged once.
 Axes: tokens = tokens of a window, tags.
 """
 
-# torch types some of its methods partly.
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import cast

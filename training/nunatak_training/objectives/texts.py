@@ -3,8 +3,6 @@
 Axes: rows = texts or pairs of a batch, labels.
 """
 
-# torch types some of its functions partly.
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast

@@ -13,8 +13,6 @@ a lower temperature then always fits better, or if the logits know nothing of th
 Axes: examples, labels, scores = the judged scores of all examples.
 """
 
-# scipy ships no types.
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -20,8 +20,6 @@ answers counts. For a question without an answer, only an empty answer is right 
 Axes: events = one label of one unit (unit, label), labels, units.
 """
 
-# scipy ships no types.
-
 import re
 import string
 from collections import Counter

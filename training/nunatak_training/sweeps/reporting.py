@@ -1,7 +1,5 @@
 """The report of a sweep from the results alone: all runs, the mean over seeds, and plots."""
 
-# matplotlib leaves the keyword arguments of its methods untyped.
-
 import csv
 import io
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Laws of `benchmarks.papers.analyze`, as its command line."""
 
-# torch types some of its functions partly.
-
 from itertools import combinations
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Laws of `nunatak predict` against a server that gives canned answers."""
 
-# pyarrow ships no types.
-
 import json
 import sys
 from collections.abc import Iterator

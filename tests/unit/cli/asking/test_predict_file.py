@@ -1,7 +1,5 @@
 """Laws of `nunatak predict-file`: the rows of a corpus with the answers of its tasks."""
 
-# pyarrow ships no types.
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Laws of frozen linear maps in 8-bit integers."""
 
-# torch types some of its functions partly.
-
 from collections.abc import Callable, Generator
 from time import sleep
 

@@ -1,4 +1,3 @@
-# safetensors ships no types for `deserialize`, so its result is cast.
 import contextlib
 import json
 from typing import cast

@@ -1,5 +1,3 @@
-# pyarrow ships no types.
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of examples in memory: lists, DataFrames and data sets give what a file gives."""
 
-# pandas and datasets ship no stubs.
-
 import json
 import math
 from decimal import Decimal

@@ -1,5 +1,3 @@
-# The datasets library ships no stubs.
-
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence

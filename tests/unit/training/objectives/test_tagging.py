@@ -1,7 +1,5 @@
 """The tokens that stand for words and for answers, in every family of tokenizers."""
 
-# torch types some of its methods partly.
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """GradDrop and Layer-GradDrop against eq. 3 and 4 of O'Neill and Dutta 2023."""
 
-# torch types some of its functions partly.
-
 import math
 import operator
 from itertools import pairwise

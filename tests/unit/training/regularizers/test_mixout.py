@@ -1,7 +1,5 @@
 """Regularizers in recipes and in the loop; mixout against its definition, entry by entry."""
 
-# torch types some of its functions partly.
-
 import math
 
 import pytest

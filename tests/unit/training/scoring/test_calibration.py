@@ -1,7 +1,5 @@
 """Laws of temperatures, of the calibration error, and of precision and recall over thresholds."""
 
-# scipy and scikit-learn ship no types.
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluation against scikit-learn, and against plain loops where scikit-learn has no function."""
 
-# scikit-learn ships no types; the types inferred from its sources are wrong for `zero_division`.
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,5 +1,3 @@
-# scipy ships no types.
-
 import math
 
 import numpy as np

@@ -5,7 +5,6 @@ become JSON lines too. In CSV and Parquet, lists and objects are JSON texts.
 """
 
 # ruff: noqa: PLC0415 - only Parquet files need pyarrow
-# pyarrow ships no types.
 
 import gzip
 import io
