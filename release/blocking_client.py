@@ -38,7 +38,7 @@ RULES: Final = (
 LEFT_OVER: Final = re.compile(r"\w*(await|[Aa]sync(?!_client\.py))\w*")
 
 
-class BlockingClient(BuildHookInterface):  # pyrefly: ignore[implicit-any-type-argument]
+class BlockingClient(BuildHookInterface):  # pyrefly: ignore[implicit-any-type-argument] - the default
     """Writes the client before the files of a wheel are gathered."""
 
     PLUGIN_NAME = "custom"

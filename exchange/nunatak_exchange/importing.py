@@ -66,7 +66,7 @@ def import_folder(
             return import_transformers(checkpoint, backbone, choices)
         case ImportFormat.PEFT:
             imported = import_peft(checkpoint, backbone, choices)
-        case _:
+        case ImportFormat.ADAPTERHUB | ImportFormat.AUTO:
             imported = import_adapterhub(checkpoint, backbone, choices)
     if not choices.allows_other_base:
         checks.Import(checkpoint, backbone, choices).check_base(imported.base)

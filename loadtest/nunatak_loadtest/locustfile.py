@@ -26,7 +26,7 @@ from secrets import randbits
 from typing import Any
 from urllib.parse import quote
 
-import gevent  # pyrefly: ignore[untyped-import]
+import gevent  # pyrefly: ignore[untyped-import] - no stubs
 from locust import FastHttpUser, LoadTestShape, User, events, task
 from locust.env import Environment
 from locust.event import EventHook

@@ -97,7 +97,7 @@ class FailureGroup(TyperGroup):
     """A command group that prints an error of Nunatak as one line."""
 
     # Typer hands in a typer.Context, but names its own private base class here.
-    def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override]
+    def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override] - see above
         try:
             return super().invoke(ctx)
         except NunatakError as error:

@@ -274,7 +274,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**{it.name: given.pop(it.name) for it in fields(kind)})
         command(**given)
 
-    run.__signature__ = Signature(  # pyrefly: ignore[missing-attribute]
+    run.__signature__ = Signature(  # pyrefly: ignore[missing-attribute] - `inspect` and Typer read it
         [
             option
             for it in parameters
@@ -384,7 +384,7 @@ def made_options(wanted: Mapping[str, tuple[Any, Any]]) -> tuple[Any, ...]:
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
         for name, (kind, option) in wanted.items()
     ]
-    options.__signature__ = Signature(parameters)  # pyrefly: ignore[missing-attribute]
+    options.__signature__ = Signature(parameters)  # pyrefly: ignore[missing-attribute] - `inspect` and Typer read it
     app = typer.Typer(add_completion=False)
     app.command()(options)
     return tuple(get_command(app).params)
@@ -398,20 +398,20 @@ class SettingsCommand(TyperCommand):
         return ()
 
     # Typer hands in a typer.Context, but names its own private base classes here.
-    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyrefly: ignore[bad-override]
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyrefly: ignore[bad-override] - see above
         own: list[Any] = super().get_params(ctx)
         try:
             return [*own, *_setting_options(type(self))]
         except MissingExtraError:
             return own
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyrefly: ignore[bad-override]
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyrefly: ignore[bad-override] - see above
         """Parse the command line; only its help can do without the package of the settings."""
         if not {*ctx.help_option_names} & {*args}:
             _setting_options(type(self))
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override]
+    def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override] - see above
         """Run the command; the context holds the settings that were given."""
         own = {param.name for param in self.params}
         ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}

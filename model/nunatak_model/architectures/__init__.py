@@ -23,7 +23,7 @@ from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.weights import Shapes
 
-ARCHITECTURES: Mapping[str, Architecture[Any]] = {  # pyrefly: ignore[bad-assignment]
+ARCHITECTURES: Mapping[str, Architecture[Any]] = {  # pyrefly: ignore[bad-assignment] - functions with further options
     **dict.fromkeys(bert.MODEL_TYPES, bert),
     **dict.fromkeys(distilbert.MODEL_TYPES, distilbert),
     **dict.fromkeys(electra.MODEL_TYPES, electra),

@@ -166,7 +166,7 @@ def proven_ops(
     if ops.attention is native.native_attention:
         forms = {ops.attention: "the native attention"}
     attention = _first_proven(
-        forms,  # pyrefly: ignore[bad-argument-type]
+        forms,  # pyrefly: ignore[bad-argument-type] - two dictionaries by turns
         plain=PLAIN_OPS.attention,
         proof=partial(_attends_alike, config=config, dtype=dtype, device=device),
         device=device,

@@ -158,7 +158,7 @@ def has_integer_product() -> bool:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch leaves `ctx` untyped  # pyrefly: ignore[bad-override]
+    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch leaves `ctx` untyped  # pyrefly: ignore[bad-override] - torch takes any arguments
         ctx.linear = linear
         return _product(x, linear)
 

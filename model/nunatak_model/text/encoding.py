@@ -116,7 +116,7 @@ def _num_glued(text: str, normalizer: tokenizers.normalizers.Normalizer) -> int:
         if character in dropped:
             pending += before is not None
         elif character.isalnum():
-            if pending and before and not (is_unspaced(before) or is_unspaced(character)):  # pyrefly: ignore[redundant-condition]
+            if pending and before and not (is_unspaced(before) or is_unspaced(character)):  # pyrefly: ignore[redundant-condition] - it counts
                 total += pending
             before, pending = character, 0
         elif unicodedata.category(character) not in {"Mn", "Me", "Cf"}:

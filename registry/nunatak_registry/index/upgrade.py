@@ -232,7 +232,7 @@ def _copy_rows(source: sa.Connection, target: Path) -> None:
             tables.create_all(copy)
             for table in tables.sorted_tables:
                 for rows in source.execute(sa.select(table)).mappings().partitions(_ROWS):
-                    copy.execute(sa.insert(table), [dict(row) for row in rows])  # pyrefly: ignore[no-matching-overload]
+                    copy.execute(sa.insert(table), [dict(row) for row in rows])  # pyrefly: ignore[no-matching-overload] - names of columns
     finally:
         engine.dispose()
 

@@ -258,10 +258,8 @@ async def end_candidate(
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
-    end, expected = (
-        runtime_of(request).registry.rollouts.end,
-        body.expected_version if body else None,
-    )
+    end = runtime_of(request).registry.rollouts.end
+    expected = body.expected_version if body else None
     return await _change(request, wait_s, expected, end, task, alias, role)
 
 

@@ -433,10 +433,10 @@ def _speak_old(cycle: RequestResponseCycle) -> None:
     async def send_plain(message: ASGISendEvent) -> None:
         # uvicorn ends an answer without chunks when it has sent as many bytes as it expects.
         cycle.chunked_encoding = False
-        cycle.expected_content_length = len(message.get("body", b""))  # pyrefly: ignore[bad-argument-type]
+        cycle.expected_content_length = len(message.get("body", b""))  # pyrefly: ignore[bad-argument-type] - bytes
         await send(message)
 
-    cycle.send = send_plain  # pyrefly: ignore[method-assign]
+    cycle.send = send_plain  # pyrefly: ignore[method-assign] - for this cycle alone
 
 
 def _scope_of(cycle: RequestResponseCycle) -> Scope:

@@ -236,7 +236,7 @@ def _each_once(found: Sequence[Sequence[Entity]], before: Sequence[int]) -> list
     for entities, num_before in zip(found, before, strict=True):
         for entity in entities:
             if "index" in entity:
-                number = num_before + entity["index"]  # pyrefly: ignore[unsupported-operation]
+                number = num_before + entity["index"]  # pyrefly: ignore[unsupported-operation] - a number
                 kept[number] = max(kept.get(number, entity), entity, key=_claim)
     return [entity for _, entity in sorted(kept.items(), key=itemgetter(0))]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch
 import uvicorn
@@ -307,11 +307,12 @@ class DrainingServer(uvicorn.Server):
                     for _ in range(self.config.backlog):
                         waiting.append(port.accept()[0])
             server.close()
+        protocol: Any = self.config.http_protocol_class
         make = partial(
-            self.config.http_protocol_class,
-            config=self.config,  # pyrefly: ignore[unexpected-keyword]
-            server_state=self.server_state,  # pyrefly: ignore[unexpected-keyword]
-            app_state=self.lifespan.state,  # pyrefly: ignore[unexpected-keyword]
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
         )
         for connection in waiting:
             await loop.connect_accepted_socket(make, connection)

@@ -19,6 +19,7 @@ FULL_OPTIONS: Final = Parameters(ignore_labels=[])
 
 Name = TypeVar("Name", str, int, tuple[int, int])
 Items = Sequence[Mapping[str, Any]]
+"""An output whose items a function tells apart by their names."""
 Place = tuple[int, int]
 """Begin and end of a part of a text, in characters."""
 

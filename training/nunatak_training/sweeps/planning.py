@@ -323,11 +323,11 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
         }
         for it in grid.regularizers
     ] or [{}]
-    tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
+    tapts = [{"tapt": it.model_dump(mode="json") if it else None} for it in grid.tapt] or [{}]
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
     for axis, *chosen in product(grid.methods, regularizers, tapts, rates, seeds):
-        changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)  # pyrefly: ignore[bad-argument-type]
+        changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)
         for method in methods_of(axis, backbone.config):
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 

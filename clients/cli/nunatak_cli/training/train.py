@@ -68,8 +68,8 @@ class TrainCommand(options.SettingsCommand):
     setting_options = staticmethod(partial(options_of, *SETTINGS))
 
     # Typer hands in a typer.Context, but names its own private base class here.
-    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyrefly: ignore[bad-override]
-        super().format_help(ctx, formatter)  # pyrefly: ignore[bad-argument-type]
+    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyrefly: ignore[bad-override] - see above
+        super().format_help(ctx, formatter)  # pyrefly: ignore[bad-argument-type] - the same
         try:
             with needs_extra("training"):
                 from nunatak_training.run_settings import all_settings
@@ -229,7 +229,7 @@ OF_ADOPT: Final = [
 ]
 GIVEN: Final = {"context", "task", "data"}
 OF_TRAIN: Final = [it for it in signature(train).parameters.values() if it.name not in GIVEN]
-adopt.__signature__ = Signature([*OF_ADOPT, *OF_TRAIN])  # pyrefly: ignore[missing-attribute]
+adopt.__signature__ = Signature([*OF_ADOPT, *OF_TRAIN])  # pyrefly: ignore[missing-attribute] - Typer reads it
 
 
 def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
