@@ -31,8 +31,10 @@ help:  ## list the targets
 install: $(VENV)/.dev $(VENV)/.ops  ## install the project and everything needed to develop it
 
 # What the product imports is compiled. pip would compile all of each library, which takes minutes.
+# The pip that comes with Python 3.11 takes three times as long to choose the versions.
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) pip
 	$(PIP) torch
 	$(PIP) --editable '.[all]'
 	$(BIN)/python -c 'import nunatak_server.app, nunatak_training.train'

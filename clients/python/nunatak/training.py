@@ -100,8 +100,9 @@ def train(  # noqa: PLR0913 - the arguments of one training
     Args:
         task: the name of the task.
         data: texts (or pairs of texts as tuples) together with `labels`; or rows, as a list of
-            mappings, a pandas DataFrame or a data set of `datasets`; or a file, a folder or
-            `datasets:NAME`; or any of these by part: `{"train": ..., "dev": ..., "test": ...}`.
+            mappings, a DataFrame of pandas or polars, a table of Arrow or a data set of
+            `datasets`; or a file, a folder or `datasets:NAME`; or any of these by part:
+            `{"train": ..., "dev": ..., "test": ...}`.
             Without dev examples, a tenth of the train examples becomes dev.
         labels: one label for each text: a name, a number or a list of names.
         registry: a folder or a database URL, which is made if there is none; absent:

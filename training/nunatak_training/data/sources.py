@@ -47,9 +47,18 @@ class Frame(Protocol):
         ...
 
 
-Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | Dataset"
-"""Rows in memory: mappings by column, a DataFrame of pandas, a `Dataset` of `datasets`, or texts
-and pairs for a teacher."""
+class ArrowTable(Protocol):
+    """A table of polars, pyarrow, DuckDB or another library that speaks Arrow."""
+
+    @property
+    def columns(self) -> Iterable[object]: ...
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | ArrowTable | Dataset"
+"""Rows in memory: mappings by column, a DataFrame of pandas, a table of Arrow, a `Dataset` of
+`datasets`, or texts and pairs for a teacher."""
 Part: TypeAlias = "str | Path | Rows"
 Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
@@ -302,12 +311,8 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    if hasattr(rows, "notna") and hasattr(rows, "columns"):
-        frame = cast("Frame", rows)
-        # pandas leaves out all but the last of equal names.
-        check_header([str(it) for it in frame.columns], part)
-        # pandas spells a missing value as NaN, which would be a number to predict.
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if hasattr(rows, "columns"):
+        rows = _rows_of_table(rows, part)
     if isinstance(rows, str) or not isinstance(rows, Iterable):
         raise _no_rows(part, rows)
     for index, values in enumerate(cast("Iterable[object]", rows)):
@@ -322,6 +327,22 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
             case _:
                 raise _no_rows(where, values)
         yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
+
+
+def _rows_of_table(table: Rows, part: str) -> Rows:
+    if hasattr(table, "notna"):
+        frame = cast("Frame", table)
+        # pandas leaves out all but the last of equal names.
+        check_header([str(it) for it in frame.columns], part)
+        # pandas spells a missing value as NaN, which would be a number to predict.
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if hasattr(table, "__arrow_c_stream__"):
+        from pyarrow import table as arrow_table  # noqa: PLC0415 - only these rows need it
+
+        read = arrow_table(cast("Any", table))
+        check_header(read.column_names, part)
+        return read.to_pylist()
+    return table
 
 
 def _plain(value: object) -> object:

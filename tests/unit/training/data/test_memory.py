@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
@@ -30,11 +32,16 @@ DATASET = Dataset.from_list(ROWS).cast(CLASSES)
         tuple(ROWS),
         pd.DataFrame(ROWS),
         pd.DataFrame(ROWS, index=[9] * len(ROWS)).astype({"label": "category"}),
+        pl.DataFrame(ROWS).cast({"label": pl.Categorical}),
+        pa.Table.from_pylist(ROWS),
         DATASET,
         {"train": ROWS},
         DatasetDict(train=DATASET),  # pyrefly: ignore[bad-argument-type]
     ],
-    ids=["list", "tuple", "frame", "categories", "dataset", "parts", "dataset-dict"],
+    ids=[
+        *("list", "tuple", "frame", "categories", "polars", "arrow"),
+        *("dataset", "parts", "dataset-dict"),
+    ],
 )
 def test_every_form_of_rows_is_read_as_the_same_file(data: Data, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
@@ -132,10 +139,12 @@ def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:
 
 
 def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
-    frame = pd.DataFrame([["a", "x", "y"], ["b", "y", "x"]], columns=["text", "label", "label"])
+    names = ["text", "label", "label"]
+    frame = pd.DataFrame([["a", "x", "y"], ["b", "y", "x"]], columns=names)
 
-    with pytest.raises(NunatakError, match="'label' occurs twice"):
-        load_task_data(frame)
+    for it in (frame, pa.table([["a", "b"], ["x", "y"], ["y", "x"]], names)):
+        with pytest.raises(NunatakError, match="'label' occurs twice"):
+            load_task_data(it)
 
 
 @pytest.mark.parametrize(
