@@ -15,8 +15,9 @@ texts find attacks in harmless conversations whose turns are joined.
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
 from typing import Final
@@ -68,38 +69,49 @@ class Piece:
         return FoundSpan(start=start + shift, end=end + shift, label=span.label)
 
 
-Joined = Mapping[str, Sequence[Piece]]
-"""Joined texts with their pieces."""
+Joined = Mapping[str, Collection[Piece]]
+"""Joined texts with their pieces, in all sequences that give the joined text."""
+Ends = Callable[[str], Sequence[Piece]]
 
 
-def joined_texts(texts: Sequence[str], *, max_chars: int) -> Joined:
-    """Return what a model may read as one of texts that follow each other.
+def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: int) -> Joined:
+    """Return what a model may read as one of texts that follow each other, for each sequence.
 
     No joined text is longer than `max_chars`. If there are more characters, each joined text begins
-    with at least one end's characters of the joined text before.
+    with at least one end's characters of the joined text before. No sequence is joined once there
+    are more than `most` texts, because a call with so many is refused.
     """
     size = min(END, max_chars // ENDS_IN_A_TEXT)
-    pieces = _pieces(texts, size)
-    if not pieces:
-        return {}
-    found = dict[str, Sequence[Piece]]()
+    # A text may follow many others, and to find its ends takes the most time.
+    ends_of = cache(partial(_ends, size=size))
+    found = dict[str, dict[Piece, None]]()
+    for texts in sequences:
+        if len(found) > most:
+            break
+        for text, placed in _joined(_pieces(texts, ends_of), max_chars=max_chars, overlap=size):
+            found.setdefault(text, {}).update(dict.fromkeys(placed))
+    return found
+
+
+def _joined(
+    pieces: Sequence[Piece], *, max_chars: int, overlap: int
+) -> Iterator[tuple[str, Sequence[Piece]]]:
     for glues in (False, True)[: 1 + any(_is_in_a_word(*it) for it in pairwise(pieces))]:
-        for part in _parts(pieces, max_chars=max_chars, overlap=size):
+        for part in _parts(pieces, max_chars=max_chars, overlap=overlap):
             text, placed = "", list[Piece]()
             for piece in part:
                 if placed and not (glues and _is_in_a_word(placed[-1], piece)):
                     text += "\n"
                 placed.append(replace(piece, place=len(text)))
                 text += piece.characters
-            found.setdefault(text, placed)
-    return found
+            yield text, placed
 
 
-def _pieces(texts: Iterable[str], size: int) -> Sequence[Piece]:
+def _pieces(texts: Iterable[str], ends_of: Ends) -> Sequence[Piece]:
     """Return the pieces of texts; none if less than two texts have words."""
     pieces, num_texts = list[Piece](), 0
     for text in texts:
-        ends = _ends(text, size)
+        ends = ends_of(text)
         pieces += ends
         num_texts += bool(ends)
         if len(pieces) > MAX_VALUES:
@@ -128,6 +140,8 @@ def _runs(text: str, size: int) -> Iterator[Piece]:
 
 
 def _parts(pieces: Sequence[Piece], *, max_chars: int, overlap: int) -> Iterator[Sequence[Piece]]:
+    if not pieces:
+        return
     begin = used = 0
     for end, piece in enumerate(pieces):
         if used + piece.size >= max_chars:
@@ -377,10 +391,10 @@ async def judge_call(
     found, left = await judge.find(policy, handling)
     published = found.document
     turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
-    joined = dict[str, Sequence[Piece]]()
-    max_chars = state_of(request.scope).settings.max_text_chars
-    for sequence in (*content.sequences, *turns):
-        joined |= joined_texts(sequence, max_chars=max_chars)
+    settings = state_of(request.scope).settings
+    most = settings.max_inputs
+    sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
+    joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
     asked = tuple({**content.texts, **joined})
     judgement = await judge.ask(found, asked, left)
     masks: Mapping[str, str] = {}

@@ -27,6 +27,8 @@ from nunatak_server.tokenization import Encodings
 JOINERS: Final = frozenset(".@-_'\u2019\u2010\u2012\u2013\u2044\u2212+/\\:&=?#%~*\u00b7")
 """Punctuation that joins letters to one word: of addresses, numbers, links and double names. Other
 forms of these characters, such as full width, join too."""
+LOST: Final = "\ufffd"
+"""The character in the place of one that could not be decoded, often a letter."""
 MAX_JOINERS: Final = 4
 """Most joiners between two letters of one word, as in `http://host`."""
 
@@ -256,6 +258,8 @@ def _is_joined(one: str, other: str) -> bool:
 
 
 def _clings(character: str) -> bool:
-    """Return whether a character changes the character before it: a mark, or an invisible one."""
+    """Return whether a character belongs to the one before it: a mark, or no character to see."""
     category = unicodedata.category(character)
-    return category[0] == "M" or category in {"Cf", "Cn", "Co"}
+    if category == "Cc":
+        return not character.isspace()
+    return category[0] == "M" or category in {"Cf", "Cn", "Co"} or character == LOST

@@ -63,6 +63,9 @@ from nunatak_server.tokenization import Tokenization, check_texts, count_documen
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 """Most logits of one turn at the thread that makes outputs; a task has one turn."""
+LEAST_READING_S: Final = 0.02
+LOGITS_PER_S: Final = 200_000
+"""Time to find what a policy asks in logits on a slow machine: the least, and logits a second."""
 
 
 class PredictionService:
@@ -177,6 +180,17 @@ class PredictionService:
         handling = request.handling
         return self._turns.pace(handling.caller, deadline=self._clock() + handling.deadline_s)
 
+    def _until_read(
+        self, request: PredictionRequest, asked: Sequence[AskedTask], pace: Pace
+    ) -> Pace:
+        """Return the pace for rows. It leaves time to read what the rows of a late policy found."""
+        work = sum(it.output_work for it in asked)
+        if not request.conditions or work <= MAX_LOGITS_ON_LOOP:
+            return pace
+        half_s = (pace.deadline - self._clock()) / 2
+        reading_s = min(half_s, LEAST_READING_S + work / LOGITS_PER_S)
+        return self._turns.pace(request.handling.caller, deadline=pace.deadline - reading_s)
+
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
         """Hold a place in the queue during the block."""
@@ -251,7 +265,9 @@ class PredictionService:
             part.begin(read, tokenize_s=tokenize_s)
         report = part.put if part else None
         try:
-            await self._dispatcher.ask(asked, pace=pace, report=report)
+            await self._dispatcher.ask(
+                asked, pace=self._until_read(request, asked, pace), report=report
+            )
         except asyncio.CancelledError:
             # A verdict that is certain needs no more answers; those that came were computed.
             answered = [it for it in asked if it.outcomes]

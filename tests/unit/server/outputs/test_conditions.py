@@ -163,6 +163,8 @@ WORDS = {
     "decomposed": ("Jos<e>\u0301 came", "[NAME] came"),
     "soft hyphen": ("Gar\u00ad<cia> came", "[NAME] came"),
     "zero-width space": ("Jo\u200b<se>\u200b came", "[NAME] came"),
+    "control character": ("O\x92<Brien> came", "[NAME] came"),
+    "lost character": ("Jos\ufffd Garc\ufffd<a> came", "Jos\ufffd [NAME] came"),
     "no-break space": ("Ann\u00a0<Bell>\u00a0here", "Ann\u00a0[NAME]\u00a0here"),
     "newline and tab": ("a\n<An>n\tb", "a\n[NAME]\tb"),
     "quotes": ("\u201c<An>n\u201d said", "\u201c[NAME]\u201d said"),

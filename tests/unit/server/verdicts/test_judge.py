@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from doubles.drafts import CREATED_AT
 from doubles.held_engine import ANSWER, Held, HeldEngine
 from doubles.leases import until
-from doubles.policies import make_policy, make_rule, when
+from doubles.policies import classifier, make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.services import Bench
@@ -112,18 +113,27 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     assert found.message == "no answer from attack"
 
 
+@pytest.mark.parametrize("num_other_labels", [0, 300], ids=["few-labels", "many-labels"])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
-    make: Make, *, is_late: bool
+    held: Held, num_other_labels: int, *, is_late: bool
 ) -> None:
-    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=300)
-    judge, engine, bench = await make(policy)
+    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=500)
+    bench, store, engine = await held()
+    head = classifier("no", "yes", *(f"other {it}" for it in range(num_other_labels)))
+    for task in ("attack", "tone"):
+        reference = store.add(task)
+        store.manifests[reference] = store.manifests[reference].model_copy(update={"head": head})
+        await bench.facts.traffic([reference], "a test")
+        await bench.residency.preload(store.manifests[reference])
+    judge = judge_of(bench, policy)
     engine.answers_at_once = False
     judging = asyncio.create_task(ask(judge, policy))
     await until(lambda: len(engine.rows) == 4)
 
     first = {row.task: row for row in reversed(engine.rows)}
-    first["attack"].future.set_result(ANSWER)
+    found_logits = [0.0, 9.0, *(0.0 for _ in range(num_other_labels))]
+    first["attack"].future.set_result(replace(ANSWER, logits=found_logits))
     if not is_late:
         engine.outcome = OutOfMemoryError()
         engine.answer("attack", "tone")
