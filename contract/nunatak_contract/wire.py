@@ -197,6 +197,14 @@ class AppliedRule(Result):
     )
 
 
+class Mask(Result):
+    """A masked part of a text, by its positions in characters, with its label."""
+
+    start: int
+    end: int
+    label: str
+
+
 class PolicyVerdict(Result):
     """The decision of a policy about all texts of a request."""
 
@@ -217,6 +225,9 @@ class PolicyVerdict(Result):
     rules: tuple[AppliedRule, ...]
     texts: str | tuple[str, ...] | None = Field(
         description="all texts, with the found parts masked; null unless `action` is `mask`"
+    )
+    masks: tuple[tuple[Mask, ...], ...] | None = Field(
+        default=None, description="for each text that was sent, what `texts` masks, in order"
     )
     tasks: tuple[str, ...] = Field(description="the versions that answered, as `name/version`")
     failures: tuple[FailedTask, ...] = Field(description="tasks without an answer that decides")

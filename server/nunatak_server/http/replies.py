@@ -39,6 +39,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, one_of_each, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
+from nunatak_server.verdicts.rules import merged_spans
 from nunatak_versions import LoadedTask
 
 TASK_VERSION_HEADER: Final = "x-task-version"
@@ -101,11 +102,12 @@ def verdict_fields(
     judgement: Judgement, inputs: str | Sequence[str], *, request_id: str | None
 ) -> dict[str, Any]:
     published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
-    texts = None
+    texts = masks = None
     if judgement.action is VerdictAction.MASK:
         decisions = zip(judgement.decisions, sent, strict=True)
         masked = [text if it.masked is None else it.masked for it, text in decisions]
         texts = masked[0] if isinstance(inputs, str) else masked
+        masks = [merged_spans(it.masking) for it in judgement.decisions]
     return {
         "policy": published.document.name,
         "version": published.version,
@@ -126,6 +128,7 @@ def verdict_fields(
             for found in decision.applied
         ],
         "texts": texts,
+        "masks": masks,
         "tasks": [
             f"{it.task}/{it.version}"
             for it in judgement.answers.values()

@@ -140,7 +140,7 @@ def _fields(event: Streamed, request_id: str | None) -> dict[str, Any]:
     text = decision.masked or ""
     verdict = verdict_fields(event.judgement, text, request_id=request_id)
     if not event.is_final:
-        verdict["texts"] = None
+        verdict |= {"texts": None, "masks": None}
     return {"event": StreamEventKind.VERDICT, "final": event.is_final, "verdict": verdict}
 
 

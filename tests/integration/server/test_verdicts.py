@@ -106,7 +106,11 @@ async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
         expected = expected[: it["start"]] + "[X]" + expected[it["end"] :]
     assert spans, "the tiny task finds something in the text"
     assert (found.action, found.texts) == ("mask", (expected, expected))
-    assert (dry.action, dry.decided, dry.texts) == ("allow", "mask", None)
+    masks = found.masks or ()
+    places = {(it.start, it.end, it.label) for own in masks for it in own}
+    assert places == {(it["start"], it["end"], "X") for it in spans}
+    assert list(map(len, masks)) == [len(spans)] * 2
+    assert (dry.action, dry.decided, dry.texts, dry.masks) == ("allow", "mask", None, None)
 
 
 async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
