@@ -5,6 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import cast
+
+import numpy as np
 
 from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_contract.errors import NunatakError
@@ -155,14 +158,21 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
         case TaskKind.SINGLE_LABEL | TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
-        case TaskKind.REGRESSION | TaskKind.RANKING if (
-            len({getattr(it, "grade", it) for it in labels}) < 2
-        ):
-            return "all train examples have the same value"
+        case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
+            return (
+                "all train examples have the same value (in float32, so move or multiply values "
+                "that are closer)"
+            )
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
         case _:
             return None
+
+
+def _number(label: Label) -> float:
+    """As a task can tell it apart; of grades, their order and range matter alone."""
+    is_grade = isinstance(label, Relevance)
+    return label.grade if is_grade else float(np.float32(cast("float", label)))
 
 
 def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
