@@ -128,6 +128,17 @@ def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
         load_task_data(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("train.jsonl", "train.csv"), ("dev.jsonl", "validation.jsonl")])
+def test_a_folder_with_two_files_for_one_part_is_refused(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for name in {"train.jsonl", *names}:
+        write_jsonl(tmp_path / name, rows_of(TRAIN))
+
+    with raises("invalid_option", match=f"has {names[0]} and {names[1]}, which may differ"):
+        load_task_data(tmp_path)
+
+
 def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
     with raises("data_not_found", match=r"train\.jsonl"):
         load_task_data(tmp_path)
