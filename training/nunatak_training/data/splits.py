@@ -27,7 +27,7 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
-from nunatak_training.data.rows import VALUE_NAME
+from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind
 
@@ -311,6 +311,7 @@ class DataProblem(StrEnum):
     LOOK_ALIKE = "labels that look alike"
     IMBALANCE = "label imbalance"
     CUT = "longer than max_length"
+    ONE_ANSWER = "dev examples with one label"
 
 
 _OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"
@@ -330,6 +331,9 @@ ADVICE = {
     DataProblem.CUT: (
         "raise max_length; training and scoring read only the beginning, whatever on_long says "
         "of the server"
+    ),
+    DataProblem.ONE_ANSWER: (
+        "give dev examples of other labels too; no score tells a task from a constant answer"
     ),
 }
 
@@ -365,7 +369,16 @@ def data_warnings(
         found[DataProblem.IMBALANCE] = _imbalance(data)
     if not data.kind.head.reads_tokens:
         found[DataProblem.CUT] = _cut(data, num_long, max_length)
+    if data.kind in TEXT_KINDS:
+        found[DataProblem.ONE_ANSWER] = _one_answer(data.dev)
     return tuple(DataWarning(problem=it, found=text) for it, text in found.items() if text)
+
+
+def _one_answer(dev: ExampleSet) -> str:
+    answers = {str(label_json(example.label)) for example in dev.examples}
+    if len(answers) > 1 or len(dev) < 2:
+        return ""
+    return f"all {counted(len(dev), 'example')}: {_shown(answers.pop())}"
 
 
 def _shared(data: TaskData, part: ExampleSet) -> str:
