@@ -142,8 +142,9 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         )
     except ValidationError as error:
         place, problem = problems_of(error)[0]
-        told = {"place": place or "its settings", "problem": problem}
-        raise NunatakError("unpublishable", **told) from error
+        raise NunatakError(
+            "unpublishable", place=place or "its settings", problem=problem
+        ) from error
     return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
 
 
