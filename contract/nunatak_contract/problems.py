@@ -198,7 +198,7 @@ TRAINING: Mapping[str, Reason] = {
         "--tolerance"
     ),
     "unpublishable": Reason(
-        "a version cannot be published with {place}: {problem}; change it before training"
+        "a version cannot be published with {place}: {problem}; change it first"
     ),
     "already_training": Reason(
         "another process trains the same task on the same data with the same recipe (the "

@@ -21,7 +21,7 @@ its size. Texts of people pack to a tenth, and repeated texts to a hundredth."""
 
 
 class FileFormat(StrEnum):
-    """Formats by file suffix, in the order of the search in a folder."""
+    """Formats by file suffix."""
 
     JSONL = "jsonl"
     JSONL_GZ = "jsonl.gz"

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import NO_DEFAULT_LABEL
+from nunatak_contract.manifest import MAX_NOTE_CHARS
 from nunatak_contract.names import check_task_name
 from nunatak_contract.record import problems_of
 from nunatak_exchange import checks
@@ -22,6 +23,8 @@ from nunatak_model import Backbone
 from nunatak_model.tokenizer_folder import VOCABULARY
 from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head_record
 
+LEAST_TOKENS = 4
+"""Special tokens alone fill shorter inputs."""
 FILES = ("*.json", "*.safetensors", VOCABULARY)
 
 
@@ -104,7 +107,12 @@ def draft_imported(
             "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
         ) from error
     most = backbone.config.max_tokens
-    found = f"imported from {origin}: {imported.source}"
+    length = min(imported.max_length or most, most)
+    if length < LEAST_TOKENS:
+        reason = f"its longest input is {length} tokens, expected at least {LEAST_TOKENS}"
+        raise NunatakError("invalid_folder", folder=origin, reason=reason)
+    # The user's remark is kept whole.
+    found = f"imported from {origin}: {imported.source}"[: max(0, MAX_NOTE_CHARS - len(note) - 2)]
     return draft_task(
         task,
         method=imported.spec.method,
@@ -113,7 +121,7 @@ def draft_imported(
         on_long=choices.on_long,
         parameters=imported.parameters,
         backbone=backbone,
-        max_length=min(imported.max_length or most, most),
+        max_length=length,
         probe_inputs=PROBE_INPUTS,
         provenance=Provenance(created_at=created_at, note="; ".join(filter(None, (found, note)))),
     )

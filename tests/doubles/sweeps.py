@@ -61,7 +61,12 @@ def record_of(run: Run, *scores: float) -> RunRecord:
             ),
         )
     return RunRecord(
-        run=run.description, outcome=outcome, seconds=1.0, cpu_seconds=1.0, environment={}
+        run=run.description,
+        outcome=outcome,
+        seconds=1.0,
+        cpu_seconds=1.0,
+        environment={},
+        origin=run.origin,
     )
 
 

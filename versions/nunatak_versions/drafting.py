@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, RankingScore, Reads, TensorDtype
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     CalibrationRecord,
     ConfusionRecord,
@@ -26,6 +27,7 @@ from nunatak_contract.manifest import (
     TaskManifest,
 )
 from nunatak_contract.methods import Method
+from nunatak_contract.record import problems_of
 from nunatak_model import (
     Backbone,
     HeadSpec,
@@ -104,36 +106,45 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     """Describe and serialise a task version of float32 parameters.
 
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
+    Raises `unpublishable` if no manifest can hold the parts.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(branch_spec(head, method), backbone.config, tensors_from_bytes(data))
     check_effect(task, branch, backbone)
-    manifest = TaskDraft(
-        task=task,
-        head=head,
-        method=method,
-        split_depth=branch.split_depth,
-        backbone=BackboneRecord(
-            name=backbone.name,
-            digest=backbone.digest,
-            num_layers=backbone.config.num_layers,
-            hidden_width=backbone.config.hidden_width,
-            num_parameters=backbone.num_parameters,
-        ),
-        tokenizer_digest=backbone.tokenizer.digest,
-        max_length=max_length,
-        reads=reads,
-        on_long=on_long,
-        dtype=TensorDtype.FLOAT32,
-        parameter_counts=ParameterCounts(
-            branch=branch.branch_parameters, head=branch.head_parameters
-        ),
-        blobs=(
-            BlobRecord(role=PARAMETERS_ROLE, sha256=sha256(data).hexdigest(), size_bytes=len(data)),
-        ),
-        probe=record_probe(branch, backbone, probe_inputs, max_length=max_length),
-        **dict(provenance),
-    )
+    try:
+        manifest = TaskDraft(
+            task=task,
+            head=head,
+            method=method,
+            split_depth=branch.split_depth,
+            backbone=BackboneRecord(
+                name=backbone.name,
+                digest=backbone.digest,
+                num_layers=backbone.config.num_layers,
+                hidden_width=backbone.config.hidden_width,
+                num_parameters=backbone.num_parameters,
+            ),
+            tokenizer_digest=backbone.tokenizer.digest,
+            max_length=max_length,
+            reads=reads,
+            on_long=on_long,
+            dtype=TensorDtype.FLOAT32,
+            parameter_counts=ParameterCounts(
+                branch=branch.branch_parameters, head=branch.head_parameters
+            ),
+            blobs=(
+                BlobRecord(
+                    role=PARAMETERS_ROLE, sha256=sha256(data).hexdigest(), size_bytes=len(data)
+                ),
+            ),
+            probe=record_probe(branch, backbone, probe_inputs, max_length=max_length),
+            **dict(provenance),
+        )
+    except ValidationError as error:
+        place, problem = problems_of(error)[0]
+        raise NunatakError(
+            "unpublishable", place=place or "its settings", problem=problem
+        ) from error
     return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
 
 

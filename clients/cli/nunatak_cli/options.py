@@ -227,7 +227,7 @@ class LabelledRows(TextColumns):
 
     def spelt_in(self, data: str) -> RowFormat:
         """Return the format of the rows of `data`, with the file for the bad ones."""
-        return self.spelt_of(Path(data.replace(":", "-")).name.split(".")[0])
+        return self.spelt_of(Path(data.replace(":", "-")).name.split(".")[0] or "data")
 
     def spelt_of(self, task: str) -> RowFormat:
         """Return the same format; the file for the bad rows has the name of the task."""

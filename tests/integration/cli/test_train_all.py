@@ -68,6 +68,18 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
     assert [it["task"] for it in events if "task" in it] == ["two", "one", "head"]
 
 
+def test_each_task_tells_how_many_rows_it_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with (folder / "tone.jsonl").open("a") as file:
+        file.write('{"text": "", "label": "good"}\n')
+
+    ran = trained(folder, {"tone": {"data": "tone.jsonl", "on_bad_row": "skip"}})
+
+    assert "left out 1 row; the reasons are in tone.rejected.jsonl" in ran.stderr
+
+
 def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:
     ran = trained(
         folder,

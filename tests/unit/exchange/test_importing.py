@@ -11,9 +11,10 @@ from doubles.backbones import tiny_backbone
 from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from doubles.sentence_folders import edit
 from nunatak_contract.enums import HeadKind, ImportFormat
 from nunatak_contract.errors import InvalidNameError
-from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.manifest import MAX_NOTE_CHARS, TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices, ImportedTask
@@ -26,10 +27,10 @@ from nunatak_versions import VersionDraft, load_task
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def drafted(bert: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
-    return draft_imported(
-        task, imported, bert.backbone, origin="tuned", created_at=NOW, note="for the desk"
-    )
+def drafted(
+    bert: TwinFactory, imported: ImportedTask, *, task: str = "tone", note: str = "for the desk"
+) -> VersionDraft:
+    return draft_imported(task, imported, bert.backbone, origin="tuned", created_at=NOW, note=note)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,34 @@ def test_labels_that_no_head_can_have_are_refused(bert: TwinFactory, tmp_path: P
 
     with raises("invalid_folder", match="labels and head do not fit"):
         drafted(bert, blank)
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "code"),
+    [
+        (HeadKind.SEQUENCE_CLASSIFICATION, 3, "invalid_folder"),
+        (HeadKind.TOKEN_CLASSIFICATION, 5, "unpublishable"),
+    ],
+)
+def test_a_length_that_holds_no_text_is_refused(
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind, length: int, code: str
+) -> None:
+    save_checkpoint(bert, tmp_path, kind=kind)
+    edit(tmp_path / "tokenizer_config.json", {"model_max_length": length})
+    imported = import_folder(Checkpoint(tmp_path), bert.backbone)
+
+    with raises(code, match=r"at least \d tokens|expected at least 4"):
+        drafted(bert, imported)
+
+
+def test_a_remark_is_kept_whole_or_refused(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
+    imported = import_folder(Checkpoint(tmp_path), bert.backbone)
+    remark = "x" * (MAX_NOTE_CHARS - 9)
+
+    assert drafted(bert, imported, note=remark).manifest.note == f"importe; {remark}"
+    with raises("unpublishable", match="note: expected at most 4096 characters"):
+        drafted(bert, imported, note=2 * remark)
 
 
 def test_a_malformed_name_is_refused(bert: TwinFactory, tmp_path: Path) -> None:

@@ -114,10 +114,10 @@ def test_labels_in_arrays_are_those_in_lists(
     places: tuple[Path, Path], array: Callable[[object], Iterable[object]]
 ) -> None:
     one = trained(places, TEXTS, array([it % 2 for it in range(len(TEXTS))]))
-    several = trained(places, TEXTS, array([[3, 4 + it % 2] for it in range(len(TEXTS))]), task="b")
+    several = trained(places, TEXTS, array([[3, 4 + it % 3] for it in range(len(TEXTS))]), task="b")
 
     assert one.manifest.head.labels == ("0", "1")
-    assert several.manifest.head.labels == ("3", "4", "5")
+    assert several.manifest.head.labels == ("3", "4", "5", "6")
 
 
 def test_the_kind_says_how_labels_are_read(places: tuple[Path, Path]) -> None:

@@ -389,7 +389,11 @@ def _open_path(path: Path, spelt: RowFormat) -> _Source:
 
 def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     candidates = (folder / f"{name}.{suffix}" for name in names for suffix in FileFormat)
-    return next((path for path in candidates if path.is_file()), None)
+    found = [path for path in candidates if path.is_file()]
+    if len(found) > 1:
+        both = " and ".join(printable(path.name) for path in found)
+        raise invalid_option(f"{folder} has {both}, which may differ; leave one of them there")
+    return found[0] if found else None
 
 
 def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:

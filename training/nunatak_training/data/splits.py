@@ -5,6 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import cast
+
+import numpy as np
 
 from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_contract.errors import NunatakError
@@ -24,7 +27,7 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
-from nunatak_training.data.rows import VALUE_NAME
+from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind
 
@@ -155,14 +158,21 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
         case TaskKind.SINGLE_LABEL | TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
-        case TaskKind.REGRESSION | TaskKind.RANKING if (
-            len({getattr(it, "grade", it) for it in labels}) < 2
-        ):
-            return "all train examples have the same value"
+        case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
+            return (
+                "all train examples have the same value (in float32, so move or multiply values "
+                "that are closer)"
+            )
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
         case _:
             return None
+
+
+def _number(label: Label) -> float:
+    """As a task can tell it apart; of grades, their order and range matter alone."""
+    is_grade = isinstance(label, Relevance)
+    return label.grade if is_grade else float(np.float32(cast("float", label)))
 
 
 def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
@@ -301,6 +311,7 @@ class DataProblem(StrEnum):
     LOOK_ALIKE = "labels that look alike"
     IMBALANCE = "label imbalance"
     CUT = "longer than max_length"
+    ONE_ANSWER = "dev examples with one label"
 
 
 _OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"
@@ -320,6 +331,9 @@ ADVICE = {
     DataProblem.CUT: (
         "raise max_length; training and scoring read only the beginning, whatever on_long says "
         "of the server"
+    ),
+    DataProblem.ONE_ANSWER: (
+        "give dev examples of other labels too; no score tells a task from a constant answer"
     ),
 }
 
@@ -355,7 +369,16 @@ def data_warnings(
         found[DataProblem.IMBALANCE] = _imbalance(data)
     if not data.kind.head.reads_tokens:
         found[DataProblem.CUT] = _cut(data, num_long, max_length)
+    if data.kind in TEXT_KINDS:
+        found[DataProblem.ONE_ANSWER] = _one_answer(data.dev)
     return tuple(DataWarning(problem=it, found=text) for it, text in found.items() if text)
+
+
+def _one_answer(dev: ExampleSet) -> str:
+    answers = {str(label_json(example.label)) for example in dev.examples}
+    if len(answers) > 1 or len(dev) < 2:
+        return ""
+    return f"all {counted(len(dev), 'example')}: {_shown(answers.pop())}"
 
 
 def _shared(data: TaskData, part: ExampleSet) -> str:

@@ -263,7 +263,13 @@ def plan_runs(
                 description = describe(grid.name, task.name, source, data, recipe, backbone)
                 origin = results.RunOrigin(backbone=name, source=source)
                 run = Run(description=description, origin=origin)
-                runs.setdefault(description.digest, run)
+                known = runs.setdefault(description.digest, run).description
+                if known.task != task.name:
+                    problem = (
+                        f"tasks {known.task!r} and {task.name!r} have the same examples and "
+                        "settings, and a run has one name; leave one of them out"
+                    )
+                    raise NunatakError("invalid_sweep", where=grid.name, problem=problem)
     return tuple(runs.values())
 
 

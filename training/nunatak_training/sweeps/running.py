@@ -262,6 +262,13 @@ def run_sweep(
         if retries_failed:
             results.drop_failures()
         found = {record.run.digest: record for record in results.records()}
+        for run in runs:
+            record = found.get(run.description.digest)
+            if record is not None and (record.run, record.origin) != (run.description, run.origin):
+                # The names of tasks and the places of files may change, and the result stays.
+                now = {"run": run.description, "origin": run.origin}
+                found[record.run.digest] = record.model_copy(update=now)
+                results.add(found[record.run.digest])
         pending = [run for run in runs if run.description.digest not in found]
         work = Work("sweep", unit="run", total=len(runs), done=len(runs) - len(pending))
         progress.tell(f"{counted(work.total or 0, 'run')}, {work.done} of them done before")

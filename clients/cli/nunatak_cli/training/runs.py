@@ -21,7 +21,7 @@ from rich.text import Text
 
 from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
-from nunatak_cli.output import error_console, facts_table, plain_table
+from nunatak_cli.output import error_console, facts_table, plain_table, tell_rejected
 from nunatak_cli.registry.registries import moved_line, promote, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS
 from nunatak_contract.cards import facts
@@ -282,6 +282,7 @@ def train_in_turn(
             metric, value = next(iter(found.metrics.items()))
             line = f"{published_text(found)}, dev {metric} {value:.4f}"
             progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
+            tell_rejected(run.spelt)
         except NunatakError as error:
             found = error
             print_failure(error.code, f"{run.task}: {error}")

@@ -13,6 +13,7 @@ from rich.table import Table
 from nunatak_cli import options
 from nunatak_cli.failures import print_failure
 from nunatak_cli.output import console, plain_table, print_outcome, print_text
+from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import check_alias_name
@@ -167,8 +168,11 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         found = publish_best(
             best, opened, context, task=task, note=note, calibrate=calibrate, report=report
         )
-        if promote is not None:
-            opened.promote(task, promote, found.manifest.version)
+        moved = (
+            None
+            if promote is None
+            else registries.promote(opened, task, promote, found.manifest.version)
+        )
     metric, score = next(iter(found.metrics.items()))
     match best.outcome:
         case Finished(scores=scores):
@@ -177,11 +181,13 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
             raise AssertionError("the best run has not finished")
     lines = [
         f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
-        f"published {found.manifest.reference}",
-        *([f"{task}@{promote} -> version {found.manifest.version}"] if promote else []),
+        registries.published_line(found.manifest.reference, is_new=found.is_new),
+        *([] if moved is None else [registries.moved_line(moved[0], has_moved=moved[1])]),
     ]
     document = {
         "reference": found.manifest.reference,
+        "is_new": found.is_new,
+        "alias": promote,
         "run": best.run.digest,
         "metric": metric,
         "dev_score": score,

@@ -442,6 +442,19 @@ def test_a_run_killed_between_its_writes_ends_like_a_run_that_was_not_killed(
     assert {*corpus.iterdir()} == {corpus / "in.jsonl", killed, again}
 
 
+def test_a_chunk_that_is_scored_again_keeps_no_rejected_rows_of_the_killed_run(
+    place: Path, tmp_path: Path
+) -> None:
+    corpus, out = make_corpus(tmp_path / "in.jsonl", NUM_ROWS), tmp_path / "out.jsonl"
+    kill_after_two_chunks(place, corpus, out)
+    last = f"{NUM_ROWS // CHUNK_ROWS:08}"
+    (tmp_path / "out.jsonl.parts" / f"rejected-{last}.jsonl").write_text('{"row": 1}\n')
+
+    score(place, corpus, out)
+
+    assert not (tmp_path / "out.rejected.jsonl").exists()
+
+
 def test_the_count_finds_a_part_that_is_written_twice_in_place_of_another(
     place: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
+from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.training.runs import TaskSettings, check_sources, in_order, read_task_file, runs_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, TopK
 from nunatak_training.recipes import Recipe, default_recipe
@@ -185,3 +186,10 @@ def test_values_of_the_command_take_the_place_of_those_of_the_file(tmp_path: Pat
     assert names.named["rank"] == 4
     with raises("invalid_task_file", match="backbone has no settings"):
         read_task_file(file, {"backbone.epochs": "5"})
+
+
+@pytest.mark.parametrize("data", [".", "..", ".tone.jsonl"])
+def test_the_file_of_bad_rows_is_never_hidden(data: str) -> None:
+    rows = LabelledRows(on_bad_row=OnBadRow.SKIP)
+
+    assert rows.spelt_in(data).rejected == Path("data.rejected.jsonl")

@@ -81,6 +81,19 @@ def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
     nunatak("sweep", "report", str(tmp_path)).assert_refused("invalid_sweep")
 
 
+def test_a_run_that_is_published_twice_is_one_version(folder: Path, tmp_path: Path) -> None:
+    sweep(folder, tmp_path / "results")
+    place = ("--registry", str(tmp_path / "registry"), "--create", "--promote", "prod")
+    words = ("sweep", "publish", str(tmp_path / "results"), "--task", "tone", *place)
+
+    first, again, told = (nunatak(*words, *it).stdout for it in ((), (), ("--json",)))
+
+    assert "published tone/1\ntone@prod -> version 1 (new)\n" in first
+    assert "tone/1 was there already with the same content; nothing was published\n" in again
+    assert "tone@prod -> version 1 (it was there already; nothing moved)\n" in again
+    assert '"is_new": false,\n  "alias": "prod"' in told
+
+
 def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     sweep(folder, results)

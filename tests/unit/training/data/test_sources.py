@@ -96,6 +96,12 @@ def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
         pytest.param([{"text": it, "label": "a"} for it in "xy"], "2 labels", id="one-label"),
         pytest.param([{"text": it, "labels": []} for it in "xy"], "has a label", id="none-applies"),
         pytest.param([{"text": it, "label": 0.5} for it in "xy"], "same value", id="one-value"),
+        pytest.param(
+            [{"text": it, "label": ord(it) * 1e-200} for it in "xy"], "in float32", id="too-small"
+        ),
+        pytest.param(
+            [{"text": it, "label": 1e9 + ord(it) / 8} for it in "xy"], "in float32", id="too-near"
+        ),
         pytest.param([{"tokens": ["x"], "tags": ["O"]}] * 2, "2 tags", id="one-tag"),
         pytest.param(
             [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
@@ -119,6 +125,17 @@ def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "dev.jsonl", [])
 
     with raises("too_few_examples", match="no dev examples"):
+        load_task_data(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("train.jsonl", "train.csv"), ("dev.jsonl", "validation.jsonl")])
+def test_a_folder_with_two_files_for_one_part_is_refused(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for name in {"train.jsonl", *names}:
+        write_jsonl(tmp_path / name, rows_of(TRAIN))
+
+    with raises("invalid_option", match=f"has {names[0]} and {names[1]}, which may differ"):
         load_task_data(tmp_path)
 
 

@@ -108,6 +108,16 @@ def test_more_than_a_hundredth_of_examples_that_are_cut_is_told() -> None:
     assert told == [False, False, True, True]
 
 
+def test_dev_examples_that_a_constant_answers_are_told() -> None:
+    train = examples(*CLEAN)
+
+    (warning,) = data_warnings(data_of(train, examples(("x", "a"), ("y", "a"))), max_length=8)
+
+    assert warning.problem is DataProblem.ONE_ANSWER
+    assert warning.found == "all 2 examples: 'a'"
+    assert problems(data_of(train, examples(("x", "a"), ("y", "b")))) == []
+
+
 def test_a_label_far_rarer_than_another_is_told() -> None:
     def is_told(times: int) -> bool:
         rows = [(f"text {number}", "common") for number in range(times)]

@@ -119,6 +119,13 @@ def test_names_of_sweep_task_and_folder_do_not_change_the_digest(
     assert digests(other) == digests(toy_runs(folder))
 
 
+def test_two_names_for_the_same_runs_are_refused(folder: Path) -> None:
+    tasks: JsonValue = [{"name": "toy"}, {"name": "again", "data": "toy"}]
+
+    with raises("invalid_sweep", match="'toy' and 'again' have the same examples and settings"):
+        toy_runs(folder, tasks=tasks)
+
+
 def test_innermost_setting_wins(folder: Path) -> None:
     (run,) = toy_runs(
         folder,

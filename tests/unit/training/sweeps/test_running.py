@@ -41,6 +41,22 @@ def test_killed_sweep_goes_on_where_it_was_and_no_run_is_done_twice(
     assert [record.run for record in records] == [run.description for run in runs]
 
 
+def test_results_follow_the_names_and_places_of_the_sweep_file(
+    folder: Path, runs: tuple[Run, ...], results: ResultsFolder
+) -> None:
+    renamed = toy_runs(
+        folder, seeds=[0, 1, 2, 3], tasks=[{"name": "tone", "data": str(folder / "toy")}]
+    )
+    run_sweep(runs, results, ScriptedRunner(), Progress())
+    again = ScriptedRunner()
+
+    run_sweep(renamed, results, again, Progress())
+
+    assert again.done == []
+    found = {it.run.digest: (it.run.task, it.origin) for it in results.records()}
+    assert found == {it.description.digest: ("tone", it.origin) for it in renamed}
+
+
 def test_failures_are_results_and_are_not_tried_again(
     runs: tuple[Run, ...], results: ResultsFolder
 ) -> None:

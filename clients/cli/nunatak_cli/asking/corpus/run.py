@@ -144,9 +144,12 @@ class RunFolder:
         part: bytes,
         rejected: Sequence[Mapping[str, JsonValue]],
     ) -> None:
+        name = f"rejected-{index:08}.jsonl"
+        # A run that was killed before it wrote the part may have rejected other rows.
+        (self._path / name).unlink(missing_ok=True)
         if rejected:
             lines = [f"{json.dumps(row, ensure_ascii=True)}\n".encode() for row in rejected]
-            self._write(f"rejected-{index:08}.jsonl", lines)
+            self._write(name, lines)
         self._write(f"part-{index:08}.{layout.suffix}", [part])
 
     def finish(self, layout: PartLayout, *, num_chunks: int) -> int:
