@@ -159,10 +159,8 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
-            return (
-                "all train examples have the same value (in float32, so move or multiply values "
-                "that are closer)"
-            )
+            close = ", as float32 has it: move or multiply the values" if len(labels) > 1 else ""
+            return f"all train examples have the same value{close}"
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
         case _:

@@ -97,10 +97,10 @@ def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
         pytest.param([{"text": it, "labels": []} for it in "xy"], "has a label", id="none-applies"),
         pytest.param([{"text": it, "label": 0.5} for it in "xy"], "same value", id="one-value"),
         pytest.param(
-            [{"text": it, "label": ord(it) * 1e-200} for it in "xy"], "in float32", id="too-small"
+            [{"text": it, "label": ord(it) * 1e-200} for it in "xy"], "as float32", id="too-small"
         ),
         pytest.param(
-            [{"text": it, "label": 1e9 + ord(it) / 8} for it in "xy"], "in float32", id="too-near"
+            [{"text": it, "label": 1e9 + ord(it) / 8} for it in "xy"], "as float32", id="too-near"
         ),
         pytest.param([{"tokens": ["x"], "tags": ["O"]}] * 2, "2 tags", id="one-tag"),
         pytest.param(
