@@ -233,7 +233,7 @@ class Runtime:
             collector=self._collector,
         )
         owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
-        for collector in (self.judge.metrics.counter, *chain.from_iterable(owners)):
+        for collector in (*self.judge.metrics.collectors, *chain.from_iterable(owners)):
             self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),

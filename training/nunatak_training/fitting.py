@@ -30,6 +30,7 @@ from nunatak_model import (
     stored_parameters,
 )
 from nunatak_training.data import ExampleSet, TaskData
+from nunatak_training.data.examples import with_joined
 from nunatak_training.data.splits import names_in
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
@@ -129,7 +130,7 @@ def fit_task(
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     train, dev = (
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
-        for part in (data.train, data.dev)
+        for part in (_learned(data.train, recipe, backbone), data.dev)
     )
     parameters = starting_parameters(
         spec, recipe, train.encodings, backbone, report=report, checkpoint=checkpoint
@@ -191,6 +192,17 @@ def fit_task(
         history=tuple(fitted.history),
         calibration=calibration,
         thresholds=thresholds,
+    )
+
+
+def _learned(train: ExampleSet, recipe: Recipe, backbone: Backbone) -> ExampleSet:
+    beside = recipe.default_label
+    if not recipe.joined_share or beside is None:
+        return train
+    texts, most = [it.text for it in train.examples], recipe.max_length
+    sizes = [it.num_tokens for it in backbone.tokenizer.encode(texts, max_length=most)]
+    return with_joined(
+        train, recipe.joined_share, beside=beside, sizes=sizes, most=most, seed=recipe.seed
     )
 
 
@@ -310,8 +322,8 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
     check_method(recipe.regularizer, recipe.method)
     check_length(recipe, backbone)
     _check_precision(recipe, backbone.device)
-    found = chain(_label_problems(recipe, data), _reading_problems(recipe, data.kind))
-    problem = next(found, None)
+    problems = _label_problems(recipe, data), _joining_problems(recipe, data)
+    problem = next(chain(*problems, _reading_problems(recipe, data.kind)), None)
     if problem is not None:
         raise InvalidRecipeError(problem)
 
@@ -357,6 +369,16 @@ def _label_problems(recipe: Recipe, data: TaskData) -> Iterator[str]:
     if recipe.calibrate and len(data.dev) < MIN_EXAMPLES:
         needs = f"calibrate needs at least {MIN_EXAMPLES} dev examples, got {len(data.dev)}"
         yield f"{needs}; give more dev examples, or leave calibrate out"
+
+
+def _joining_problems(recipe: Recipe, data: TaskData) -> Iterator[str]:
+    if not recipe.joined_share:
+        return
+    if recipe.default_label not in data.labels or data.kind is not TaskKind.SINGLE_LABEL:
+        needs = "joined_share needs a single-label task whose default_label is one of its labels"
+        yield f"{needs}, got {recipe.default_label!r}"
+    if data.train.is_taught or any(it.text_pair is not None for it in data.train.examples):
+        yield "joined_share needs single texts with labels of their own; leave it out"
 
 
 def _reading_problems(recipe: Recipe, kind: TaskKind) -> Iterator[str]:

@@ -208,6 +208,7 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
         "metric": recipe.metric is not None,
         "calibrate": recipe.calibrate,
         "default_label": recipe.default_label is not None,
+        "joined_share": recipe.joined_share > 0,
         "on_long": recipe.on_long is not None,
     }
     for name, is_set in unused.items():

@@ -238,6 +238,11 @@ class Recipe(Settings):
         "the label that means that nothing was found; null: of two, the one of 70 % or more of "
         "the examples; none: no label, unless a label has this name",
     )
+    joined_share: Annotated[float, Field(ge=0, le=1)] = later(
+        0.0,
+        "share of the examples that training also reads before or after one of `default_label`, "
+        "so that a guard finds what stands beside harmless text",
+    )
     calibrate: bool = later(
         default=False,
         description="fit a temperature to the dev examples, so that scores are probabilities",

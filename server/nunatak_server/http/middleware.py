@@ -173,8 +173,8 @@ class ObservingMiddleware:
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:
-    if notes.predictions:
-        return prediction_fields(notes.predictions)
+    if notes.predictions or notes.verdict:
+        return {**notes.verdict, **prediction_fields(notes.predictions)}
     return {} if notes.task is None else {"task": notes.task}
 
 

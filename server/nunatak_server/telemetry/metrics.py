@@ -63,6 +63,8 @@ class RequestNotes:
     """One record, or one for each part of a stream."""
     task: str | None = None
     """The task or version that the request has looked up and found."""
+    verdict: Mapping[str, object] = field(default_factory=dict[str, object])
+    """The policy, the action and the rules that apply."""
 
 
 current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_notes", default=None)
@@ -79,6 +81,12 @@ def note_task(name: str) -> None:
     notes = current_notes.get()
     if notes is not None:
         notes.task = name
+
+
+def note_verdict(**facts: object) -> None:
+    notes = current_notes.get()
+    if notes is not None:
+        notes.verdict = facts
 
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

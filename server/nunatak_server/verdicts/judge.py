@@ -27,7 +27,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import within
-from nunatak_server.telemetry.metrics import LabelValues
+from nunatak_server.telemetry.metrics import LabelValues, note_verdict
 from nunatak_server.verdicts.rules import (
     Answers,
     TextDecision,
@@ -133,14 +133,26 @@ class VerdictMetrics:
             ["policy", "mode", "action", "by"],
             registry=None,
         )
-        self._policies = LabelValues()
+        self._rules = Counter(
+            "nunatak_verdict_rules",
+            "Verdicts in which a rule of a policy applies",
+            ["policy", "mode", "rule", "action"],
+            registry=None,
+        )
+        self.collectors = (self.counter, self._rules)
+        self._policies, self._names = LabelValues(), LabelValues()
 
     def observe(self, judgement: Judgement) -> None:
-        """Count one verdict by its decision, also in a dry run."""
-        policy = judgement.published.document
+        """Count one verdict by its decision and by the rules that apply, also in a dry run."""
+        policy, found = judgement.published.document, judgement.decisions
         by = "failure" if judgement.is_by_failure else "rules"
-        label = self._policies.of(policy.name)
-        self.counter.labels(label, policy.mode.value, judgement.decided.value, by).inc()
+        label, mode = self._policies.of(policy.name), policy.mode.value
+        self.counter.labels(label, mode, judgement.decided.value, by).inc()
+        rules = {it.rule.name: it.rule.action.value for own in found for it in own.applied}
+        for name, action in rules.items():
+            self._rules.labels(label, mode, self._names.of(name), action).inc()
+        reference = judgement.published.reference
+        note_verdict(policy=reference, action=judgement.action.value, rules=[*rules])
 
 
 class Judge:

@@ -11,6 +11,7 @@ import pytest
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.compat import litellm, native, portkey, post
+from doubles.events import logged_events
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -239,16 +240,22 @@ async def test_a_policy_reads_special_tokens_in_a_text_as_text(tmp_path: Path) -
     assert abs(literal - special) > 4e-6
 
 
-async def test_a_dry_run_allows_and_is_counted(
+async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
     client: httpx.AsyncClient, registry: Registry
 ) -> None:
     registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
-    found = await judged(client)
+    with logged_events() as events:
+        found = await judged(client)
+        (event,) = events.named("request")
     metrics = (await client.get("/metrics")).text
 
     assert (found.action, found.decided, found.mode) == ("allow", "block", "dry_run")
     line = 'nunatak_verdicts_total{action="block",by="rules",mode="dry_run",policy="guard"} 1.0'
+    rule = 'verdict_rules_total{action="block",mode="dry_run",policy="guard",rule="first"} 1.0'
     assert line in metrics
+    assert rule in metrics
+    facts = {"policy": "guard/1", "action": "allow", "rules": ["first"], "tasks": ["tone/1"]}
+    assert facts.items() <= event.items()
 
 
 async def test_a_policy_with_a_task_of_others_does_not_exist_for_a_key(

@@ -28,6 +28,7 @@ from nunatak_model import (
     quantize_backbone,
     stored_parameters,
 )
+from nunatak_training.data.examples import with_joined
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, evaluate, fit_task
 from nunatak_training.kinds import Metric
@@ -192,3 +193,45 @@ def test_what_is_frozen_runs_once_however_often_it_is_trained_on(backbone: Backb
 
     assert trunk.stats.misses == len(set(encodings))
     assert trunk.stats.hits == 2 * len(set(encodings))
+
+
+def test_joined_copies_stand_beside_the_default_label_and_fit() -> None:
+    examples = toy_data().train
+    sizes = [len(it.text.split()) for it in examples.examples]
+    most = max(sizes) + min(sizes)
+
+    joined = with_joined(examples, 0.5, beside="early", sizes=sizes, most=most, seed=3)
+
+    own, copies = joined.examples[: len(examples)], joined.examples[len(examples) :]
+    texts = {label: {it.text for it in own if it.label == label} for label in ("early", "late")}
+    assert own == examples.examples
+    assert len(copies) == len(examples) / 2
+    assert all(len(it.text.split()) <= most for it in copies)
+    fronts = [
+        (it.text[: len(text)] == text)
+        for it in copies
+        for text in texts[str(it.label)]
+        for other in texts["early"]
+        if it.text in {f"{text} {other}", f"{other} {text}"}
+    ]
+    assert len(fronts) >= len(copies), "each copy holds an example of its label beside an early one"
+    assert {True, False} == set(fronts)
+    assert with_joined(examples, 1, beside="early", sizes=sizes, most=1, seed=3) == examples
+
+
+def test_a_run_learns_from_joined_copies_and_records_its_own_examples(backbone: Backbone) -> None:
+    changes: dict[str, JsonValue] = {"default_label": "early", "max_length": 64, "epochs": 1}
+    alone, joined = (
+        trained(HeadOnly(), backbone, **{**changes, "joined_share": share}) for share in (0, 1)
+    )
+
+    assert joined.data == alone.data
+    assert not torch.equal(
+        joined.parameters["head.output.bias"], alone.parameters["head.output.bias"]
+    )
+
+
+@pytest.mark.parametrize("default", [None, "none", "z"])
+def test_joined_copies_need_a_default_label(default: str | None, backbone: Backbone) -> None:
+    with pytest.raises(InvalidRecipeError, match="default_label"):
+        trained(HeadOnly(), backbone, default_label=default, joined_share=0.5)

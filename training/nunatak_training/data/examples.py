@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import random
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pydantic import JsonValue
@@ -148,6 +150,28 @@ class ExampleSet:
             if not isinstance(label, kind):
                 raise TypeError(f"expected labels of type {kind.__name__}, got {label!r}")
         return [label for label in labels if isinstance(label, kind)]
+
+
+def with_joined(
+    examples: ExampleSet, share: float, *, beside: str, sizes: Sequence[int], most: int, seed: int
+) -> ExampleSet:
+    """Add a share of the examples once more, each before or after one with the label `beside`.
+
+    `sizes` has the tokens of each text. An example that has no room for another within `most`
+    tokens is not added.
+    """
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    all_ = examples.examples
+    labelled = [it for it in enumerate(sizes) if all_[it[0]].label == beside]
+    others = sorted(labelled, key=lambda it: it[1])
+    joined = list[Example]()
+    for place in sorted(draw.sample(range(len(all_)), round(share * len(all_)))):
+        fitting = bisect_right(others, most - sizes[place], key=lambda it: it[1])
+        if fitting:
+            texts = [all_[place].text, all_[others[draw.randrange(fitting)][0]].text]
+            draw.shuffle(texts)
+            joined.append(replace(all_[place], text=" ".join(texts)))
+    return ExampleSet(examples=(*all_, *joined))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
