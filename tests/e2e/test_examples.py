@@ -22,7 +22,7 @@ from benchmarks.harness.environments import interpreter
 from demo.server_process import ServerProcess
 from doubles.listeners import Exchange, listening
 from doubles.proxies import free_port
-from doubles.terminals import ran
+from doubles.terminals import PROGRAM, ran
 from nunatak_cli.main import app
 from nunatak_registry import Registry
 
@@ -394,6 +394,29 @@ def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
         assert "Maria" not in refused.text
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_litellm_shows_nothing_of_a_streamed_answer_before_its_verdict(
+    registry: Path, url: str, tmp_path: Path
+) -> None:
+    policy = (EXAMPLES / "stream" / "answers.json").read_text(encoding="utf-8")
+    policy = policy.replace('"answers"', '"strict"').replace('"mask"', '"block"')
+    (tmp_path / "strict.json").write_text(policy, encoding="utf-8")
+    run([PROGRAM, "policy", "put", str(tmp_path / "strict.json")], registry=registry)
+    page = (ROOT / "docs" / "neighbours.md").read_text(encoding="utf-8")
+    (answers,) = re.findall(r"^```yaml\n( +mode: post_call\n[^`]*)```", page, re.MULTILINE)
+
+    with program(EXAMPLES / "stream" / "llm.py") as llm_url:
+        config = copied("llm-gateway", tmp_path, port8080=url, port9000=llm_url) / "config.yaml"
+        text = config.read_text(encoding="utf-8").replace("      mode: pre_call\n", answers)
+        config.write_text(text.replace("verdicts/guard", "verdicts/strict"), encoding="utf-8")
+        with guarded(config) as gateway:
+            refused = whole(gateway, stream=True)
+
+    assert refused.status_code == 400
+    assert "Of course" not in refused.text
+
+
 @contextlib.contextmanager
 def guarded(path: Path) -> Generator[str]:
     """A running gateway of the example of streams."""
@@ -405,9 +428,9 @@ def guarded(path: Path) -> Generator[str]:
             yield address
 
 
-def whole(gateway: str) -> httpx.Response:
-    """The reply to a call that does not stream."""
-    asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}]}
+def whole(gateway: str, **more: bool) -> httpx.Response:
+    """The whole reply to a call."""
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}], **more}
     key = {"authorization": f"Bearer {KEY}"}
     return httpx.post(f"{gateway}/v1/chat/completions", json=asked, headers=key, timeout=60)
 

@@ -12,7 +12,7 @@ from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, SettingsCommand, made_options
 from nunatak_cli.output import print_text
 from nunatak_contract.enums import LogFormat
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_settings, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_server.configuration import Configuration
@@ -34,6 +34,8 @@ SECTIONS: Final[Mapping[str, str]] = {
     "log_format": "Logs",
 }
 """Title of each section of the settings, by the first setting of the section."""
+LISTS: Final = frozenset({"backbone", "other_backbones", "cors_origins", "oidc_algorithms", "pins"})
+"""The settings whose option may be repeated."""
 
 
 def server_options() -> tuple[Any, ...]:
@@ -110,7 +112,12 @@ def serve(
 
 
 def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, object]:
-    """Return the settings that options give; a repeated option gives several values."""
+    """Return the settings that options give; a repeated option of a list gives several values."""
+    for name, value in options.items():
+        if isinstance(value, Sequence) and len(value) > 1 and name not in LISTS:
+            raise invalid_settings(
+                f"{name}: expected one value, got {' and '.join(value)} (from: flag)"
+            )
     given: dict[str, object] = {
         name: value if isinstance(value, bool) else ",".join(value)
         for name, value in options.items()

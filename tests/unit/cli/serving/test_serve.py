@@ -52,7 +52,8 @@ def test_a_repeated_option_gives_several_values() -> None:
     [
         (("--batch-overhead", "2"), "batch_overhead: "),
         (("--port", "65536"), "port: "),
-        (("--port", "1", "--port", "2"), "port: "),
+        (("--port", "1", "--port", "2"), "port: expected one value, got 1 and 2"),
+        (("--audit-log", "a", "--audit-log", "b"), "audit_log: expected one value, got a and b"),
         (("--dtype", "int4"), "dtype: "),
         (("--trunk-cache-bytes", "-1"), "trunk_cache_bytes: "),
         (("--pins", "No Name"), "pins: "),
