@@ -94,7 +94,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
         card = {"name": "unsure", "task": "tone", "question": UNSURE, "labels": meanings}
         unsure = QuestionCard.model_validate({**card, "ask_upstream_below": 1.0})
         registry.questions.put(unsure)
-        registry.policies.put(make_policy(make_rule(when("tone", label)), name="guard"))
+        registry.policies.put(make_policy(make_rule(when("tone", label, *others)), name="guard"))
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
     return parsed(text)
