@@ -13,7 +13,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (427, 4),
     "nunatak_exchange": (3864, 14),
-    "nunatak_cli": (7082, 39),
+    "nunatak_cli": (7081, 39),
     "nunatak": (517, 3),
     "nunatak_client": (2038, 7),
     "nunatak_cluster": (563, 6),
@@ -28,7 +28,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_035, 320
+MAX_LINES, MAX_FILES = 64_034, 320
 CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_015}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519

@@ -35,8 +35,7 @@ class ReadyTask(StrEnum):
 
 
 RECIPES: Mapping[ReadyTask, str] = {
-    ReadyTask.ATTACK: "method: topk, layers: 3, epochs: 3, default_label: benign, max_length: 64, "
-    "joined_share: 1",
+    ReadyTask.ATTACK: "method: topk, layers: 3, epochs: 3, default_label: benign, max_length: 64",
     ReadyTask.INTENT: "method: topk, layers: 2",
     ReadyTask.PERSONAL_DATA: "method: topk, layers: 1, default_label: none",
     ReadyTask.TONE: "method: topk, layers: 2",
