@@ -166,7 +166,8 @@ def test_lines_are_read_as_they_were_written_and_half_a_line_is_cut_off(
     file.write_bytes(file.read_bytes() + second.line()[:40].encode())
     append_line(file, second)
 
-    assert read_lines(file) == (first, second)
+    without = [it.model_copy(update={"origin": None}) for it in (first, second)]
+    assert read_lines(file) == tuple(without)
     assert "origin" not in first.line()
     assert str(folder) not in file.read_text(encoding="utf-8")
 
