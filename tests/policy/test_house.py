@@ -23,12 +23,12 @@ CEILINGS = {
     "nunatak_model": (9315, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4322, 23),
-    "nunatak_server": (20585, 97),
+    "nunatak_server": (20586, 97),
     "nunatak_training": (9212, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_034, 320
+MAX_LINES, MAX_FILES = 64_035, 320
 CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_016}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519

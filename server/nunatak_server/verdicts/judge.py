@@ -27,7 +27,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import within
-from nunatak_server.telemetry.metrics import LabelValues, note_verdict
+from nunatak_server.telemetry.metrics import OTHER, LabelValues, note_verdict
 from nunatak_server.verdicts.rules import (
     Answers,
     TextDecision,
@@ -150,7 +150,8 @@ class VerdictMetrics:
         self.counter.labels(label, mode, judgement.decided.value, by).inc()
         rules = {it.rule.name: it.rule.action.value for own in found for it in own.applied}
         for name, action in rules.items():
-            self._rules.labels(label, mode, self._names.of(name), action).inc()
+            is_known = self._names.of(f"{label}/{name}") != OTHER
+            self._rules.labels(label, mode, name if is_known else OTHER, action).inc()
         reference = judgement.published.reference
         note_verdict(policy=reference, action=judgement.action.value, rules=[*rules])
 
