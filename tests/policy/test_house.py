@@ -29,7 +29,7 @@ CEILINGS = {
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
 MAX_LINES, MAX_FILES = 64_035, 320
-CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_016}
+CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_021}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

@@ -106,6 +106,11 @@ async def test_lines_events_and_plain_text_give_the_verdict_of_the_whole_text(
     blocks = answer.text.strip().split("\n\n")
     assert answer.headers["content-type"].startswith(EVENTS)
     assert blocks[-1].startswith("event: verdict\ndata: {")
+    metrics = (await client.get("/metrics")).text
+    assert (
+        'verdict_rules_total{action="mask",mode="enforce",policy="guard",rule="names"} 5.0'
+        in metrics
+    )
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
 ) -> None:
     registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
     with logged_events() as events:
-        found = await judged(client)
+        found = await judged(client, [TEXT, TEXT])
         (event,) = events.named("request")
     metrics = (await client.get("/metrics")).text
 
