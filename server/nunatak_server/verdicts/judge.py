@@ -127,7 +127,7 @@ class VerdictMetrics:
     """Counts verdicts."""
 
     def __init__(self) -> None:
-        self.counter = Counter(
+        self._verdicts = Counter(
             "nunatak_verdicts",
             "Verdicts by policy and decision; `by` says whether the rules decided, or on_failure",
             ["policy", "mode", "action", "by"],
@@ -139,7 +139,7 @@ class VerdictMetrics:
             ["policy", "mode", "rule", "action"],
             registry=None,
         )
-        self.collectors = (self.counter, self._rules)
+        self.collectors = (self._verdicts, self._rules)
         self._policies, self._names = LabelValues(), LabelValues()
 
     def observe(self, judgement: Judgement) -> None:
@@ -147,7 +147,7 @@ class VerdictMetrics:
         policy, found = judgement.published.document, judgement.decisions
         by = "failure" if judgement.is_by_failure else "rules"
         label, mode = self._policies.of(policy.name), policy.mode.value
-        self.counter.labels(label, mode, judgement.decided.value, by).inc()
+        self._verdicts.labels(label, mode, judgement.decided.value, by).inc()
         rules = {it.rule.name: it.rule.action.value for own in found for it in own.applied}
         for name, action in rules.items():
             is_known = self._names.of(f"{label}/{name}") != OTHER

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from itertools import product
 
 import pytest
 import torch
@@ -207,15 +208,12 @@ def test_joined_copies_stand_beside_the_default_label_and_fit() -> None:
     assert own == examples.examples
     assert len(copies) == len(examples) / 2
     assert all(len(it.text.split()) <= most for it in copies)
-    fronts = [
-        (it.text[: len(text)] == text)
-        for it in copies
-        for text in texts[str(it.label)]
-        for other in texts["early"]
-        if it.text in {f"{text} {other}", f"{other} {text}"}
-    ]
-    assert len(fronts) >= len(copies), "each copy holds an example of its label beside an early one"
-    assert {True, False} == set(fronts)
+    pairs = {it: list(product(texts[it], texts["early"])) for it in texts}
+    before = [any(f"{a} {b}" == it.text for a, b in pairs[str(it.label)]) for it in copies]
+    after = [any(f"{b} {a}" == it.text for a, b in pairs[str(it.label)]) for it in copies]
+    assert all(it or other for it, other in zip(before, after, strict=True))
+    assert not all(before)
+    assert not all(after)
     assert with_joined(examples, 1, beside="early", sizes=sizes, most=1, seed=3) == examples
 
 

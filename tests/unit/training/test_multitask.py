@@ -113,6 +113,7 @@ def test_kept_epoch_has_the_highest_mean_score(fitted: FittedEncoder) -> None:
         (recipe_of(metric="accuracy"), "no metric"),
         (recipe_of(calibrate=True), "no calibrate"),
         (recipe_of(default_label="none"), "no default_label"),
+        (recipe_of(joined_share=0.5), "no joined_share"),
         (recipe_of(on_long="cut"), "no on_long"),
     ],
 )

@@ -155,23 +155,24 @@ class ExampleSet:
 def with_joined(
     examples: ExampleSet, share: float, *, beside: str, sizes: Sequence[int], most: int, seed: int
 ) -> ExampleSet:
-    """Add a share of the examples once more, each before or after one with the label `beside`.
+    """Return the examples, and then copies of a share of them.
 
-    `sizes` has the tokens of each text. An example that has no room for another within `most`
-    tokens is not added.
+    The text of a copy stands before or after the text of an example with the label `beside`.
+    `sizes` counts the tokens of each text. Both texts together have at most `most` tokens, so an
+    example without such room has no copy.
     """
     draw = random.Random(seed)  # noqa: S311 - no secret
-    all_ = examples.examples
-    labelled = [it for it in enumerate(sizes) if all_[it[0]].label == beside]
+    own = examples.examples
+    labelled = [it for it in enumerate(sizes) if own[it[0]].label == beside]
     others = sorted(labelled, key=lambda it: it[1])
     joined = list[Example]()
-    for place in sorted(draw.sample(range(len(all_)), round(share * len(all_)))):
+    for place in sorted(draw.sample(range(len(own)), round(share * len(own)))):
         fitting = bisect_right(others, most - sizes[place], key=lambda it: it[1])
         if fitting:
-            texts = [all_[place].text, all_[others[draw.randrange(fitting)][0]].text]
+            texts = [own[place].text, own[others[draw.randrange(fitting)][0]].text]
             draw.shuffle(texts)
-            joined.append(replace(all_[place], text=" ".join(texts)))
-    return ExampleSet(examples=(*all_, *joined))
+            joined.append(replace(own[place], text=" ".join(texts)))
+    return ExampleSet(examples=(*own, *joined))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

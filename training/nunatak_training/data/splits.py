@@ -168,7 +168,7 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
 
 
 def _number(label: Label) -> float:
-    """As a task can tell it apart; of grades, their order and range matter alone."""
+    """Return a value as float32 has it, in which a task learns it, or a grade as it is."""
     is_grade = isinstance(label, Relevance)
     return label.grade if is_grade else float(np.float32(cast("float", label)))
 

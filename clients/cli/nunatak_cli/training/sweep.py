@@ -14,7 +14,6 @@ from nunatak_cli import options
 from nunatak_cli.failures import print_failure
 from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry import registries
-from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import counted, visible
@@ -160,7 +159,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     threads = threads or (recorded if isinstance(recorded, int) else None)
     options.ComputeOptions(device=device, threads=threads).prepare()
     with (
-        publishing_registry(registry, create=create) as opened,
+        registries.publishing_registry(registry, create=create) as opened,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         progress.tell(f"best by dev score: {run_text(best.run)}; trained again")
