@@ -102,6 +102,7 @@ def test_a_policy_that_its_tasks_cannot_decide_is_not_published(stocked: Registr
     assert stocked.policies.newest() == []
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("asked", ["intent/1", "intent"])
 def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
     publish_one(stocked, "other")
@@ -114,6 +115,7 @@ def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, a
     stocked.delete("intent", 1)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])
 def test_a_damaged_policy_is_refused_and_found_by_verify(
     stocked: Registry, location: str, damage: str

@@ -154,6 +154,7 @@ def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Regis
         stocked.questions.get("No Name")
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("asked", ["intent/1", "intent"])
 def test_the_last_version_that_a_card_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
     stocked.questions.put(make_card(task=asked))

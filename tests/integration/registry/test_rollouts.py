@@ -35,6 +35,7 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("role", CandidateRole)
 def test_a_candidate_runs_next_to_the_alias_and_not_in_its_place(
     promoted: Registry, role: CandidateRole
@@ -63,6 +64,7 @@ def test_only_the_alias_and_the_bare_name_that_stands_for_it_have_its_candidates
         assert promoted.traffic(TaskReference.parse(reference)).canary is None, reference
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("moves", ["promote", "rollback"])
 def test_a_move_of_the_alias_ends_its_candidates_in_the_same_change(
     promoted: Registry, moves: str
@@ -133,6 +135,7 @@ def test_an_equal_candidate_changes_nothing_and_another_share_and_an_end_do(
     assert promoted.verify() == []
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("role", CandidateRole)
 def test_a_candidate_cannot_be_deleted(promoted: Registry, role: CandidateRole) -> None:
     promoted.rollouts.set(candidate(3, 0.1, role))
