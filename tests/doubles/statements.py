@@ -18,11 +18,15 @@ _COMPILED: Final[LRUCache[object, object]] = LRUCache(2000)
 def share() -> None:
     """Let the engines of one kind of database, in this process and its forks, share statements."""
     # A statement is found again by its dialect, of which each engine has its own.
-    identity = {"__eq__": _is_equal, "__hash__": lambda dialect: hash(type(dialect))}
+    identity = {"__eq__": _is_equal, "__hash__": _hash_of}
     for kind in (SQLiteDialect_pysqlite, PGDialect_psycopg):
         for name, method in identity.items():
             setattr(kind, name, method)
     event.listen(Engine, "engine_connect", _use)
+
+
+def _hash_of(dialect: Dialect) -> int:
+    return hash(type(dialect))
 
 
 def _is_equal(one: Dialect, other: object) -> bool:
