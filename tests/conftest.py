@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import jaxtyping
 import pytest
 
-from doubles import native_ops
+from doubles import native_ops, statements
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
 from release import blocking_client
 
@@ -58,6 +58,9 @@ _put_folders_in_memory()
 
 # Git does not keep the blocking client.
 blocking_client.write()
+
+# Nearly all tests of the registry and the server open registries.
+statements.share()
 
 # Tests of the native operators build their own. All other tests run torch's operations.
 native_ops.hide()

@@ -13,8 +13,13 @@ from pathlib import Path
 from pwd import getpwall
 
 import psycopg
+import pytest
 from psycopg import sql
 
+ANYWHERE = pytest.mark.parametrize(
+    "location", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+"""Marks laws in which the database has no part: with PostgreSQL, only the slow run tests them."""
 _UNPRIVILEGED = ("postgres", "nobody")
 _END_OTHERS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()"""

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import cycle
 from pathlib import Path
 
 from doubles.drafts import make_draft
@@ -117,7 +118,6 @@ DAMAGES: Mapping[Target, tuple[Damage, ...]] = {
     ),
     Target.INDEX: (flip, truncate, garble),
 }
-INDEX_SHARE = 0.3
 
 
 def make_store(place: Path) -> Answers:
@@ -152,16 +152,17 @@ def answers(registry: Registry) -> Answers:
 def corrupt_stores(
     scratch: Path, *, num_stores: int, seed: int, mutant: Mutant | None = None
 ) -> Tally:
-    """Damage stores, one way each; check their verification and their answers."""
+    """Damage stores, one way each, every way in turn; check verification and answers."""
     tally = Tally(campaign="corrupted stores", seed=seed)
     source = random.Random(seed)
     template = scratch / "template"
     expected = make_store(template)
+    ways = [(target, damage) for target, damages in DAMAGES.items() for damage in damages]
+    in_turn = cycle(source.sample(ways, len(ways)))
     for number in range(num_stores):
         store = scratch / f"store{number}"
         shutil.copytree(template, store)
-        target = Target.INDEX if source.random() < INDEX_SHARE else Target.BLOBS
-        damage = source.choice(DAMAGES[target])
+        target, damage = next(in_turn)
         match target:
             case Target.INDEX:
                 damage(source, store / INDEX)

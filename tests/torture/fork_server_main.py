@@ -10,14 +10,17 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 
+from doubles import statements
 from nunatak_contract.errors import NunatakError
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
+from torture.steps import OPERATIONS, PRELUDE
 
 PRELOADED = (psycopg,)
 FAILED, BROKEN = 3, 4
@@ -26,6 +29,7 @@ FAILED, BROKEN = 3, 4
 
 def main() -> None:
     """Fork a process for every life asked for, until the input ends."""
+    compile_statements()
     for line in iter(sys.stdin.readline, ""):
         life = json.loads(line)
         child = os.fork()
@@ -39,6 +43,14 @@ def main() -> None:
         sys.stdin.readline()
         _, status = os.waitpid(child, 0)
         say(f"status {status}")
+
+
+def compile_statements() -> None:
+    """Run every operation once, so that no life compiles a statement for SQLite again."""
+    statements.share()
+    with TemporaryDirectory() as folder, open_registry(folder) as registry:
+        for operation in (*(it for it, _ in PRELUDE), *OPERATIONS.values()):
+            operation.run(registry)
 
 
 def live(life: Mapping[str, Any]) -> int:

@@ -15,22 +15,22 @@ def bench(faulty_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_kill_at_any_step_leaves_the_state_before_or_after(bench: Bench) -> None:
-    cases = sampled(bench.cases([0]), 16, seed=21)
+    cases = sampled(bench.cases([0]), 12, seed=21)
 
     tally = strike_every_step(bench, Tally(campaign="steps", seed=21), cases)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 16
+    assert tally.injected == 12
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_an_error_at_any_call_is_refused_and_can_be_repeated(bench: Bench, error: int) -> None:
-    cases = sampled(bench.cases([error]), 6, seed=22)
+    cases = sampled(bench.cases([error]), 4, seed=22)
 
     tally = strike_every_step(bench, Tally(campaign="errors", seed=22), cases)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 6
+    assert tally.injected == 4
 
 
 @pytest.mark.parametrize("name", ["publish", "publish-again"])

@@ -48,10 +48,10 @@ def new_location(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
 
 
 def test_racing_processes_make_one_history(location: str, tmp_path: Path) -> None:
-    tally = race(location, tmp_path, num_workers=3, operations=30, seed=31)
+    tally = race(location, tmp_path, num_workers=3, operations=20, seed=31)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 90
+    assert tally.injected == 60
 
 
 @pytest.mark.parametrize("mutant", Mutant)
@@ -60,10 +60,10 @@ def test_planted_bug_is_caught(mutant: Mutant, tmp_path: Path, faulty_forks: For
 
 
 def test_damaged_stores_are_found_out_and_serve_the_rest(tmp_path: Path) -> None:
-    tally = corrupt_stores(tmp_path, num_stores=40, seed=30)
+    tally = corrupt_stores(tmp_path, num_stores=20, seed=30)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 40
+    assert tally.injected == 20
 
 
 def test_hostile_artefacts_are_refused_by_code_and_leave_nothing(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_registry_of_a_thousand_versions_answers_at_once(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> OldRegistries:
-    return OldRegistries(tmp_path_factory.mktemp("old"), backbone, num_versions=40, num_tasks=4)
+    return OldRegistries(tmp_path_factory.mktemp("old"), backbone, num_versions=20, num_tasks=2)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
@@ -120,7 +120,7 @@ def test_killed_upgrades_lose_nothing(
             place = f"{server.create_database()}&"
         return old.put(f"{place}blobs={old.blobs}", dialect)
 
-    tally = kill_upgrades(old, new_location, tmp_path / "copies", num_kills=3, seed=45)
+    tally = kill_upgrades(old, new_location, tmp_path / "copies", num_kills=2, seed=45)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected >= 3
+    assert tally.injected >= 2

@@ -165,9 +165,10 @@ def test_todays_client_asks_as_a_release_did_and_reads_its_answers(file: Path) -
         assert next(coming, None) is None, name
 
 
-def test_this_release_has_its_record_of_every_call(address: str) -> None:
+def test_this_release_has_its_record_of_every_call(request: pytest.FixtureRequest) -> None:
     file = GOLDEN / f"{version('nunatak')}.json"
     if os.environ.get("WRITE_WIRE"):
+        address: str = request.getfixturevalue("address")
         lines = (f"{json.dumps(it)}: {json.dumps(made)}" for it, made in recorded(address).items())
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

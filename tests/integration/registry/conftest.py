@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.object_stores import ObjectStore, object_store
 from doubles.postgres import PostgresServer
 from nunatak_registry import Registry
 
@@ -27,3 +28,9 @@ def registry(location: str) -> Generator[Registry]:
     ticks = count()
     with Registry.open(location, clock=lambda: START + timedelta(seconds=next(ticks))) as registry:
         yield registry
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Generator[ObjectStore]:
+    with object_store() as server:
+        yield server

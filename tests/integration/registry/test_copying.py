@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
-from doubles.object_stores import ObjectStore, object_store
+from doubles.object_stores import ObjectStore
 from doubles.postgres import PostgresServer
 from doubles.refusals import raises
 from nunatak_contract.enums import CandidateRole
@@ -16,12 +16,6 @@ from nunatak_registry.blobs.blobs import blob_key
 
 Registries = tuple[Registry, Registry]
 CANARY = Candidate(task="intent", alias="prod", role=CandidateRole.CANARY, version=3, share=0.25)
-
-
-@pytest.fixture(scope="module")
-def bucket_server() -> Generator[ObjectStore]:
-    with object_store() as server:
-        yield server
 
 
 def location_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
@@ -38,9 +32,7 @@ def location_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return f"{postgres.create_database()}&blobs=s3://{server.create_bucket()}/tasks"
 
 
-@pytest.fixture(
-    params=["folder>folder", "folder>postgresql", "postgresql>folder", "folder>s3", "s3>folder"]
-)
+@pytest.fixture(params=["folder>folder", "folder>s3", "s3>folder"])
 def registries(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Registries]:
     """Source and target of a copy; the source has two tasks, aliases, history and a canary."""
     kinds = request.param.split(">")

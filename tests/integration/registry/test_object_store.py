@@ -1,4 +1,4 @@
-"""Blobs in a bucket of a real S3 server, with both kinds of index."""
+"""Blobs in a bucket of a real S3 server. Copies (`test_copying.py`) have PostgreSQL beside it."""
 
 import threading
 from collections.abc import Generator
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from doubles.drafts import make_draft, publish_one
-from doubles.object_stores import ObjectStore, object_store
+from doubles.object_stores import ObjectStore
 from doubles.postgres import PostgresServer
 from nunatak_registry import (
     CorruptBlobError,
@@ -23,26 +23,16 @@ from nunatak_registry import (
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def server() -> Generator[ObjectStore]:
-    with object_store() as server:
-        yield server
+@pytest.fixture
+def bucket(bucket_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in bucket_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return bucket_server.create_bucket()
 
 
 @pytest.fixture
-def bucket(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server.create_bucket()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
-    blobs = f"blobs=s3://{bucket}/tasks"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'index.db'}?{blobs}"
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    return f"{postgres.create_database()}&{blobs}"
+def location(tmp_path: Path, bucket: str) -> str:
+    return f"sqlite:///{tmp_path / 'index.db'}?blobs=s3://{bucket}/tasks"
 
 
 @pytest.fixture
@@ -51,18 +41,18 @@ def registry(location: str) -> Generator[Registry]:
         yield registry
 
 
-def put(server: ObjectStore, bucket: str, key: str, data: bytes) -> None:
-    client = server.client()
+def put(bucket_server: ObjectStore, bucket: str, key: str, data: bytes) -> None:
+    client = bucket_server.client()
     client.put_object(Bucket=bucket, Key=f"tasks/{key}", Body=data)
 
 
-def keys(server: ObjectStore, bucket: str) -> list[str]:
-    client = server.client()
+def keys(bucket_server: ObjectStore, bucket: str) -> list[str]:
+    client = bucket_server.client()
     return [entry["Key"] for entry in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
 
 
 def test_versions_live_and_die_in_a_bucket(
-    registry: Registry, location: str, server: ObjectStore, bucket: str
+    registry: Registry, location: str, bucket_server: ObjectStore, bucket: str
 ) -> None:
     manifest = publish_one(registry, seed=0)
     publish_one(registry, seed=1)
@@ -75,31 +65,33 @@ def test_versions_live_and_die_in_a_bucket(
     assert registry.read_blob(manifest)
     assert registry.gc(grace_s=0).removed_blobs == (manifest.blobs[0].sha256,)
     assert registry.verify() == []
-    assert len(keys(server, bucket)) == 1
+    assert len(keys(bucket_server, bucket)) == 1
 
 
 def test_damaged_object_is_refused_quarantined_and_healed(
-    registry: Registry, server: ObjectStore, bucket: str
+    registry: Registry, bucket_server: ObjectStore, bucket: str
 ) -> None:
     bad, good = publish_one(registry, "bad", seed=0), publish_one(registry, "good", seed=1)
     digest = bad.blobs[0].sha256
-    put(server, bucket, f"sha256/{digest[:2]}/{digest}", b"damaged")
+    put(bucket_server, bucket, f"sha256/{digest[:2]}/{digest}", b"damaged")
 
     with pytest.raises(CorruptBlobError):
         registry.read_blob(bad)
     (finding,) = registry.verify(quarantine=True)
     assert (finding.subject, finding.kind) == ("bad/1", FindingKind.BLOB)
-    assert f"tasks/{finding.moved_to}" in keys(server, bucket)
+    assert f"tasks/{finding.moved_to}" in keys(bucket_server, bucket)
     assert registry.read_blob(good)
 
     assert publish_one(registry, "bad", seed=0) == bad
     assert registry.verify() == []
 
 
-def test_strange_objects_are_found(registry: Registry, server: ObjectStore, bucket: str) -> None:
+def test_strange_objects_are_found(
+    registry: Registry, bucket_server: ObjectStore, bucket: str
+) -> None:
     publish_one(registry)
-    put(server, bucket, "README", b"hello")
-    put(server, bucket, "sha256/ab/README", b"hello")
+    put(bucket_server, bucket, "README", b"hello")
+    put(bucket_server, bucket, "sha256/ab/README", b"hello")
 
     found = {finding.subject: finding.moved_to for finding in registry.verify(quarantine=True)}
 

@@ -8,6 +8,7 @@ import pytest
 from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.policies import make_policy, make_rule, when
+from doubles.postgres import ANYWHERE
 from doubles.refusals import raises
 from nunatak_contract.enums import OnFailure, Reads, VerdictAction
 from nunatak_registry import FindingKind, Registry
@@ -78,6 +79,7 @@ def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
     assert stocked.generation() == after
 
 
+@ANYWHERE
 def test_a_policy_that_its_tasks_cannot_decide_is_not_published(stocked: Registry) -> None:
     draft, blobs = make_draft("pairs")
     stocked.publish(draft.model_copy(update={"reads": Reads.PAIR}), blobs)
@@ -102,6 +104,7 @@ def test_a_policy_that_its_tasks_cannot_decide_is_not_published(stocked: Registr
     assert stocked.policies.newest() == []
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("asked", ["intent/1", "intent"])
 def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
     publish_one(stocked, "other")
@@ -114,6 +117,7 @@ def test_the_last_version_that_a_policy_asks_is_not_deleted(stocked: Registry, a
     stocked.delete("intent", 1)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])
 def test_a_damaged_policy_is_refused_and_found_by_verify(
     stocked: Registry, location: str, damage: str

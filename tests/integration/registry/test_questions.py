@@ -6,6 +6,7 @@ import pytest
 
 from doubles.damage import write_rows
 from doubles.drafts import publish_many, publish_one
+from doubles.postgres import ANYWHERE
 from doubles.refusals import raises
 from nunatak_contract.questions import QuestionCard
 from nunatak_registry import FindingKind, Registry
@@ -48,6 +49,7 @@ def test_a_question_has_one_card(stocked: Registry) -> None:
     assert stocked.questions.numbers() == {"urgent": 1}
 
 
+@ANYWHERE
 def test_a_card_that_its_task_cannot_answer_is_refused(stocked: Registry) -> None:
     for card, problem in (
         (make_card(task="nobody"), "no task 'nobody'"),
@@ -149,11 +151,13 @@ def test_verify_names_a_second_card_of_a_question_and_neither_answers(tmp_path: 
         assert opened.questions.cards().single == ()
 
 
+@ANYWHERE
 def test_a_name_that_cannot_be_one_is_named_as_the_name_of_a_card(stocked: Registry) -> None:
     with raises("invalid_name", match="question card name"):
         stocked.questions.get("No Name")
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("asked", ["intent/1", "intent"])
 def test_the_last_version_that_a_card_asks_is_not_deleted(stocked: Registry, asked: str) -> None:
     stocked.questions.put(make_card(task=asked))

@@ -5,6 +5,7 @@ import getpass
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
+from doubles.postgres import ANYWHERE
 from doubles.refusals import raises
 from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.errors import InvalidNameError
@@ -35,6 +36,7 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("role", CandidateRole)
 def test_a_candidate_runs_next_to_the_alias_and_not_in_its_place(
     promoted: Registry, role: CandidateRole
@@ -63,6 +65,7 @@ def test_only_the_alias_and_the_bare_name_that_stands_for_it_have_its_candidates
         assert promoted.traffic(TaskReference.parse(reference)).canary is None, reference
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("moves", ["promote", "rollback"])
 def test_a_move_of_the_alias_ends_its_candidates_in_the_same_change(
     promoted: Registry, moves: str
@@ -133,6 +136,7 @@ def test_an_equal_candidate_changes_nothing_and_another_share_and_an_end_do(
     assert promoted.verify() == []
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("role", CandidateRole)
 def test_a_candidate_cannot_be_deleted(promoted: Registry, role: CandidateRole) -> None:
     promoted.rollouts.set(candidate(3, 0.1, role))
@@ -145,17 +149,20 @@ def test_a_candidate_cannot_be_deleted(promoted: Registry, role: CandidateRole) 
     promoted.delete("intent", 3)
 
 
+@ANYWHERE
 def test_a_share_lies_above_none_and_up_to_all(promoted: Registry) -> None:
     for share in (0.0, -0.1, 1.01, float("nan"), float("inf")):
         with raises("invalid_candidate", match="share"):
             promoted.rollouts.set(candidate(3, share))
 
 
+@ANYWHERE
 def test_what_the_alias_points_to_is_no_candidate(promoted: Registry) -> None:
     with raises("invalid_candidate", match="itself"):
         promoted.rollouts.set(candidate(2))
 
 
+@ANYWHERE
 def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> None:
     draft, blobs = make_draft(seed=7)
     head = draft.head.model_copy(update={"problem_type": ProblemType.MULTI_LABEL})
@@ -165,6 +172,7 @@ def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> No
         promoted.rollouts.set(candidate(other.version))
 
 
+@ANYWHERE
 def test_a_canary_may_run_on_another_backbone_and_a_shadow_may_not(promoted: Registry) -> None:
     draft, blobs = make_draft(seed=7)
     backbone = draft.backbone.model_copy(update={"name": "large", "digest": "e" * 64})
@@ -176,6 +184,7 @@ def test_a_canary_may_run_on_another_backbone_and_a_shadow_may_not(promoted: Reg
     assert promoted.rollouts.set(canary).candidate == canary
 
 
+@ANYWHERE
 def test_a_candidate_reads_all_that_the_version_of_the_alias_reads(registry: Registry) -> None:
     # Two versions for each, so that no version is the candidate of itself.
     published = list[tuple[int, Reads | None]]()

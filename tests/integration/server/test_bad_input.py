@@ -19,7 +19,7 @@ from doubles.serving import make_settings, serving_tone
 
 RECEIVE_S, KEEP_ALIVE_S = 1, 1
 LIMIT_S = 15.0
-NUM_MUTATIONS = 150
+NUM_MUTATIONS = 50
 
 
 @pytest.fixture(scope="module")

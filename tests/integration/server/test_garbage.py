@@ -189,7 +189,7 @@ def test_what_is_refused_by_its_head_leaves_nothing_to_the_collector(
 
 @pytest.mark.timeout(300)
 def test_many_answers_and_batches_of_all_families_leave_nothing_to_the_collector() -> None:
-    left = in_new_process("work", "200")
+    left = in_new_process("work", "60")
 
     assert set(left) == {"answers", *FAMILIES}
     assert not any(left.values()), left

@@ -1,14 +1,12 @@
 import asyncio
 import hashlib
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from doubles.processes import ended
 from doubles.refusals import raises
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
@@ -17,6 +15,14 @@ from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 from nunatak_registry import Registry
 
 PREDICT = "/v1/tasks/tone/predict"
+PROMOTE = """
+import sys
+
+from nunatak_registry import Registry
+
+with Registry.open(sys.argv[1]) as registry:
+    registry.promote("tone", "prod", 2)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +83,9 @@ async def test_a_promotion_is_visible_to_the_next_request(client: httpx.AsyncCli
 async def test_a_promotion_by_another_process_is_seen_within_a_second(
     client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    script = textwrap.dedent("""
-        import sys
-        from nunatak_registry import Registry
-        with Registry.open(sys.argv[1]) as registry:
-            registry.promote("tone", "prod", 2)
-    """)
-
     assert await version_served(client) == 1
-    await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", script, str(tmp_path)], check=True
-    )
+    done = await asyncio.to_thread(ended, PROMOTE, str(tmp_path))
+    assert done.status == 0, done.stderr
     async with asyncio.timeout(1):
         while await version_served(client) != 2:
             pass

@@ -209,13 +209,12 @@ async def test_a_higher_priority_goes_before_its_callers_others(
 
 
 @pytest.mark.parametrize("path", [path for path in COMPUTING if path not in GATEWAYS])
-@pytest.mark.parametrize("value", ["urgent", ""])
 async def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
-    client: httpx.AsyncClient, backbone: Backbone, path: str, value: str
+    client: httpx.AsyncClient, backbone: Backbone, path: str
 ) -> None:
     body = body_about(TEXT, path, backbone)
 
-    refused = await client.post(address_of(path), json=body, headers={"x-priority": value})
+    refused = await client.post(address_of(path), json=body, headers={"x-priority": "urgent"})
 
     assert refused.status_code == 422
     if path == "/v1/systemone":
