@@ -1,24 +1,27 @@
 """Policies: rules that turn the answers of several tasks about a text into one decision.
 
-A condition holds if a task finds one of the condition's labels in the text. A rule combines
-conditions and names an action. The strongest action of the rules that apply is the decision.
+A condition holds if a task finds one of the condition's labels in the text, and a pattern holds if
+it matches a part of the text. A rule combines conditions and patterns, and names an action. The
+strongest action of the rules that apply is the decision.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Final
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from nunatak_contract import enums
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError, needs_extra
 from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName, TaskReference
 from nunatak_contract.plain_text import visible
-from nunatak_contract.record import Record
+from nunatak_contract.record import Record, later
 
 MAX_RULES: Final = 64
 MAX_CONDITIONS: Final = 32
 MAX_LABELS_OF_A_CONDITION: Final = 256
+MAX_COMPILED: Final = 1024
 OUTSIDE: Final = "O"
 """The label of tokens that belong to no entity. No condition can name this label."""
 
@@ -58,11 +61,24 @@ class Condition(Record, frozen=True):
     )
 
 
+class Pattern(Record, frozen=True):
+    """Holds for a text of which a regular expression matches a part. No task is asked."""
+
+    pattern: str = Field(
+        min_length=1,
+        max_length=1000,
+        description="in the syntax of RE2, such as `(?i)\\bproject\\s+falcon\\b`; case counts "
+        "without `(?i)`",
+    )
+    label: Label = Field(description="what a mask shows in the place of each match")
+
+
 class Rule(Record, frozen=True):
-    """Conditions, and the action if they hold together."""
+    """Conditions and patterns, and the action if they hold together."""
 
     name: TaskName
-    conditions: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)]
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=MAX_CONDITIONS)
+    patterns: tuple[Pattern, ...] = later((), max_length=MAX_CONDITIONS)
     combine: enums.Combine = enums.Combine.ANY
     action: enums.VerdictAction = Field(description="flag, mask or block")
     message: Message | None = None
@@ -76,6 +92,12 @@ class Rule(Record, frozen=True):
         if action is enums.VerdictAction.ALLOW:
             raise ValueError("a rule must flag, mask or block; all other texts are allowed")
         return action
+
+    @model_validator(mode="after")
+    def _rule_can_hold(self) -> Self:
+        if not self.conditions and not self.patterns:
+            raise ValueError("a rule needs a condition or a pattern")
+        return self
 
 
 class Policy(Record, frozen=True):
@@ -111,6 +133,11 @@ class Policy(Record, frozen=True):
         return tuple(dict.fromkeys(it for rule in self.rules for it in rule.conditions))
 
     @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The patterns of all rules, each once, in their order."""
+        return tuple(dict.fromkeys(it for rule in self.rules for it in rule.patterns))
+
+    @property
     def references(self) -> tuple[str, ...]:
         """The task references of all conditions, each once, in the order of the rules."""
         return tuple(dict.fromkeys(condition.task for condition in self.conditions))
@@ -128,6 +155,30 @@ class Policy(Record, frozen=True):
         if twice is not None:
             raise ValueError(f"each rule must have its own name, got {twice!r} twice")
         return rules
+
+
+@lru_cache(MAX_COMPILED)
+def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
+    """Return the function from a text and a place to the matches of a pattern from there on.
+
+    A match is a begin and an end, in characters. RE2 finds matches in a time linear in the text.
+
+    Raises:
+        MissingExtraError: RE2 is not installed.
+        ValueError: RE2 refuses the pattern; or the pattern matches the empty text, so each text.
+    """
+    with needs_extra("server"):
+        import re2  # noqa: PLC0415 - the client compiles no pattern
+    options = re2.Options()
+    options.log_errors, options.never_capture = False, True
+    try:
+        regex = re2.compile(pattern, options)
+    except re2.error as error:
+        (problem,) = error.args
+        raise ValueError(f"RE2 cannot read the pattern {pattern!r}: {problem.decode()}") from error
+    if regex.search("") is not None:
+        raise ValueError(f"the pattern {pattern!r} matches the empty text, and so each text")
+    return lambda text, begin: (it.span() for it in regex.finditer(text, begin))
 
 
 def labels_in_answers(kind: enums.HeadKind, labels: Iterable[str]) -> tuple[str, ...]:

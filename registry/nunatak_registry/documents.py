@@ -15,7 +15,7 @@ from nunatak_contract.enums import Combine, HeadKind, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference, check_document_name
-from nunatak_contract.policies import Policy, Rule, find_misfit
+from nunatak_contract.policies import Policy, Rule, compiled, find_misfit
 from nunatak_contract.questions import QuestionCard, find_card_misfit
 from nunatak_registry.aliases import actor
 from nunatak_registry.index.index import Change, Store
@@ -191,16 +191,26 @@ def check_policy(policy: Policy, resolve: Callable[[str], TaskManifest]) -> None
         if rule.action is VerdictAction.MASK and is_known and not _can_mask(rule, manifests):
             problems.append(
                 f"rule {rule.name!r} masks, so it needs tasks of token classification: "
-                "every task with combine any, at least one with combine all"
+                "every task with combine any, at least one (or a pattern) with combine all"
             )
+    problems += _unreadable(policy)
     if problems:
         raise POLICIES.invalid(f"policy {policy.name!r}: {'; '.join(problems)}")
+
+
+def _unreadable(policy: Policy) -> Iterator[str]:
+    for rule in policy.rules:
+        for it in rule.patterns:
+            try:
+                compiled(it.pattern)
+            except ValueError as error:
+                yield f"rule {rule.name!r}: {error}"
 
 
 def _can_mask(rule: Rule, manifests: Mapping[str, TaskManifest]) -> bool:
     heads = (manifests[it.task].head for it in rule.conditions)
     kinds = [it.kind is HeadKind.TOKEN_CLASSIFICATION for it in heads]
-    return all(kinds) if rule.combine is Combine.ANY else any(kinds)
+    return all(kinds) if rule.combine is Combine.ANY else any((*kinds, *rule.patterns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.outputs.conditions import UNKNOWN
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
@@ -28,6 +29,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import within
 from nunatak_server.telemetry.metrics import OTHER, LabelValues, note_verdict
+from nunatak_server.verdicts.patterns import Matches, matches_in_all
 from nunatak_server.verdicts.rules import (
     Answers,
     TextDecision,
@@ -194,9 +196,15 @@ class Judge:
         return found, replace(handling, own_deadline_s=left_s)
 
     def late(self, published: PublishedPolicy, text: str, *problem: str) -> Judgement:
-        """Return the decision about a text about which all tasks are late."""
-        answers = _all_failed(published.document.references, {}, DeadlineExceededError(*problem))
-        return _judged(published, answers, [], (text,))
+        """Return the decision about a text about which all tasks are late.
+
+        Nor do patterns say anything, unless the policy lets pass what no task has judged.
+        """
+        policy = published.document
+        answers = _all_failed(policy.references, {}, DeadlineExceededError(*problem))
+        is_open = policy.on_failure is OnFailure.ALLOW
+        matches = None if is_open else [dict.fromkeys(policy.patterns, UNKNOWN)]
+        return _judged(published, answers, [], (text,), matches)
 
     async def ask(
         self,
@@ -206,15 +214,19 @@ class Judge:
         *,
         stops_early: bool = True,
         growing: Growing | None = None,
+        matches: Sequence[Matches] | None = None,
     ) -> Judgement:
         """Return the decisions of a policy about texts, or about what is new of a growing text.
 
-        In a dry run, a refusal of the whole request is the failure of each task: it stops nothing.
+        `matches` are those of the patterns in each text, if they are known. In a dry run, a refusal
+        of the whole request is the failure of each task: it stops nothing.
         """
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
+        if matches is None:
+            matches = await matches_in_all(policy.patterns, texts)
         if not texts:
-            return _judged(published, answers, times, texts)
+            return _judged(published, answers, times, texts, matches)
         request = PredictionRequest(
             references=policy.references,
             inputs=texts,
@@ -236,9 +248,7 @@ class Judge:
                     if (
                         stops_early
                         and not is_last
-                        and blocks_for_certain(
-                            policy, answers, num_texts=len(texts), latest=result.reference
-                        )
+                        and blocks_for_certain(policy, answers, matches, latest=result.reference)
                     ):
                         break
         except NunatakError as error:
@@ -246,15 +256,19 @@ class Judge:
             if not (is_dry or isinstance(error, DeadlineExceededError)):
                 raise
             answers = _all_failed(policy.references, answers, error)
-        return _judged(published, answers, times, texts)
+        return _judged(published, answers, times, texts, matches)
 
 
 def _judged(
-    published: PublishedPolicy, answers: Answers, times: list[StageTimes], texts: Sequence[str]
+    published: PublishedPolicy,
+    answers: Answers,
+    times: list[StageTimes],
+    texts: Sequence[str],
+    matches: Sequence[Matches] | None = None,
 ) -> Judgement:
     return Judgement(
         published=published,
-        decisions=decide(published.document, answers, texts),
+        decisions=decide(published.document, answers, texts, matches),
         answers=answers,
         failures=failures_in(published.document, answers),
         timings=StageTimes.slowest(times),

@@ -1,6 +1,7 @@
 """Rules: the states of conditions become the decision about a text.
 
-A condition holds, does not hold, or is unknown, because its task has not answered. Rules combine
+A condition holds, does not hold, or is unknown, because its task has not answered. A pattern is a
+condition that is always known. Rules combine
 conditions in Kleene's logic of three values: a rule is unknown only if the unknown conditions could
 change it. The decision of the known rules stands if no unknown rule could change it. Otherwise the
 policy's `on_failure` decides.
@@ -14,6 +15,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_server.outputs.conditions import UNKNOWN, ConditionState, FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
+from nunatak_server.verdicts.patterns import Matches, matches_in
 
 Answers = Mapping[str, TaskPrediction | TaskFailure]
 """The answers of tasks by reference. A task whose answer is not there yet is absent."""
@@ -97,15 +99,23 @@ def all_of(values: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def decide(policy: Policy, answers: Answers, texts: Sequence[str]) -> tuple[TextDecision, ...]:
-    """Return the decision about each text. Tasks without an answer count as failed."""
+def decide(
+    policy: Policy, answers: Answers, texts: Sequence[str], matches: Sequence[Matches] | None = None
+) -> tuple[TextDecision, ...]:
+    """Return the decision about each text. Tasks without an answer count as failed.
+
+    `matches` are those of the policy's patterns in each text, if they are known.
+    """
+    known = [matches_in(policy.patterns, it) for it in texts] if matches is None else matches
     return tuple(
-        _decide(policy, tuple(_state(policy, rule, answers, index) for rule in policy.rules), text)
-        for index, text in enumerate(texts)
+        _decide(policy, tuple(_state(policy, it, answers, index, own) for it in policy.rules), text)
+        for index, (text, own) in enumerate(zip(texts, known, strict=True))
     )
 
 
-def blocks_for_certain(policy: Policy, answers: Answers, *, num_texts: int, latest: str) -> bool:
+def blocks_for_certain(
+    policy: Policy, answers: Answers, matches: Sequence[Matches], *, latest: str
+) -> bool:
     """Return whether a rule with the latest answer blocks, whatever the other tasks answer."""
     rules = [
         rule
@@ -113,7 +123,9 @@ def blocks_for_certain(policy: Policy, answers: Answers, *, num_texts: int, late
         if rule.action is VerdictAction.BLOCK and latest in {it.task for it in rule.conditions}
     ]
     return any(
-        _state(policy, rule, answers, index).applies for rule in rules for index in range(num_texts)
+        _state(policy, rule, answers, index, own).applies
+        for rule in rules
+        for index, own in enumerate(matches)
     )
 
 
@@ -195,8 +207,9 @@ def _error_of(
     return None
 
 
-def _state(policy: Policy, rule: Rule, answers: Answers, text: int) -> RuleState:
-    return combine(rule, [find(policy, it, answers, text) for it in rule.conditions])
+def _state(policy: Policy, rule: Rule, answers: Answers, text: int, matches: Matches) -> RuleState:
+    found = [find(policy, it, answers, text) for it in rule.conditions]
+    return combine(rule, [*found, *(matches[it] for it in rule.patterns)])
 
 
 def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:

@@ -1,8 +1,9 @@
 """The stream: verdicts about a text while it arrives, equal to the verdict about the whole text.
 
 Text is held back until every window that covers it is closed, and judged by all tasks of the
-policy. A condition that holds in a closed window holds in the whole text, so a block is certain at
-once. A condition that does not hold may still hold later, so all else is decided at the end.
+policy, and until no pattern can match it any more. A condition that holds in a closed window holds
+in the whole text, so a block is certain at once. A condition that does not hold may still hold
+later, so all else is decided at the end.
 
 No part of a mask is released alone: text ends at the border of a word that no found span crosses. A
 decision by `on_failure` is not certain while the text grows, so the text is only held.
@@ -26,6 +27,7 @@ from nunatak_server.outputs.conditions import ConditionState, FoundSpan, States,
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.verdicts.judge import Judge, Judgement
+from nunatak_server.verdicts.patterns import GrowingMatches, Matches, matches_in_all
 from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
 
 LEAST_GROWTH: Final = 16
@@ -81,6 +83,8 @@ class VerdictStream:
         delay_ms = policy.max_delay_ms
         self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
         self._growing = Growing()
+        self._patterns = GrowingMatches(policy.patterns)
+        self._matches: tuple[Matches, ...] = ()
         self._parts, self._num_chars = [""], 0
         self._half = ""
         self.last_space = 0
@@ -179,7 +183,8 @@ class VerdictStream:
         # A window about which a task failed stays, because the task is asked again about held text.
         is_held = self._is_strict and bool(judgement.failures)
         if not is_held and not self._has_late_finding(decision):
-            for piece in self._release(decision, end if is_expired else growing.covered):
+            covered = self._patterns.settled(growing.text, growing.covered)
+            for piece in self._release(decision, end if is_expired else covered):
                 yield piece
         if is_expired and growing.has_closed:
             # A look without the open window records what these windows say, and forgets them.
@@ -262,8 +267,17 @@ class VerdictStream:
         return self._with_findings(judgement)
 
     async def _ask(self) -> Judgement:
-        texts = (self._growing.text,)
-        return await self._judge.ask(self._published, texts, self._handling, growing=self._growing)
+        growing, published = self._growing, self._published
+        if growing.is_whole:
+            self._matches = await matches_in_all(published.document.patterns, (growing.text,))
+        else:
+            found = self._patterns.grow(
+                growing.text, released=self._released, takes_open=growing.takes_open
+            )
+            self._matches = (found,)
+        return await self._judge.ask(
+            published, (growing.text,), self._handling, growing=growing, matches=self._matches
+        )
 
     def _with_findings(self, judgement: Judgement) -> Judgement:
         """Return a judgement about the text so far with what was found in it before."""
@@ -272,7 +286,7 @@ class VerdictStream:
         return replace(
             judgement,
             answers=answers,
-            decisions=decide(policy, answers, (self._growing.text,)),
+            decisions=decide(policy, answers, (self._growing.text,), self._matches),
             failures=failures_in(policy, answers),
         )
 

@@ -17,7 +17,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import HeadKind, OnFailure, PolicyMode, VerdictAction
-from nunatak_contract.policies import Policy
+from nunatak_contract.policies import Pattern, Policy, Rule
 from nunatak_contract.wire import PolicyListing, PolicyVerdict
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -290,3 +290,20 @@ async def test_a_text_that_no_task_reads_is_refused_without_a_verdict(
     refused = await post(client, GUARD, {"inputs": [TEXT, " "]}, status=422)
 
     assert refused["code"] == "empty_text"
+
+
+async def test_a_policy_of_patterns_alone_masks_by_every_route_within_the_limits(
+    client: httpx.AsyncClient, registry: Registry
+) -> None:
+    keys = Pattern(pattern=r"\bsk-\w{4,}", label="KEY")
+    rule = Rule(name="keys", patterns=(keys,), action=VerdictAction.MASK)
+    registry.policies.put(make_policy(rule))
+
+    found = await judged(client, ["my key is sk-abcd1.", "calm"])
+    by_portkey = await post(client, f"{GUARD}/portkey", portkey("use sk-abcd1 now"))
+    long = await post(client, GUARD, {"inputs": "a" * 200_000}, status=422)
+
+    assert (found.action, found.texts) == (VerdictAction.MASK, ("my key is [KEY].", "calm"))
+    assert (found.tasks, found.failures) == ((), ())
+    assert "use [KEY] now" in str(by_portkey["transformedData"])
+    assert long["code"] == "text_too_long"

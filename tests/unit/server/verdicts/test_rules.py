@@ -130,7 +130,7 @@ def test_a_certain_block_is_what_every_order_of_answers_ends_with(
 
     for task in policy.references:
         arrived[task] = answers[task]
-        is_certain |= blocks_for_certain(policy, arrived, num_texts=1, latest=task)
+        is_certain |= blocks_for_certain(policy, arrived, [{}], latest=task)
         if is_certain:
             assert decide(policy, arrived, [TEXT])[0].action is final is BLOCK
 

@@ -37,6 +37,7 @@ from nunatak_server.predict.growing import Growing, space_before
 from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
+from nunatak_server.verdicts.patterns import Matches
 from nunatak_server.verdicts.rules import Answers, TextDecision, decide, mask
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, VerdictStream
 
@@ -321,9 +322,9 @@ async def test_many_masks_are_decided_about_a_few_times_each(
     bench, num_spans = StreamBench(BERT, policy.model_copy(update=passes)), list[int]()
 
     def counted(
-        policy: Policy, answers: Answers, decided: Sequence[str]
+        policy: Policy, answers: Answers, decided: Sequence[str], matches: Sequence[Matches]
     ) -> tuple[TextDecision, ...]:
-        found = decide(policy, answers, decided)
+        found = decide(policy, answers, decided, matches)
         num_spans.extend(len(list(it.masking)) for it in found)
         return found
 

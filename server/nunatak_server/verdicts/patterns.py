@@ -1,0 +1,81 @@
+"""Patterns: where the regular expressions of a policy match a text, or a text that still grows.
+
+A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
+match of the pattern is longer. So a stream holds this many characters back, and a match counts once
+it cannot change.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from nunatak_contract.policies import Pattern, compiled
+from nunatak_server.outputs.conditions import LOST, ConditionState, FoundSpan
+
+MAX_MATCH: Final = 256
+MAX_CHARS_ON_LOOP: Final = 100_000
+"""Characters, counted for each pattern, that are read without a thread."""
+HALF: Final = re.compile("[\ud800-\udfff]")
+"""One half of a surrogate pair, which has no form in UTF-8."""
+
+Matches = Mapping[Pattern, ConditionState]
+"""What each pattern of a policy says about one text."""
+
+
+def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
+    return {it: _state(_spans(it, text, 0)) for it in patterns}
+
+
+async def matches_in_all(patterns: Sequence[Pattern], texts: Sequence[str]) -> tuple[Matches, ...]:
+    def found() -> tuple[Matches, ...]:
+        return tuple(matches_in(patterns, text) for text in texts)
+
+    if len(patterns) * sum(map(len, texts)) <= MAX_CHARS_ON_LOOP:
+        return found()
+    return await asyncio.to_thread(found)
+
+
+class GrowingMatches:
+    """The matches in a text that grows. Each character is read about once for each pattern."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self._reads_from = dict.fromkeys(patterns, 0)
+        self._kept = {it: list[FoundSpan]() for it in self._reads_from}
+
+    def settled(self, text: str, place: int) -> int:
+        """Return the last place, at most `place`, before which no further match can begin."""
+        return max(0, min(place, len(text) - MAX_MATCH)) if self._reads_from else place
+
+    def grow(self, text: str, *, released: int, takes_open: bool) -> Matches:
+        """Return what the patterns say about the text so far.
+
+        Of the matches in released text, one stays, which says that there are matches. `takes_open`
+        also counts matches that could still change.
+        """
+        found, settled = dict[Pattern, ConditionState](), self.settled(text, len(text))
+        for pattern, begin in self._reads_from.items():
+            spans = list(_spans(pattern, text, begin))
+            kept = [it for it in spans if it.start < settled]
+            earlier = self._kept[pattern]
+            self._kept[pattern] = [
+                *([it for it in earlier if it.end > released] or earlier[-1:]),
+                *kept,
+            ]
+            self._reads_from[pattern] = max(begin, settled, *(it.end for it in kept[-1:]))
+            found[pattern] = _state((*self._kept[pattern], *(spans[len(kept) :] * takes_open)))
+        return found
+
+
+def _spans(pattern: Pattern, text: str, begin: int) -> Iterator[FoundSpan]:
+    # One character before the begin says whether a word or a line begins there.
+    skipped = max(0, begin - 1)
+    part = HALF.sub(LOST, text[skipped:])
+    for start, end in compiled(pattern.pattern)(part, begin - skipped):
+        if start < end:
+            yield FoundSpan(start=start + skipped, end=end + skipped, label=pattern.label)
+
+
+def _state(spans: Iterable[FoundSpan]) -> ConditionState:
+    found = tuple(spans)
+    return ConditionState(holds=bool(found), score=float(bool(found)), spans=found)

@@ -1,0 +1,219 @@
+"""Patterns of a policy: regular expressions beside the tasks, or alone, also in streams."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+from pydantic import ValidationError
+
+from doubles.policies import make_policy, scored, when
+from doubles.refusals import raises
+from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
+from doubles.trained_tokenizers import TokenizerFamily
+from nunatak_contract.enums import Combine, VerdictAction
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.policies import Pattern, Rule
+from nunatak_registry.documents import check_policy
+from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.verdicts import patterns
+from nunatak_server.verdicts.patterns import (
+    MAX_CHARS_ON_LOOP,
+    MAX_MATCH,
+    matches_in,
+    matches_in_all,
+)
+from nunatak_server.verdicts.rules import decide, mask
+from nunatak_server.verdicts.stream import StreamedVerdict
+
+ALLOW, FLAG, MASK = VerdictAction.ALLOW, VerdictAction.FLAG, VerdictAction.MASK
+BLOCK = VerdictAction.BLOCK
+CARD = Pattern(pattern=r"\b\d{4}-\d{4}\b", label="CARD")
+NAME = Pattern(pattern=r"(?i)\bé?ann{0,3}\b", label="NAME")
+FEW = 12
+"""Characters of the longest match of these patterns, and of the hold of their streams."""
+TEXTS = ("a 1234-5678", "a 1234")
+PARTS = (
+    "ann",
+    "ÉANN",
+    "anna",
+    "1234-5678",
+    "91234-5678",
+    "1234",
+    "-",
+    "x7",
+    "end",
+    *(" ",) * 3,
+    "  ",
+    "\n",
+    "zyzzyzy",
+)
+
+
+def never_called(reference: str) -> TaskManifest:
+    raise AssertionError(reference)
+
+
+def rule(
+    *found: Pattern,
+    action: VerdictAction,
+    name: str = "patterns",
+    combine: Combine = Combine.ANY,
+    tasks: Sequence[str] = (),
+) -> Rule:
+    conditions = tuple(when(it, "yes", threshold=0.5) for it in tasks)
+    return Rule(name=name, conditions=conditions, patterns=found, action=action, combine=combine)
+
+
+PAIR = Pattern(pattern=r"end {1,2}1234", label="PAIR")
+RUN = Pattern(pattern="[yz]{5}", label="RUN")
+BY_PATTERNS = (
+    rule(CARD, NAME, PAIR, RUN, action=MASK),
+    rule(Pattern(pattern=r"^ann", label="X"), action=FLAG, name="begin"),
+    rule(Pattern(pattern=r"end$", label="X"), action=BLOCK, name="end"),
+    rule(Pattern(pattern=r"x7 {1,3}x", label="X"), action=BLOCK, name="block"),
+)
+
+
+@pytest.mark.parametrize(
+    "rules", [BY_PATTERNS, (*guard().rules, *BY_PATTERNS)], ids=["alone", "all"]
+)
+async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, rules: tuple[Rule, ...]
+) -> None:
+    monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
+    bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(5)
+    actions = set[VerdictAction]()
+    for _ in range(80):
+        text = "".join(chance.choices(PARTS, k=chance.randrange(1, 40))) + "a"
+        whole = await bench.whole(text)
+        actions.add(whole.action)
+        for mean in (1, 6):
+            found = await bench.streamed(divided(text, chance, mean=mean))
+
+            said = [
+                it.judgement.decisions[0] for it in found.events if isinstance(it, StreamedVerdict)
+            ]
+            rules_so_far = [{it.rule.name for it in each.applied} for each in said]
+            assert all(before <= after for before, after in pairwise(rules_so_far))
+            (decision,) = whole.decisions
+            if whole.action is BLOCK:
+                masked = mask(text, decision.masking)
+                assert found.final.action is BLOCK
+                assert masked.startswith(found.text)
+            else:
+                assert essence(found.final) == essence(whole)
+                assert found.text == (text if decision.masked is None else decision.masked)
+    assert actions > {MASK, BLOCK}
+
+
+async def test_a_stream_blocks_once_a_match_is_certain_and_not_at_its_end() -> None:
+    policy = make_policy(rule(Pattern(pattern="forbidden", label="X"), action=BLOCK))
+    bench = StreamBench(TokenizerFamily.BERT, policy)
+    chunks = ["some text, forbidden "] + ["and so on "] * 200
+    said = Said(bench.admission)
+
+    found = await bench.streamed(said.recorded(chunks))
+
+    assert (found.final.action, found.text) == (BLOCK, "")
+    assert len(said.arrived) < 2 * MAX_MATCH
+
+
+async def test_a_match_that_begins_in_released_text_blocks_the_rest() -> None:
+    policy = make_policy(rule(Pattern(pattern=r"<[^>]*>", label="TAG"), action=MASK))
+    bench = StreamBench(TokenizerFamily.BERT, policy)
+    text = "a < " + "b " * 400 + "> c"
+
+    found = await bench.streamed(by_word(text))
+
+    assert (await bench.whole(text)).decisions[0].masked == "a [TAG] c"
+    assert (found.final.action, found.final.is_by_failure) == (BLOCK, True)
+    assert ">" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("combine", "score", "expected"),
+    [
+        (Combine.ALL, 0.9, [MASK, ALLOW]),
+        (Combine.ALL, 0.1, [ALLOW, ALLOW]),
+        (Combine.ALL, None, [BLOCK, ALLOW]),
+        (Combine.ANY, 0.1, [MASK, ALLOW]),
+        (Combine.ANY, None, [BLOCK, BLOCK]),
+    ],
+)
+def test_patterns_and_conditions_of_a_rule_combine(
+    combine: Combine, score: float | None, expected: list[VerdictAction]
+) -> None:
+    policy = make_policy(rule(CARD, action=MASK, combine=combine, tasks=["attack"]))
+    scores = [{"yes": score, "no": 1 - score}] * 2 if score is not None else []
+
+    found = decide(policy, {"attack": scored("attack", *scores)} if scores else {}, TEXTS)
+
+    assert [it.action for it in found] == expected
+    assert [it.masked for it in found if it.action is MASK] == ["a [CARD]"] * expected.count(MASK)
+
+
+def test_a_pattern_needs_no_task_to_block() -> None:
+    policy = make_policy(rule(CARD, action=BLOCK, tasks=["attack"]))
+
+    found = decide(policy, {}, TEXTS)
+
+    assert [(it.action, it.is_by_failure) for it in found] == [(BLOCK, False), (BLOCK, True)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(?=a)", "RE2 cannot read the pattern '\\(\\?=a\\)': invalid perl operator"),
+        (r"(a)\1", "RE2 cannot read"),
+        ("a*", "matches the empty text, and so each text"),
+    ],
+)
+def test_a_policy_with_a_pattern_that_cannot_serve_is_refused(pattern: str, problem: str) -> None:
+    policy = make_policy(rule(Pattern(pattern=pattern, label="X"), action=FLAG, name="odd"))
+
+    with raises("invalid_policy", match=f"rule 'odd': .*{problem}"):
+        check_policy(policy, never_called)
+
+
+def test_a_rule_without_conditions_and_patterns_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a rule needs a condition or a pattern"):
+        rule(action=FLAG)
+
+
+def test_a_rule_that_masks_with_patterns_alone_is_accepted() -> None:
+    for combine in Combine:
+        check_policy(make_policy(rule(CARD, action=MASK, combine=combine)), never_called)
+
+
+def test_no_text_makes_a_pattern_slow() -> None:
+    hard = Pattern(pattern="(?:a|aa|a+)+$", label="X")
+    began = time.process_time()
+
+    assert not matches_in([hard], "a" * 20_000 + "!")[hard].holds
+    assert time.process_time() - began < 1
+
+
+def test_places_count_characters_and_halves_of_pairs_are_read() -> None:
+    found = matches_in([CARD], "\U0001f600\ud800 é 1234-5678")[CARD]
+
+    assert found.spans == (FoundSpan(start=5, end=14, label="CARD"),)
+
+
+async def test_long_texts_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[int]()
+    compiled = patterns.compiled
+
+    def noted(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
+        used.append(threading.get_ident())
+        return compiled(pattern)
+
+    monkeypatch.setattr(patterns, "compiled", noted)
+    for text in ("1234-5678 ", "1234-5678 ".rjust(MAX_CHARS_ON_LOOP + 1)):
+        (found,) = await matches_in_all([CARD], [text])
+        assert found[CARD].holds
+
+    short, long = used
+    assert short == threading.get_ident() != long
