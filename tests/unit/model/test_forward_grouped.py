@@ -105,7 +105,7 @@ PAGES = {
 }
 
 
-@pytest.fixture(params=GROUPS.values(), ids=GROUPS)
+@pytest.fixture(params=GROUPS.values(), ids=[*GROUPS])
 def groups(request: pytest.FixtureRequest) -> PlanGroups:
     return request.param
 
