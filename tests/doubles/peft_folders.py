@@ -20,7 +20,7 @@ from transformers import (
 from doubles.backbones import Family, save_tiny_backbone
 from nunatak_model import Backbone, load_backbone
 
-NUM_LAYERS = 4
+NUM_LAYERS = 3
 AUTO_CLASSES = {
     "SEQ_CLS": AutoModelForSequenceClassification,
     "TOKEN_CLS": AutoModelForTokenClassification,

@@ -63,8 +63,9 @@ def check_rank(folder: Path, ours: list[dict[str, Any]]) -> None:
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("activation", [SIGMOID, IDENTITY, None])
-@pytest.mark.parametrize("release", [2, 4, 6])
+@pytest.mark.parametrize(
+    ("release", "activation"), [(2, IDENTITY), (2, None), (4, IDENTITY), (4, None), (6, None)]
+)
 def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
     bert: TwinFactory, tmp_path: Path, release: int, activation: str | None
 ) -> None:

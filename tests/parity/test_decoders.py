@@ -94,8 +94,9 @@ def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_
     options = {"max_position_embeddings": LONGEST} | changes
     factory = TwinFactory(tmp_path, family=family, num_layers=2, options=options)
     chance = random.Random(4)
-    encodings = [encoding_of(chance, length) for length in (1, 2, 30, 31, 31, LONGEST)]
-    twins = [factory.twin(method) for method in METHODS]
+    encodings = [encoding_of(chance, length) for length in (1, 31, 31, LONGEST)]
+    # Half of the methods in one variant, the other half in the next.
+    twins = [factory.twin(method) for method in METHODS[list(VARIANTS).index(variant) % 2 :: 2]]
     questions = [(twin, encoding) for twin in twins for encoding in encodings]
     chance.shuffle(questions)
 

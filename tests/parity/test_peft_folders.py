@@ -54,7 +54,7 @@ PATTERN_KEYS = (
     "self.value",
     "attention.output.dense",
     r".*layer\.1\..*",
-    r"layer\.(0|3)\.\w+\.dense",
+    r"layer\.(0|2)\.\w+\.dense",
     "pooler.dense",
 )
 HEADS = {
@@ -70,8 +70,8 @@ IA3: dict[str, tuple[Any, Any]] = {
     "default": (None, None),
     "outputs": (["query", "key", "value", "dense"], []),
     "pooler": (["value", "dense"], ["dense"]),
-    "one-layer": (r".*layer\.2\.(intermediate|output)\.dense", r".*layer\.2\.output\.dense"),
-    "some-layers": (r".*layer\.(1|3)\.attention\.self\.key", []),
+    "one-layer": (r".*layer\.1\.(intermediate|output)\.dense", r".*layer\.1\.output\.dense"),
+    "some-layers": (r".*layer\.(0|2)\.attention\.self\.key", []),
 }
 """Modules to scale, and the modules among them with a scaled input; None: peft's choice."""
 SCORES = (
@@ -121,7 +121,7 @@ adapters = st.builds(
             "use_rslora": st.booleans(),
             "rank_pattern": st.dictionaries(patterns, st.integers(1, 7), max_size=3),
             "alpha_pattern": st.dictionaries(patterns, st.integers(1, 9), max_size=3),
-            "exclude_modules": st.sampled_from((None, ["key"], r".*layer\.3\..*")),
+            "exclude_modules": st.sampled_from((None, ["key"], r".*layer\.2\..*")),
             # A new list each time, because peft adds to the list.
             "modules_to_save": st.none() | st.builds(lambda: ["pooler"]),
         }
@@ -350,7 +350,7 @@ def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
     """Ranks above the width of the backbone, which is 32, are as good as any."""
     base = bases[family]
     adapted: list[tuple[Branch, list[Tensor]]] = []
-    for number, rank in enumerate((4, 64, 3, 256)):
+    for number, rank in enumerate((3, 64, 256)):
         config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
         theirs = base.train(config, num_labels=3, seed=number)
         folder = save(theirs, tmp_path / str(number), meaning=id2label(3))

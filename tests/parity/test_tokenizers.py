@@ -7,7 +7,7 @@ import pytest
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_model import Alignment, Encoding, TextInput
 
-TEXTS = random_texts(500)
+TEXTS = random_texts(200)
 PAIRS = [(f"Q {text[:8]}", other) for text, other in zip(TEXTS, TEXTS[::-1], strict=True)]
 INPUTS: dict[str, list[TextInput]] = {"texts": list(TEXTS), "pairs": list(PAIRS)}
 

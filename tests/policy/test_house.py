@@ -46,6 +46,7 @@ HELPS = [f"{it}--help" for it in ("", "train ", "sweep ", "serve ", "task ")]
 OF_A_REGISTRY = [f"task {it} --registry /nowhere" for it in ("list", "promote a 1", "history a")]
 OF_A_SUPERVISOR = ("processes.supervisor", "configuration", "access.keys", "access.tokens")
 AT_MOST: dict[str, tuple[str, set[str]]] = {
+    "the helps of commands": (COMMANDS.format(HELPS), HEAVY | OURS),
     "the client": ("import nunatak", HEAVY),
     "the client and commands of a registry": (
         f"import nunatak_client, nunatak_registry; {COMMANDS.format(OF_A_REGISTRY)}",
@@ -133,10 +134,3 @@ def test_a_process_imports_nothing_that_it_may_never_use(
 ) -> None:
     assert "nunatak_contract" in imported[process]
     assert imported[process] & AT_MOST[process][1] == set()
-
-
-def test_helps_of_commands_import_no_library_of_the_work() -> None:
-    (imported,) = imported_by([COMMANDS.format(HELPS)])
-
-    assert "nunatak_contract" in imported
-    assert imported & (HEAVY | OURS) == set()

@@ -89,7 +89,7 @@ def test_no_cache_changes_an_answer_after_any_requests(seed: int, max_bytes: int
     cache = TrunkCache(max_bytes=max_bytes)
 
     with torch.inference_mode():
-        for _ in range(12):
+        for _ in range(8):
             rows = [
                 Row(encoding=chance.choice(ENCODINGS), branch=chance.choice(branches))
                 for _ in range(chance.randint(1, 12))
@@ -121,6 +121,7 @@ def test_a_stage_without_layers_plans_nothing() -> None:
     assert all(map(torch.equal, hit, missed))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "backbone", [BACKBONE, tiny_backbone(family="modernbert")], ids=["bert", "modernbert"]
 )

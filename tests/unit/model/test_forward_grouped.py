@@ -97,19 +97,25 @@ def answered_alone(family: Family) -> Alone:
     )
 
 
-@pytest.fixture(params=[kernel_groups, padded_groups], ids=["kernel", "padded"])
+GROUPS: dict[str, PlanGroups] = {"kernel": kernel_groups, "padded": padded_groups}
+PAGES = {
+    f"{name}-{size}": (groups, page_bytes)
+    for name, groups in GROUPS.items()
+    for size, page_bytes in {"lone": 1, "some": 20_000, "all": 2**28}.items()
+}
+
+
+@pytest.fixture(params=GROUPS.values(), ids=[*GROUPS])
 def groups(request: pytest.FixtureRequest) -> PlanGroups:
     return request.param
 
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
+@pytest.mark.each
+@pytest.mark.parametrize("form", PAGES)
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3", "gte"])
-def test_grouped_tasks_answer_as_each_by_itself(
-    family: Family, page_bytes: int, groups: PlanGroups
-) -> None:
+def test_grouped_tasks_answer_as_each_by_itself(family: Family, form: str) -> None:
     """Pages of one slot, of some, of all: the answers are the same for every grouping."""
-    lone = answered_alone(family)
+    lone, (groups, page_bytes) = answered_alone(family), PAGES[form]
     served = with_gpu_kernels(lone.backbone, groups=groups, page_bytes=page_bytes)
 
     seen = answers(served, [convert_branch(it, served) for it in lone.stored], lone.questions)
@@ -155,16 +161,13 @@ def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: Plan
 @pytest.mark.parametrize("method", METHODS[:-1], ids=str)
 def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Method) -> None:
     served = with_gpu_kernels(tiny_backbone())
-    branch = convert_branch(stored_branch(served, method, 0), served)
-    alignment = ALIGNMENT_BYTES // 4
+    stored = stored_branch(served, method, 0)
+    branch, alignment = convert_branch(stored, served), ALIGNMENT_BYTES // 4
 
     assert branch.num_bytes == sum(4 * tensor.numel() for tensor in branch.parameters.values())
     for name, tensor in branch.parameters.items():
-        stored = stored_branch(served, method, 0).parameters[name]
-        assert all(
-            size - alignment < before <= size
-            for size, before in zip(tensor.shape, stored.shape, strict=True)
-        )
+        sizes = zip(tensor.shape, stored.parameters[name].shape, strict=True)
+        assert all(size - alignment < before <= size for size, before in sizes)
 
 
 def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
@@ -274,19 +277,14 @@ def num_products(backbone: Backbone, branches: list[Branch], encoding: Encoding)
     return products.num
 
 
-def test_versions_in_slots_answer_without_groups_too(groups: PlanGroups) -> None:
-    plain = tiny_backbone()
-    served = with_gpu_kernels(plain, groups=groups)
-    stored = [
-        stored_branch(plain, METHODS[index // COPIES], index)
-        for index in range(COPIES * len(METHODS))
-    ]
-    branches = [convert_branch(it, served) for it in stored]
-    questions = mixed_questions(METHODS, seed=5)
+def test_versions_in_slots_answer_without_groups_too() -> None:
+    lone = answered_alone("bert")
+    served = with_gpu_kernels(lone.backbone)
+    branches = [convert_branch(it, served) for it in lone.stored]
 
-    seen = answers(replace(served, ops=PLAIN_OPS), branches, questions)
+    seen = answers(replace(served, ops=PLAIN_OPS), branches, lone.questions)
 
-    for one, other in zip(seen, answers(plain, stored, questions), strict=True):
+    for one, other in zip(seen, lone.answers, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 

@@ -96,7 +96,7 @@ def masked_by_characters(spans: frozenset[FoundSpan]) -> str:
     return "".join(shown)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=160, deadline=None, derandomize=True, database=None)
 @given(policy=policies(), values=VALUES)
 def test_a_decision_equals_a_brute_force_over_the_answers_of_failed_tasks(
     policy: Policy, values: Values
@@ -118,7 +118,7 @@ def test_a_decision_equals_a_brute_force_over_the_answers_of_failed_tasks(
     assert found.masked == (masked_by_characters(spans) if action is MASK else None)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(policy=policies(), values=VALUES)
 def test_a_certain_block_is_what_every_order_of_answers_ends_with(
     policy: Policy, values: Values

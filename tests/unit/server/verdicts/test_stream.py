@@ -57,7 +57,7 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
     family: TokenizerFamily, *, reads_all: bool
 ) -> None:
     bench, chance = StreamBench(family, guard(reads_all=reads_all)), random.Random(3)
-    for text in texts(4, seed=7):
+    for text in texts(2, seed=7):
         whole = await bench.whole(text)
         of_whole = set(bench.engine.computed)
         for mean in (1, 20):
@@ -257,7 +257,7 @@ async def test_a_window_is_judged_at_the_chunk_that_closes_it(
 
     async def numbers_judged() -> list[int]:
         bench, numbers = StreamBench(BERT, guard()), list[int]()
-        words = harmless(bench, num_words=300).split(" ")
+        words = harmless(bench, num_words=150).split(" ")
 
         async def chunks() -> AsyncGenerator[str]:
             for place in range(0, len(words), 8):
@@ -289,7 +289,7 @@ async def test_a_long_text_of_any_white_space_is_read_a_few_times(
         return text, *planned
 
     monkeypatch.setattr(Growing, "plan", counted)
-    text = harmless(bench, num_words=600).replace(" ", space)
+    text = harmless(bench, num_words=240).replace(" ", space)
 
     await bench.streamed([text[it : it + 5] for it in range(0, len(text), 5)])
 
@@ -308,7 +308,7 @@ async def test_a_text_that_is_held_is_decided_about_a_few_times(
         return taken
 
     monkeypatch.setattr(Growing, "take", counted)
-    found = await bench.streamed(by_word("\ue000 " + harmless(bench, num_words=600)))
+    found = await bench.streamed(by_word("\ue000 " + harmless(bench, num_words=300)))
 
     assert (found.text, found.final.is_by_failure) == ("", True)
     assert all(sum(it) <= 2 * READ_AGAIN * it[-1] for it in num_windows.values())
@@ -329,13 +329,13 @@ async def test_many_masks_are_decided_about_a_few_times_each(
         return found
 
     monkeypatch.setattr(stream, "decide", counted)
-    text = harmless(bench, num_words=600)
+    text = harmless(bench, num_words=300)
     bench.engine.finds_names = True
 
     found = await bench.streamed(by_word(text))
 
     num_masks = sum(isinstance(it, Released) and it.is_mask for it in found.events)
-    assert num_masks == 600
+    assert num_masks == 300
     assert sum(num_spans) <= 2 * READ_AGAIN * num_masks
 
 
@@ -364,7 +364,7 @@ async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> No
 
 def test_the_last_white_space_is_found_in_the_chunks_alone() -> None:
     bench, chance = StreamBench(BERT, guard()), random.Random(5)
-    for _ in range(300):
+    for _ in range(100):
         text = "".join(chance.choices("ab \n\u2003", k=30))
         stream, place = bench.stream(), 0
         while place < len(text):

@@ -21,7 +21,7 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.checkpoint import SavedRun, SavedState, held_checkpoint, run_key
 from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
-BACKBONE = tiny_backbone(num_layers=3)
+BACKBONE = tiny_backbone(num_layers=2)
 DATA = toy_data(num_train=30)
 TEACHER = Teacher(
     name="old/1", digest="0" * 64, kind=DATA.kind, labels=DATA.labels, ask=lambda _: ()
@@ -29,7 +29,7 @@ TEACHER = Teacher(
 
 
 def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
-    quick: dict[str, JsonValue] = {"epochs": 4, "min_steps": 0, "batch_size": 8, "max_length": 32}
+    quick: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 8, "max_length": 32}
     return default_recipe(method, changes={**quick, **changes})
 
 
@@ -43,7 +43,7 @@ def weights(
 
 RECIPES = [
     *(recipe_of(TopK(num_layers=2), regularizer={"name": name.value}) for name in RegularizerName),
-    recipe_of(TopK(num_layers=2), optimizer="sgd", schedule="cosine", warmup_share=0.5),
+    recipe_of(TopK(num_layers=1), optimizer="sgd", schedule="cosine", warmup_share=0.5),
     recipe_of(HeadOnly(), optimizer="adam", schedule="constant"),
     recipe_of(Bottleneck(size=4), dropout=0.3),
     recipe_of(Bottleneck(size=4), precision="bfloat16"),
@@ -79,7 +79,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
 def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
     tmp_path: Path,
 ) -> None:
-    recipe = recipe_of(TopK(num_layers=2), epochs=12, patience=2)
+    recipe = recipe_of(TopK(num_layers=1), epochs=12, patience=2)
     whole = RecordingReport()
     expected = weights(recipe, whole, EveryTime(tmp_path / "whole.safetensors"))
     num_steps = len(whole.losses)
@@ -262,7 +262,7 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": replace(DATA, teacher=TEACHER)}, recipe, BACKBONE),
         run_key({"tone": toy_data(num_train=30, num_dev=8)}, recipe, BACKBONE),
         run_key({"tone": DATA}, recipe_of(HeadOnly(), seed=1), BACKBONE),
-        run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=3, seed=1)),
+        run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=2, seed=1)),
         run_key({"tone": DATA}, recipe, replace(BACKBONE, pooling=Pooling.MEAN)),
         run_key({"tone": DATA}, recipe, replace(BACKBONE, pooler=BACKBONE.layers[0].qkv)),
     }
@@ -271,7 +271,7 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
 
 
 def test_the_dense_block_from_which_every_head_starts_names_the_run() -> None:
-    modern = tiny_backbone(num_layers=3, family="modernbert")
+    modern = tiny_backbone(num_layers=2, family="modernbert")
     recipe, changed = recipe_of(HeadOnly()), replace(modern, pooler=modern.layers[0].qkv)
 
     keys = {
