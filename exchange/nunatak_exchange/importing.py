@@ -25,6 +25,7 @@ from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head
 
 LEAST_TOKENS = 4
 """Special tokens alone fill shorter inputs."""
+MOST_NAMED = 5
 FILES = ("*.json", "*.safetensors", VOCABULARY)
 
 
@@ -44,7 +45,13 @@ def kind_of(
         return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if checkpoint.has(CONFIG):
         return ImportFormat.TRANSFORMERS
-    raise checkpoint.invalid(f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)")
+    inner = sorted(
+        {it.parent.name for name in (CONFIG_FILE, CONFIG) for it in folder.glob(f"*/{name}")}
+    )
+    advice = f"; name one of its folders: {', '.join(inner[:MOST_NAMED])}" if inner else ""
+    raise checkpoint.invalid(
+        f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model){advice}"
+    )
 
 
 def import_folder(

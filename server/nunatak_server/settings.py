@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -29,6 +30,7 @@ SafeUrl = Annotated[str, Field(pattern=rf"^(?:(?:{_SAFE})(?::\d{{1,5}})?(?:/\S*)
 """A URL whose answer nobody on the way can change; empty if not set."""
 _HOST: Final = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?"
 _UPSTREAM: Final = rf"^(?:https?://{_HOST}(?:/[^\s?#\x00-\x1f\x7f]*)?(?:{'|'.join(PROTOCOLS)}))?$"
+_NAME: Final = re.compile(r"[\w.-]*")
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
@@ -332,6 +334,19 @@ class ServerSettings(BaseSettings):
         except InvalidNameError as error:
             raise ValueError(str(error)) from error
         return pins
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, host: str) -> str:
+        try:
+            if _NAME.fullmatch(host) is None:
+                ip_address(host)
+        except ValueError:
+            raise ValueError(
+                "expected a name or an address without scheme, brackets and port, such as "
+                f"127.0.0.1 or ::1, got {host!r}"
+            ) from None
+        return host
 
     @field_validator("cors_origins")
     @classmethod

@@ -25,7 +25,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import problems_of
 
 _format_warning = warnings.formatwarning
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+UNWRITABLE = FULL | frozenset({errno.EFBIG, errno.EIO, errno.EPIPE})
 """Errors of an output that is full, too long for a limit (`ulimit -f`), or closed."""
 
 
@@ -51,7 +52,9 @@ class Program(typer.Typer):
             if isinstance(error, OSError) and (error.filename or error.errno in UNWRITABLE):
                 _drop_output()
                 place = f"{error.filename}: " if error.filename else ""
-                failure = NunatakError("output_failed", problem=f"{place}{error.strerror}")
+                remedy = "; make room, and repeat the command" * (error.errno in FULL)
+                problem = f"{place}{error.strerror}{remedy}"
+                failure = NunatakError("output_failed", problem=problem)
                 print_failure(failure.code, str(failure))
                 raise SystemExit(1) from error
             trace = "".join(traceback.format_exception(error))

@@ -381,6 +381,11 @@ def _refusals() -> Generator[None]:
                     "the file of the index is on a read-only disk, or may not be written",
                     "allow writing there, or copy the registry (`nunatak registry copy`)",
                 ) from error
+            case sqlite3.SQLITE_READONLY_ROLLBACK | sqlite3.SQLITE_READONLY_RECOVERY:
+                reason += (
+                    "; a process was killed during a change, which must be taken back before a "
+                    "read: run `nunatak task list` as a user who may write there"
+                )
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
                 reason += "; it is damaged, restore it from a backup"
             case sqlite3.SQLITE_FULL:

@@ -179,14 +179,14 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    tasks, failed = list[str](), dict[str, str]()
+    tasks, failed = dict[str, None](), dict[str, str]()
     tokenize_s = load_s = queue_s = compute_s = 0.0
     batch_rows = 0
     for part in parts:
         tokenize_s = max(tokenize_s, part.tokenize_s)
         for version in part.versions:
             name, row = f"{version.task}/{version.version}", version.slowest
-            tasks.append(name)
+            tasks[name] = None
             if version.outcome != OK:
                 failed[name] = version.outcome
             if row is not None:
@@ -194,7 +194,7 @@ def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
                 compute_s = max(compute_s, row.compute_s)
                 batch_rows = max(batch_rows, row.batch_rows)
     values: dict[str, object] = {
-        "tasks": tasks,
+        "tasks": list(tasks),
         "tokenize_ms": _ms(tokenize_s),
         "load_ms": _ms(load_s),
         "queue_ms": _ms(queue_s),

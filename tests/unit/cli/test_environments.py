@@ -52,7 +52,8 @@ def test_an_output_that_is_full_is_one_line(num_lines: int) -> None:
 
     assert ran.returncode == 1
     assert ran.stderr == (
-        b"error [output_failed]: the output cannot be written: No space left on device\n"
+        b"error [output_failed]: the output cannot be written: No space left on device; "
+        b"make room, and repeat the command\n"
     )
 
 

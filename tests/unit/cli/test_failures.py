@@ -50,8 +50,16 @@ def full(name: str) -> OSError:
     [
         (TaskNotFoundError("tone"), 1, "error [task_not_found]: no task 'tone' "),
         (NotFoundError(code="a_code", status=404, detail="no"), 1, "error [a_code]: no"),
-        (full("ENOSPC"), 1, f"{NO_OUTPUT}: No space left on device\n"),
-        (full("EDQUOT"), 1, f"{NO_OUTPUT}: Disk quota exceeded\n"),
+        (
+            full("ENOSPC"),
+            1,
+            f"{NO_OUTPUT}: No space left on device; make room, and repeat the command\n",
+        ),
+        (
+            full("EDQUOT"),
+            1,
+            f"{NO_OUTPUT}: Disk quota exceeded; make room, and repeat the command\n",
+        ),
         (full("EFBIG"), 1, f"{NO_OUTPUT}: File too large\n"),
         (full("EIO"), 1, f"{NO_OUTPUT}: Input/output error\n"),
         (NotADirectoryError(20, "Not a directory", "a/x"), 1, f"{NO_OUTPUT}: a/x: Not a directory"),

@@ -68,6 +68,11 @@ def test_folders_of_no_known_kind_are_refused(tmp_path: Path) -> None:
         kind_of(Checkpoint(tmp_path))
     with raises("invalid_folder", match="no such folder"):
         kind_of(Checkpoint(tmp_path / "nowhere"))
+    for name in ("tone", "intent"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    with raises("invalid_folder", match="name one of its folders: intent, tone"):
+        kind_of(Checkpoint(tmp_path))
 
 
 def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:

@@ -346,17 +346,28 @@ def test_an_index_on_a_read_only_disk_is_read_and_takes_no_changes(tmp_path: Pat
         event.remove(Engine, "connect", forbid_changes)
 
 
-def failed_sync_of_sqlite() -> OperationalError:
+def refusal_of_sqlite(code: int = sqlite3.SQLITE_IOERR_FSYNC) -> OperationalError:
     cause = sqlite3.OperationalError("disk I/O error")
-    cause.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    cause.sqlite_errorcode = code
     return OperationalError("COMMIT", None, cause)
+
+
+@pytest.mark.parametrize("name", ["SQLITE_READONLY_ROLLBACK", "SQLITE_READONLY_RECOVERY"])
+def test_a_change_of_a_killed_process_that_no_reader_may_take_back_says_what_to_do(
+    tmp_path: Path, name: str
+) -> None:
+    database = Database.open(index_of(tmp_path))
+
+    with pytest.raises(StoreUnavailableError, match="as a user who may write"), database.reading():
+        raise refusal_of_sqlite(getattr(sqlite3, name))
+    database.close()
 
 
 def test_after_a_failed_sync_of_the_index_it_is_only_read(tmp_path: Path) -> None:
     database = Database.open(index_of(tmp_path))
 
     with pytest.raises(StoreReadOnlyError, match="fsync of the index"), database.writing():
-        raise failed_sync_of_sqlite()
+        raise refusal_of_sqlite()
     with pytest.raises(StoreReadOnlyError), database.writing():
         pytest.fail("a writer was let in")
 

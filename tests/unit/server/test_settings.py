@@ -10,6 +10,10 @@ from nunatak_server.settings import ServerSettings
     [
         ("max_inputs", 0),
         ("port", 70_000),
+        ("host", "[::1]"),
+        ("host", "127.0.0.1:80"),
+        ("host", "http://127.0.0.1"),
+        ("host", "127.0.0.1 "),
         ("dtype", "int4"),
         ("default_deadline_ms", -1),
         ("decisions_temperature", 1e-4),
@@ -19,6 +23,11 @@ from nunatak_server.settings import ServerSettings
 def test_impossible_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(ValidationError):
         ServerSettings.model_validate({name: value})
+
+
+@pytest.mark.parametrize("host", ["", "::", "fe80::1%eth0", "127.0.0.2", "my_host-1.example"])
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    assert ServerSettings(host=host).host == host
 
 
 def test_a_batch_has_room_for_trunk_and_branch_of_the_longest_text() -> None:

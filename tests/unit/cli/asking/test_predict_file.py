@@ -1,6 +1,7 @@
 """Laws of `nunatak predict-file`: the rows of a corpus with the answers of its tasks."""
 
 import csv
+import errno
 import gzip
 import json
 import os
@@ -142,12 +143,14 @@ def test_rows_that_cannot_be_answered_are_rejected_with_the_reason(
 
 def test_a_kept_column_is_all_that_the_answers_stand_next_to(place: Path, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "in.jsonl", 3)
+    with corpus.open("a") as file:
+        file.write('\n{"text": "a", "rare": 1}')
 
-    score(place, corpus, tmp_path / "out.jsonl", keep=("id",))
+    score(place, corpus, tmp_path / "out.jsonl", keep=("id", "rare"))
 
-    assert [list(row) for row in jsonl(tmp_path / "out.jsonl")] == 3 * [
-        ["id", "tone", "tone_score"]
-    ]
+    *first, last = map(list, jsonl(tmp_path / "out.jsonl"))
+    assert first == 3 * [["id", "tone", "tone_score"]]
+    assert last == ["rare", "tone", "tone_score"]
 
 
 def test_a_cut_text_is_marked(place: Path, tmp_path: Path) -> None:
@@ -242,6 +245,21 @@ def test_one_run_at_a_time_writes_to_a_file(place: Path, tmp_path: Path) -> None
     assert refused == ["corpus_running"] * 3
 
 
+def test_a_disk_without_room_is_told_with_the_file(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    monkeypatch.setattr(os, "fsync", refuse)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        score(place, corpus, out)
+
+    assert str(caught.value.filename).startswith(f"{out}.parts/")
+
+
 def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) -> None:
     corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     out.write_text("precious")
@@ -265,6 +283,13 @@ def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) ->
     [
         ("x.jsonl", "", "o.csv", (), "ends in .jsonl or .jsonl.gz, got o.csv"),
         ("x.csv", "text\na", "o.csv", ("--keep", "id"), "--keep names 'id'; the corpus has"),
+        (
+            "x.jsonl",
+            '{"text": "a", "id": 1}\n{"text": "b"}',
+            "o.jsonl",
+            ("--keep", "id", "--keep", "ID"),
+            "--keep names 'ID'; the corpus has the columns text, id",
+        ),
         ("x.csv", "text,tone\na,b", "o.csv", (), "has a column 'tone' already"),
         ("x.csv", "words\na", "o.csv", (), "expected the columns text"),
         ("x.csv", "text\na", "o.csv", ("--text-column", "body"), "has no column 'body'"),

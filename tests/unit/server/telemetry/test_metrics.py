@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.rendering import STATE, rendered
 from nunatak_server.engine.compute import BatchReport
+from nunatak_server.http.middleware import prediction_fields
 from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.telemetry.metrics import (
     MAX_LABEL_VALUES,
@@ -54,6 +55,10 @@ def record(num_tokens: int) -> PredictionRecord:
     )
     late = replace(work, outcome="deadline_exceeded", slowest=None)
     return PredictionRecord(tokenize_started_at=0.0, tokenize_s=0.0, versions=(work, work, late))
+
+
+def test_a_log_line_names_a_version_once_however_many_windows_a_stream_had() -> None:
+    assert prediction_fields([record(1), record(2)])["tasks"] == ["tone/1"]
 
 
 def test_requests_and_tokens_are_counted_by_caller() -> None:

@@ -215,10 +215,15 @@ def scored_files(files: Iterable[FileOfRows]) -> tuple[ScoredFile, ...]:
 @contextmanager
 def _synced(path: Path) -> Generator[BinaryIO]:
     """Open a file to write; its bytes are on the disk at the end of the block."""
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        # The system names no file whose disk is full.
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _sync_folder(path: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -29,6 +29,7 @@ from nunatak_rows import (
     RowFormat,
     fixed_columns,
     format_of,
+    read_rows,
 )
 from nunatak_rows.files import unreadable
 from nunatak_rows.tables import table_schema
@@ -47,6 +48,8 @@ OUTPUTS: Final[Mapping[str, tuple[FileFormat, ...]]] = {
     "parquet": (FileFormat.PARQUET,),
 }
 """The formats of OUT for each family of formats of a corpus."""
+MOST_SHOWN: Final = 50
+"""Columns that an error lists; rows of JSON lines may have very many."""
 GROUP_ROWS: Final = 65_536
 """Least rows of a row group of a Parquet file, except the last row group."""
 
@@ -228,13 +231,10 @@ def layout_of(
     common = _common_columns(files)
     if common is None:
         _check_new(keep or (), answers)
+        _check_there(keep or (), _columns_up_to(keep or (), files))
         return PartLayout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
     spelt.check(common, files[0].name)
-    missing = sorted(set(keep or ()).difference(common))
-    if missing:
-        raise invalid_option(
-            f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(common)}"
-        )
+    _check_there(keep or (), common)
     kept = tuple(it for it in common if keep is None or it in keep)
     _check_new(kept, answers)
     schema = None
@@ -268,6 +268,24 @@ def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
                 "with other columns by themselves",
             )
     return first
+
+
+def _columns_up_to(keep: Collection[str], files: Sequence[FileOfRows]) -> dict[str, None]:
+    """Return the columns of rows of JSON lines, up to the row that completes `keep`."""
+    found = dict[str, None]()
+    for row in chain.from_iterable(map(read_rows, files)):
+        if found.keys() >= set(keep):
+            break
+        found |= dict.fromkeys(row.values)
+    return found
+
+
+def _check_there(keep: Collection[str], columns: Collection[str]) -> None:
+    missing = sorted(set(keep).difference(columns))
+    # A corpus without a row has no columns.
+    if missing and columns:
+        shown = ", ".join(list(columns)[:MOST_SHOWN]) + ", ..." * (len(columns) > MOST_SHOWN)
+        raise invalid_option(f"--keep names {missing[0]!r}; the corpus has the columns {shown}")
 
 
 def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
