@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from nunatak_client import FanOut, Inputs, Prediction
 from nunatak_client.calls import named_tasks
-from nunatak_client.errors import closed
+from nunatak_client.errors import InvalidInputError, closed
 from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
@@ -69,11 +70,13 @@ class LocalTasks:
     """The tasks of a registry; a context manager that any thread may use, also in a notebook.
 
     Each task version loads at its first prediction and stays in memory within the limits of the
-    server's settings. Aliases are followed. The registry is closed with the tasks.
+    server's settings. Aliases are followed. The registry is closed with the tasks. A forked process
+    loads its own tasks.
     """
 
     def __init__(self, registry: "Registry", backbone: "Backbone") -> None:
         self._registry = registry
+        self._pid = os.getpid()
         with ExitStack() as stack:
             stack.callback(registry.close)
             with needs_extra("server"):
@@ -126,11 +129,17 @@ class LocalTasks:
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
-        self._held.close()
+        if self._pid == os.getpid():  # A forked process has none of the threads.
+            self._held.close()
 
     def _ask(
         self, tasks: Sequence[str], inputs: Inputs, options: ShownOptions
     ) -> "list[TaskPrediction | TaskFailure]":
+        if self._pid != os.getpid():
+            raise InvalidInputError(
+                "these tasks were loaded before the fork of this process, and their threads stayed "
+                "behind; call nunatak.load after the fork"
+            )
         if isinstance(inputs, Iterator):
             inputs = list(inputs)
         wire = wire_inputs(inputs)

@@ -50,7 +50,8 @@ class AsyncClient:
     Args:
         url: Address of the server.
         api_key: The API key. Absent: the value of `NUNATAK_API_KEY`, if set.
-        timeout_s: Seconds to wait for an answer if the call sets no deadline.
+        timeout_s: Seconds to wait for an answer, or for each part of a stream, if the call sets no
+            deadline.
         retries: Further attempts after a refused connection, or after a 429 or 503 with
             `Retry-After`; a `RetryPolicy` also sets the delays.
         transport: Replaces the network.
@@ -127,7 +128,7 @@ class AsyncClient:
             NunatakClientError: all tasks refuse an input; all inputs before are answered, and
                 `position` is its place.
         """
-        parts = Parts(inputs)
+        parts, tasks = Parts(inputs), calls.named_tasks(tasks)
         while part := parts.take():
             try:
                 answer = await self.predict_many(part, tasks, **options)
@@ -160,7 +161,7 @@ class AsyncClient:
                     if response.is_success:
                         answered, lines = list[str](), Lines()
                         async for part in response.aiter_bytes():
-                            attempts.check_time(response)
+                            attempts.check_time(response, has_lines=True)
                             for line in lines.received(part):
                                 result = stream.read(line)
                                 answered.append(result.reference)

@@ -1,6 +1,6 @@
 """One function per route: arguments in, a complete call out. Shared by both clients."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, NoReturn, TypeVar, Unpack
 
@@ -76,7 +76,12 @@ def predict(
 def predict_many(
     inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
 ) -> Call[replies.FanOut]:
-    tasks, wire = named_tasks(tasks), wire_inputs(inputs)
+    return _fan_out(wire_inputs(inputs), named_tasks(tasks), **options)
+
+
+def _fan_out(
+    wire: WireInputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
+) -> Call[replies.FanOut]:
     return _asking(
         wire,
         tasks,
@@ -91,9 +96,10 @@ def named_tasks(tasks: Sequence[str]) -> Sequence[str]:
     Raises:
         InvalidInputError: it is one text, or there is none.
     """
-    if isinstance(tasks, str) or not tasks:
+    named = [] if isinstance(tasks, str) or not isinstance(tasks, Iterable) else list(tasks)
+    if not named:
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
-    return tasks
+    return named
 
 
 def _asking(
@@ -163,11 +169,13 @@ class StreamCall:
 
 
 def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]) -> StreamCall:
-    call = predict_many(inputs, tasks, **options)
+    # Read once, because an iterator has its items only once.
+    wire, tasks = wire_inputs(inputs), named_tasks(tasks)
+    call = _fan_out(wire, tasks, **options)
     return StreamCall(
         call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
         tasks=tasks,
-        num_inputs=wire_inputs(inputs).num_inputs,
+        num_inputs=wire.num_inputs,
     )
 
 

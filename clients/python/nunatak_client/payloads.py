@@ -1,7 +1,7 @@
 """Arguments to wire format: inputs, parameters and references. Pure functions."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final, TypedDict, TypeVar, Unpack
@@ -206,14 +206,21 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
     """Write a JSON object as UTF-8.
 
     Raises:
-        InvalidInputError: a text holds a lone surrogate, which UTF-8 cannot encode.
+        InvalidInputError: a text holds a lone surrogate, which UTF-8 cannot encode, or a value is
+            none of JSON, such as a number of numpy.
     """
     try:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
             f"texts must be valid Unicode, got a lone surrogate at {error.start}; "
             "decode the source with errors='replace'"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"arguments must be texts and finite numbers of Python: {error}; convert others with "
+            "int() or float()"
         ) from error
 
 
@@ -262,7 +269,9 @@ def _wire_input(item: object, position: int | None = None) -> JsonValue:
 
 
 def _wire_documents(documents: Sequence[object]) -> list[JsonValue]:
-    found: list[JsonValue] = [it for it in in_order(documents) if isinstance(it, str)]
+    # An iterator would be empty for another attempt.
+    listed = () if isinstance(documents, Iterator) else in_order(documents)
+    found: list[JsonValue] = [it for it in listed if isinstance(it, str)]
     if not found or len(found) != len(documents):
         raise InvalidInputError(
             f"documents must be a list of at least one text, got {_shape(documents)}"

@@ -251,6 +251,7 @@ class Attempts:
             else clock() + seconds("deadline_s", deadline_s, above=-math.inf)
         )
         self._failed = 0
+        self._late_at = math.inf
 
     def headers(self) -> dict[str, str]:
         """Headers of the next attempt, with the remaining time of the deadline.
@@ -271,18 +272,23 @@ class Attempts:
         return headers | {DEADLINE_HEADER: str(max(1, round(remaining_s * 1000)))}
 
     def timeout_s(self, default_s: float) -> float:
+        """Seconds to wait for the answer to the attempt that begins now."""
         remaining_s = self._remaining_s()
-        return default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
+        timeout_s = default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
+        self._late_at = self._clock() + timeout_s
+        return timeout_s
 
-    def check_time(self, response: httpx.Response) -> None:
+    def check_time(self, response: httpx.Response, *, has_lines: bool = False) -> None:
         """End an answer that comes too slowly; the transport bounds only the time of each part.
 
+        Without a deadline, an answer of lines may take any time: the caller decides when to read.
+
         Raises:
-            httpx.ReadTimeout: the deadline has passed.
+            httpx.ReadTimeout: the time is over.
         """
-        remaining_s = self._remaining_s()
-        if remaining_s is not None and remaining_s < -DEADLINE_SLACK_S:
-            raise httpx.ReadTimeout("the deadline has passed", request=response.request)
+        is_bounded = not has_lines or self._ends_at is not None
+        if is_bounded and self._clock() > self._late_at:
+            raise httpx.ReadTimeout("the time is over", request=response.request)
 
     def after_failure(self, error: httpx.RequestError | httpx.InvalidURL) -> float:
         """Seconds to wait before the next attempt.

@@ -38,7 +38,7 @@ Direction = Literal["right", "Right"]
 class Truncating(Message):
     """The fields of every request."""
 
-    truncate: bool = False
+    truncate: bool | None = False
     truncation_direction: Direction = "right"
 
     def options(self, function: FunctionToApply | None) -> Parameters:
@@ -147,7 +147,7 @@ async def rerank(
 @router.ask("/backbone", "/backbone/embed", answer=list[list[float]])
 async def embed(request: Request, handling: Unrouted, body: TeiEmbedRequest) -> Response:
     """Embed texts, always as a list of vectors."""
-    texts, cuts = texts_of(body.inputs), body.truncate
+    texts, cuts = texts_of(body.inputs), bool(body.truncate)
     found, headers = await embed_texts(
         request, handling, texts, truncates=cuts, normalises=body.normalize
     )

@@ -135,7 +135,9 @@ function labels({ labels: names, problem_type: problem, thresholds = {}, default
   const shown = names.slice(0, SHOWN_LABELS);
   const more = rest(names.length, SHOWN_LABELS, "labels");
   if (problem === "multi_label_classification") {
-    const rows = shown.map((it) => [it, `${thresholds[it] ?? DEFAULT_THRESHOLD}`, it in thresholds ? "" : "not recorded: the default"]);
+    // A label such as "constructor" is also a name in every object.
+    const known = new Map(Object.entries(thresholds));
+    const rows = shown.map((it) => [it, `${known.get(it) ?? DEFAULT_THRESHOLD}`, known.has(it) ? "" : "not recorded: the default"]);
     return [table(["label", "applies from a score of", ""], rows), ...more];
   }
   const chips = shown.map((it) => tag(it === usual ? `${it} (default)` : it));

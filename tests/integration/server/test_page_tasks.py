@@ -21,7 +21,7 @@ pytestmark = IN_A_BROWSER
 MANY = 1000
 DIGEST = "d" * 64
 NOTE = "made by <b>Ann</b>"
-WIDE = tuple(f"theme {number}" for number in range(20))
+WIDE = (*(f"theme {number}" for number in range(19)), "constructor")
 HEADS = ("sequence_classification", "token_classification")
 
 
@@ -277,6 +277,7 @@ def test_a_task_shows_the_threshold_of_each_label(page: Page) -> None:
     expect(rows).to_have_count(len(WIDE))
     expect(rows.nth(0)).to_have_text("theme 00.75")
     expect(rows.nth(1)).to_have_text("theme 10.5not recorded: the default")
+    expect(rows.last).to_have_text("constructor0.5not recorded: the default")
     expect(part(page, "history")).to_contain_text("No alias was ever set")
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import httpx
+import numpy as np
+import pandas as pd
 import pytest
 from pydantic import JsonValue
 
@@ -395,3 +397,48 @@ def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline(
         face.run(network, use)
 
     assert 105 < network.now_s < 108
+
+
+def test_a_whole_answer_without_a_deadline_ends_after_the_timeout(face: Face) -> None:
+    network = SlowNetwork([answer(PREDICTION)])
+
+    with pytest.raises(ConnectionFailedError, match="in time"):
+        face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert 130 < network.now_s < 133
+
+
+def test_a_stream_without_a_deadline_may_take_longer_than_the_timeout(face: Face) -> None:
+    line = json.dumps({**PREDICTION, "reference": "tone"}) + "\n"
+    network = SlowNetwork([httpx.Response(200, text=line)])
+
+    found: Any = face.run(network, lambda client: all_of(client.stream("a", ["tone"])))
+
+    assert ([it.version for it in found], network.now_s > 140) == ([3], True)
+
+
+@pytest.mark.parametrize("listed", [iter, np.array, pd.Series], ids=lambda it: it.__name__)
+def test_tasks_and_inputs_may_be_read_only_once(face: Face, listed: Callable[..., Any]) -> None:
+    line = {**PREDICTION, "reference": "tone", "outputs": [PREDICTION["outputs"]]}
+    other = {**line, "reference": "topic"}
+
+    def two() -> Outcome:
+        return answer({"results": [line, other]})
+
+    def streamed() -> Outcome:
+        lines = b"".join(json.dumps(it).encode() + b"\n" for it in (line, other))
+        return httpx.Response(200, content=lines)
+
+    def ask(name: str, outcomes: list[Outcome], num_inputs: int) -> Any:  # noqa: ANN401 - any answer
+        inputs, tasks = listed(["a"] * num_inputs), listed(["tone", "topic"])
+
+        def use(client: Client | AsyncClient) -> Answer[Any]:
+            found = getattr(client, name)(inputs, tasks)
+            return found if name == "predict_many" else all_of(found)
+
+        return face.run(Network(outcomes), use)
+
+    assert len(ask("predict_many", [two()], 1).results) == 2
+    assert len(ask("stream", [streamed()], 1)) == 2
+    refused = refusal(422, "request_too_large")
+    assert len(ask("predict_all", [refused, two(), two()], 2)) == 2

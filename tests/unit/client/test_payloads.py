@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -22,6 +23,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
 DOCUMENTS = cast("list[str]", {"a": "b"})
+ITERATOR = cast("list[str]", iter(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,7 @@ def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: i
         pytest.param({"a", "b"}, id="texts-in-no-order"),
         pytest.param(pd.DataFrame({"text": ["a"]}), id="table"),
         pytest.param(Query(query="q", documents=DOCUMENTS), id="object-of-documents"),
+        pytest.param(Query(query="q", documents=ITERATOR), id="iterator-of-documents"),
     ],
 )
 def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> None:
@@ -129,6 +132,12 @@ def test_text_travels_as_utf8() -> None:
 def test_lone_surrogate_is_refused_before_sending() -> None:
     with pytest.raises(InvalidInputError, match="surrogate"):
         json_body({"inputs": "a\ud800"})
+
+
+@pytest.mark.parametrize("value", [np.int64(3), float("nan")])
+def test_a_value_that_json_cannot_hold_is_refused_before_sending(value: Any) -> None:  # noqa: ANN401 - no value of JSON
+    with pytest.raises(InvalidInputError, match="numbers of Python"):
+        json_body({"version": value})
 
 
 @pytest.mark.parametrize(

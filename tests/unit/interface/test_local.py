@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -135,6 +137,25 @@ def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
     with pytest.raises(InvalidInputError, match="is closed; open another"):
         tasks.predict("tone", "hello")
     assert {it for it in set(threading.enumerate()) - before if "nunatak" in it.name} == set()
+
+
+def test_tasks_from_before_a_fork_are_refused_after_it(tasks: nunatak.LocalTasks) -> None:
+    expected = tasks.predict("tone", "hello")
+
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        refusal = ""
+        try:
+            with tasks:
+                tasks.predict("tone", "hello")
+        except InvalidInputError as error:
+            refusal = str(error)
+        os._exit(0 if "call nunatak.load after the fork" in refusal else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert tasks.predict("tone", "hello") == expected
 
 
 @pytest.mark.parametrize(

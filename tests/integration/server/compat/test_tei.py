@@ -62,6 +62,12 @@ async def test_tei_cuts_long_texts_only_on_request(client: httpx.AsyncClient) ->
     assert await post(client, "/tei/tasks/topic/predict", cut) == expected
     await post(client, "/tei/backbone/embed", {"inputs": TOO_LONG}, 422)
     assert len(await post(client, "/tei/backbone/embed", cut)) == 1
+    # Null means false, as in text-embeddings-inference.
+    await post(client, "/tei/backbone/embed", {"inputs": TEXT, "truncate": None})
+    absent = await post(
+        client, "/tei/tasks/topic/predict", {"inputs": TOO_LONG, "truncate": None}, 422
+    )
+    assert absent == refused
 
 
 async def test_tei_names_what_each_base_url_is(client: httpx.AsyncClient) -> None:
