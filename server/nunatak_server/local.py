@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Self
+from typing import Self, cast
 
 from nunatak_client import TaskResult
 from nunatak_client.payloads import Parts
@@ -11,6 +11,7 @@ from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
+from nunatak_contract.policies import Condition, Policy
 from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import Problem
@@ -29,6 +30,8 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
+from nunatak_server.verdicts.judge import OPTIONS
+from nunatak_server.verdicts.rules import TextDecision, decide
 
 
 class LocalPredictor:
@@ -64,12 +67,14 @@ class LocalPredictor:
         tasks: Sequence[str],
         *,
         options: Parameters = DEFAULT_OPTIONS,
+        conditions: Sequence[Condition] = (),
     ) -> Predictions:
         """Return the answer or the failure of each task for all inputs."""
         request = PredictionRequest(
             references=tuple(tasks),
             inputs=tuple(inputs),
             options=options,
+            conditions=tuple(conditions),
             handling=Handling(default_deadline_s=self._settings.default_deadline_ms / 1000),
         )
         return self._runner.run(self._predict(request))
@@ -80,6 +85,7 @@ class LocalPredictor:
         tasks: Sequence[str],
         *,
         options: Parameters = DEFAULT_OPTIONS,
+        conditions: Sequence[Condition] = (),
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks.
 
@@ -88,7 +94,7 @@ class LocalPredictor:
         parts = Parts(inputs)
         while part := parts.take():
             try:
-                predictions = self.predict(part, tasks, options=options)
+                predictions = self.predict(part, tasks, options=options, conditions=conditions)
             except NunatakError as error:
                 if REASONS[error.code].status is not HTTPStatus.UNPROCESSABLE_ENTITY:
                     raise
@@ -101,6 +107,23 @@ class LocalPredictor:
                     for refusal in refusals:
                         refusal.position = place
                     yield part, predictions
+
+    def judge_all(self, policy: Policy, texts: Sequence[str]) -> Iterator[TextDecision]:
+        """Yield the decision of a policy, published or not, about each text.
+
+        Raises:
+            NunatakError: a task fails or refuses a text, whose place is the error's position. So
+                `on_failure` decides only about what a task cannot read or mask.
+        """
+        asked = self.predict_all(
+            texts, policy.references, options=OPTIONS, conditions=policy.conditions
+        )
+        for part, predictions in asked:
+            answers = {it.reference: it for it in predictions.results}
+            for answer in answers.values():
+                if isinstance(answer, TaskFailure):
+                    raise answer.error
+            yield from decide(policy, answers, cast("Sequence[str]", part))
 
     def close(self) -> None:
         """End the threads; the registry stays open."""

@@ -50,7 +50,7 @@ def commands(case: str, program: str) -> list[list[str]]:
 def test_the_index_lists_every_example() -> None:
     index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 
-    assert len(CASES) == 7
+    assert len(CASES) == 9
     assert sorted(re.findall(r"\]\(([\w-]+)/README.md\)", index)) == CASES
 
 
@@ -311,6 +311,69 @@ def test_a_text_leaves_without_its_personal_data(url: str, tmp_path: Path) -> No
     masked = run([sys.executable, str(here / "mask.py")], typed=text)
 
     assert masked.splitlines() == ["Please call [PERSON] at [PHONE].", "The parcel is late."]
+
+
+def ended(
+    python: Path, program: Path, *words: str, typed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """A program of an environment without the project, run to its end."""
+    return subprocess.run(  # noqa: S603 - our own programs
+        [str(python), str(program), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))},
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def live_and_dead(case: str, url: str, folder: Path) -> tuple[Path, Path]:
+    """Copies of an example that ask the server, and a server that is away."""
+    for name, address in (("live", url), ("dead", "http://127.0.0.1:1")):
+        (folder / name).mkdir()
+        copied(case, folder / name, port8080=address)
+    return folder / "live", folder / "dead"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_presidio_masks_what_the_policy_finds_and_passes_nothing_without_a_server(
+    url: str, tmp_path: Path
+) -> None:
+    python = environment("presidio")
+    live, dead = live_and_dead("presidio", url, tmp_path)
+    text = "Please call Anna Berg at 555 0142.\nThe parcel is late.\n"
+
+    masked = ended(python, live / "mask.py", typed=text)
+    refused = ended(python, dead / "mask.py", typed=text)
+
+    assert masked.stdout.splitlines() == [
+        "Please call <PERSON> at <PHONE_NUMBER>.",
+        "The parcel is late.",
+    ], masked.stderr
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("no mask, because no verdict came")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_guardrails_of_an_agent_stop_attacks_and_personal_data_and_all_without_a_server(
+    url: str, tmp_path: Path
+) -> None:
+    python = environment("agents")
+    live, dead = live_and_dead("agents", url, tmp_path)
+    asked = {HARMLESS: "", ATTACK: "InputGuardrail", "Please call Anna Berg.": "OutputGuardrail"}
+
+    found = {it: ended(python, live / "ask.py", it) for it in asked}
+    refused = ended(python, dead / "ask.py", HARMLESS)
+
+    assert found[HARMLESS].stdout == f"You say: {HARMLESS}\n", found[HARMLESS].stderr
+    for message, guardrail in asked.items():
+        assert guardrail in found[message].stderr
+        assert (found[message].stdout == "") is bool(guardrail)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("no answer: cannot connect")
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n\r\n"

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
+from nunatak_cli.asking.policy import policy_app
 from nunatak_cli.asking.predict import predict
 from nunatak_cli.asking.predict_file import predict_file
 from nunatak_cli.failures import FailureGroup, Program
@@ -19,7 +20,7 @@ from nunatak_cli.options import example, group, spread
 from nunatak_cli.output import print_text
 from nunatak_cli.registry import task
 from nunatak_cli.registry.backbone import backbone_app
-from nunatak_cli.registry.documents import policy_app, question_app
+from nunatak_cli.registry.documents import question_app
 from nunatak_cli.registry.registries import registry_app, replicas
 from nunatak_cli.serving.cluster import cluster_app
 from nunatak_cli.serving.key import key_app

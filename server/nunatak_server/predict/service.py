@@ -297,6 +297,8 @@ class PredictionService:
         if request.growing is not None and not request.growing.counts(result.reference, outcome):
             return
         self._metrics.observe_request(task, outcome)
+        if isinstance(result, TaskPrediction) and result.predicted:
+            self._metrics.observe_predicted(result.task, result.predicted)
         if isinstance(asked, AskedTask) and asked.arm is not None:
             self._rollouts.metrics.observe_answer(asked.manifest.task, asked.arm, outcome)
 

@@ -7,10 +7,12 @@ Labels are bounded: task names come from the registry and never from a request, 
 keys, routes are templates, and outcomes are error codes. Any thread may call the methods.
 """
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Final
 
 from prometheus_client import (
@@ -25,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.memory import TrunkCacheMemory
+from nunatak_contract.wire import PredictedValue
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.telemetry.memory import ServerState, StateCollector
@@ -119,6 +122,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Inputs with more tokens than a task reads at once, by treatment",
         ("task", "on_long"),
     ),
+    "predicted_labels": ("Answered inputs by the label that a task predicts", ("task", "label")),
     "alias_moves": ("References that mean another version than at their last look-up", TASK),
 }
 """The text and the labels of each counter."""
@@ -143,6 +147,7 @@ class Metrics:
         self._registry = registry
         self._task_labels = LabelValues()
         self._caller_labels = LabelValues()
+        self._predicted_labels = LabelValues()
         ProcessCollector(registry=registry)
         self._count = {
             name: _children(Counter(f"nunatak_{name}", text, labels, registry=registry), labels)
@@ -171,6 +176,16 @@ class Metrics:
 
     def observe_request(self, task: str | None, outcome: str) -> None:
         self._count["requests"](self._task_label(task), outcome).inc()
+
+    def observe_predicted(self, task: str, predicted: Iterable[PredictedValue]) -> None:
+        """Count the label, or each of several, that a task predicts for an input."""
+        names = (
+            (it,) if isinstance(it, str) else it for it in predicted if not isinstance(it, float)
+        )
+        own = self._task_label(task)
+        for label, count in Tally(chain.from_iterable(names)).items():
+            is_known = self._predicted_labels.of(f"{own}/{label}") != OTHER
+            self._count["predicted_labels"](own, label if is_known else OTHER).inc(count)
 
     def observe_caller(
         self, caller: str, *, status: int, predictions: Sequence[PredictionRecord]

@@ -261,6 +261,16 @@ def document_cases(world: World) -> Iterator[Case]:
             yield ("question", "collected", folder, *options)
 
 
+def judging_cases(world: World) -> Iterator[Case]:
+    sound = str(world.folder / f"policy {HOSTILE_FILE_NAME}.json")
+    judging = ("policy", "check", sound, *world.registry, *world.backbone)
+    for data in (f"known {HOSTILE_FILE_NAME}", f"broken {HOSTILE_FILE_NAME}", "labels"):
+        rows = ("--data", str(world.folder / f"{data}.jsonl"))
+        yield from ((*judging, *rows, *it) for it in ((), ("--harmful", HOSTILE)))
+        for options in ((), ("--json",)):
+            yield (*judging, *rows, "--harmful", MARKUP, *options)
+
+
 def cluster_cases(world: World) -> Iterator[Case]:
     for name in ("up", "status", "down"):
         yield ("cluster", name, "--on", HOSTILE)
@@ -380,6 +390,7 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     predict_cases,
     predict_file_cases,
     document_cases,
+    judging_cases,
     cluster_cases,
     replica_cases,
     evaluate_cases,

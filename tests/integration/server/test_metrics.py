@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_contract.questions import QuestionCard
 from nunatak_model import Backbone
@@ -214,6 +217,30 @@ def test_a_path_that_is_no_route_becomes_no_label(families: dict[str, Metric]) -
 
 def test_padding_saved_is_what_the_shorter_rows_lack(families: dict[str, Metric]) -> None:
     assert value_of(families, "nunatak_padding_saved_tokens_total") > 0
+
+
+async def test_each_answered_text_counts_once_by_the_label_of_its_answer(
+    backbone: Backbone, registry: Registry
+) -> None:
+    texts = ["a", "where is my parcel?", "ann met bob in oslo", "a longer text", "why?"]
+    publish_tiny_task(registry, backbone)
+    kind = ProblemType.MULTI_LABEL
+    publish_tiny_task(registry, backbone, task="tags", problem_type=kind, seed=4)
+    registry.policies.put(make_policy(make_rule(when("tone", "calm")), name="guard"))
+    found = Counter[tuple[str, str]]()
+    async with running_client(backbone, registry) as client:
+        for asked in (texts, texts[:2]):
+            body = {"inputs": asked, "tasks": ["tone", "tags"]}
+            for result in (await client.post("/v1/predict", json=body)).json()["results"]:
+                said = chain(*([it] if isinstance(it, str) else it for it in result["predicted"]))
+                found.update((result["task"], label) for label in said)
+        assert (await client.post("/v1/verdicts/guard", json={"inputs": texts})).is_success
+        families = parsed((await client.get("/metrics")).text)
+
+    samples = families["nunatak_predicted_labels_total"].samples
+    assert {(it.labels["task"], it.labels["label"]): it.value for it in samples} == found
+    assert sum(it for (task, _), it in found.items() if task == "tone") == 7
+    assert {task for task, _ in found} == {"tone", "tags"}
 
 
 def expressions(value: object) -> list[str]:

@@ -109,6 +109,14 @@ def open_predictor(
         with Client(server) as client:
             yield ServerPredictor(client=client)
         return
+    with open_registry_predictor(tasks, registry=registry, backbone=backbone) as predictor:
+        yield predictor
+
+
+@contextmanager
+def open_registry_predictor(
+    tasks: Iterable[str], *, registry: str | None, backbone: str | None
+) -> Generator[RegistryPredictor]:
     with needs_extra("server"):
         from nunatak_model import load_backbone
         from nunatak_server.local import LocalPredictor

@@ -1,4 +1,4 @@
-"""`nunatak policy` and `nunatak question`: the versions of documents.
+"""The versions of documents, for `nunatak policy` and `nunatak question`.
 
 Policies turn answers into decisions. Question cards bind questions to tasks. `nunatak question`
 also counts the texts that servers collected.
@@ -18,13 +18,11 @@ from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, plain_table, print_json, print_outcome
 from nunatak_cli.registry.registries import existing_registry, published_line
-from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
-    from nunatak_contract.policies import Condition, Policy
+    from nunatak_contract.policies import Policy
     from nunatak_contract.questions import QuestionCard
     from nunatak_registry import PublishedCard, PublishedPolicy, Registry
     from nunatak_registry.documents import DocumentStore
@@ -150,57 +148,6 @@ class Documents(Generic[DocumentT]):
         print_outcome({**self.json_of(published), "changed": is_new}, line, as_json=as_json)
 
 
-def check_policy(
-    file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-) -> None:
-    """Check a policy against the tasks of the registry, without publishing it.
-
-    Says how many dev examples each label of a condition would have caught.
-    """
-    policy = read_policy(file)
-    with existing_registry(registry) as opened:
-        opened.policies.check(policy)
-        manifests = {it: opened.resolve(it) for it in policy.references}
-    rows = [
-        {"rule": rule.name, "task": manifests[it.task].reference, "label": label}
-        | {"threshold": it.threshold, **_caught(it, label, manifests[it.task])}
-        for rule in policy.rules
-        for it in rule.conditions
-        for label in it.labels
-    ]
-    table = plain_table("rule", "task", "label", "threshold", "dev examples", "caught", "right")
-    for row in rows:
-        shown = row if row["threshold"] is not None else row | {"threshold": "own"}
-        table.add_row(*("-" if it is None else str(it) for it in shown.values()))
-    line = f"{policy.name}: its tasks can decide every condition"
-    remark = (
-        "own: the task decides. caught: at least so many. -: the version has no record; train it "
-        "with --calibrate"
-    )
-    document = {"policy": policy.name, "conditions": rows}
-    print_outcome(document, line, table, remark, as_json=as_json)
-
-
-def _caught(condition: "Condition", label: str, manifest: "TaskManifest") -> dict[str, int | None]:
-    """Return what one label of a condition finds in the examples that chose the best epoch."""
-    head, calibration, confusion = manifest.head, manifest.calibration, manifest.confusion
-    threshold = condition.threshold
-    if threshold is None and head.problem_type is ProblemType.MULTI_LABEL:
-        threshold = head.threshold(label)
-    if threshold is not None and calibration is not None:
-        curve = next(it for it in calibration.curves if it.label == label)
-        point = curve.at(threshold)
-        found, right = (0, 0) if point is None else (point.num_found, point.num_right)
-        num_examples = calibration.dev.num_examples
-    elif threshold is None and confusion is not None and label in head.labels:
-        counts = confusion.counts
-        found = sum(count for (_, predicted), count in counts.items() if predicted == label)
-        right, num_examples = counts.get((label, label), 0), sum(counts.values())
-    else:
-        return dict.fromkeys(("num_examples", "num_found", "num_right"))
-    return {"num_examples": num_examples, "num_found": found, "num_right": right}
-
-
 def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
@@ -227,18 +174,6 @@ POLICIES: "Documents[Policy]" = Documents(
     json_of=_policy_json,
     columns=("mode", "on failure", "rules", "tasks"),
     cells_of=_policy_cells,
-)
-policy_app = group(
-    "policy",
-    "Publish and check policies, which turn the answers of tasks into one decision.",
-    {
-        "put": (POLICIES.put, "nunatak policy put guard.json"),
-        "list": (POLICIES.list, "nunatak policy list"),
-        "show": (POLICIES.show, "nunatak policy show guard --version 2 > guard.json"),
-        "check": (check_policy, "nunatak policy check guard.yaml"),
-        "history": (POLICIES.history, "nunatak policy history guard"),
-        "rollback": (POLICIES.rollback, "nunatak policy rollback guard"),
-    },
 )
 
 

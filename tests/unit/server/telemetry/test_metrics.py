@@ -47,6 +47,19 @@ def test_tasks_and_callers_beyond_the_bound_are_one_sum() -> None:
     assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
 
 
+def test_labels_beyond_the_bound_are_one_sum_by_task_and_values_are_no_labels() -> None:
+    metrics = Metrics()
+
+    metrics.observe_predicted("tone", ["calm", ("calm", "late"), (), 0.5])
+    metrics.observe_predicted("many", [f"label-{it}" for it in range(MAX_LABEL_VALUES)])
+
+    text = rendered(metrics)
+    assert 'nunatak_predicted_labels_total{label="calm",task="tone"} 2.0' in text
+    assert 'nunatak_predicted_labels_total{label="late",task="tone"} 1.0' in text
+    assert 'nunatak_predicted_labels_total{label="other",task="many"} 2.0' in text
+    assert text.count("nunatak_predicted_labels_total{") == MAX_LABEL_VALUES + 1
+
+
 def record(num_tokens: int) -> PredictionRecord:
     """The record of two versions that answered, and of one whose rows nobody computed."""
     answer = RowAnswer(logits=[], queue_s=0.0, compute_s=0.0, batch_rows=1)
