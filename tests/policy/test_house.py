@@ -12,24 +12,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (427, 4),
-    "nunatak_exchange": (3864, 14),
-    "nunatak_cli": (7080, 39),
-    "nunatak": (517, 3),
-    "nunatak_client": (2038, 7),
+    "nunatak_exchange": (3871, 14),
+    "nunatak_cli": (7329, 40),
+    "nunatak": (526, 3),
+    "nunatak_client": (2062, 7),
     "nunatak_cluster": (563, 6),
-    "nunatak_contract": (4274, 20),
+    "nunatak_contract": (4325, 20),
     "nunatak_rows": (788, 7),
     "nunatak_loadtest": (1036, 7),
     "nunatak_model": (9315, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4322, 23),
-    "nunatak_server": (20586, 97),
+    "nunatak_registry": (4337, 23),
+    "nunatak_server": (20763, 98),
     "nunatak_training": (9213, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_035, 320
-CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_020}
+MAX_LINES, MAX_FILES = 64_567, 322
+CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_777}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

@@ -95,7 +95,8 @@ def check_policy(  # noqa: PLR0913 - one parameter per option is how typer works
         tell_rejected(spelt)
         judged, tables = _judged_report(read, decisions, least)
         document["data"] = {"tasks": fixed.references, "num_rows": len(read), **judged}
-        told = f"{data.name}: {counted(len(read), 'row')}, asking {', '.join(fixed.references)}"
+        asked = ", ".join(fixed.references) or "no task"
+        told = f"{data.name}: {counted(len(read), 'row')}, asking {asked}"
         parts += [Text(told), *tables]
     print_outcome(document, *parts, as_json=as_json)
 
