@@ -269,7 +269,14 @@ def mixed_linear(
         return _linear(x, layer, target, activation)
     y = _linear(x, layer, target, None)
     _change_outputs(y, {target: (0, y.shape[1])}, x, layer)
-    return y if activation is None else activate(y, activation)
+    if activation is None or not getattr(layer.frozen, target).is_packed_integers:
+        return y if activation is None else activate(y, activation)
+    # An activation apart may differ in the last bit, which integers of the next map would round.
+    fused = _linear(x, layer, target, activation)
+    for span, override in layer.changed:
+        if target in override.outputs:
+            fused[span.tokens] = activate(y[span.tokens], activation)
+    return fused
 
 
 def _linear(

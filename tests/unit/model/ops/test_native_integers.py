@@ -15,8 +15,8 @@ from torch import Tensor
 from doubles.backbones import Family, tiny_backbone
 from doubles.native_ops import DTYPES, EXAMPLES, assert_near, draw
 from doubles.tasks import random_branch
-from nunatak_contract.enums import Activation
-from nunatak_contract.methods import Bottleneck, HeadOnly, Method, TopK
+from nunatak_contract.enums import Activation, LinearMap
+from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Encoding,
     Row,
@@ -183,7 +183,15 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("method", [TopK(num_layers=2), Bottleneck(size=8, first_layer=1)], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [
+        TopK(num_layers=2),
+        Bottleneck(size=8, first_layer=1),
+        Lora(rank=2, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
+    ],
+    ids=str,
+)
 def test_an_answer_on_integers_depends_on_no_other_task_of_the_batch(method: Method) -> None:
     served = pack_backbone(load_backbone("minilm+int8"))
     head, other = random_branch(served, HeadOnly()), random_branch(served, method, seed=1)
