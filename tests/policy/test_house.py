@@ -13,14 +13,14 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (427, 4),
     "nunatak_exchange": (3871, 14),
-    "nunatak_cli": (7329, 40),
+    "nunatak_cli": (7330, 40),
     "nunatak": (526, 3),
     "nunatak_client": (2062, 7),
     "nunatak_cluster": (563, 6),
     "nunatak_contract": (4325, 20),
     "nunatak_rows": (788, 7),
     "nunatak_loadtest": (1036, 7),
-    "nunatak_model": (9315, 49),
+    "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4337, 23),
     "nunatak_server": (20763, 98),
@@ -28,8 +28,8 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_567, 322
-CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_777}
+MAX_LINES, MAX_FILES = 64_575, 322
+CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_786}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

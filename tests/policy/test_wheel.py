@@ -27,6 +27,7 @@ FOLDERS = {
 }
 EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak": ("training", "server"),
+    "nunatak_contract": ("server",),
     "nunatak_cli": ("training",),
     "nunatak_model": ("model",),
     "nunatak_rows": ("training",),
