@@ -21,7 +21,8 @@ from nunatak_contract.record import Record, later
 MAX_RULES: Final = 64
 MAX_CONDITIONS: Final = 32
 MAX_LABELS_OF_A_CONDITION: Final = 256
-MAX_COMPILED: Final = 1024
+MAX_COMPILED: Final = 2 * MAX_RULES * MAX_CONDITIONS
+"""More than one policy has, because each text is read by all patterns of a policy in turn."""
 OUTSIDE: Final = "O"
 """The label of tokens that belong to no entity. No condition can name this label."""
 
@@ -161,11 +162,12 @@ class Policy(Record, frozen=True):
 def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
     """Return the function from a text and a place to the matches of a pattern from there on.
 
-    A match is a begin and an end, in characters. RE2 finds matches in a time linear in the text.
+    A match is a begin and an end, in characters. RE2 finds each in a time linear in the text.
 
     Raises:
         MissingExtraError: RE2 is not installed.
-        ValueError: RE2 refuses the pattern; or the pattern matches the empty text, so each text.
+        ValueError: RE2 refuses the pattern; or the pattern may match no character, and then the
+            characters there are read no more; or it reads bytes.
     """
     with needs_extra("server"):
         import re2  # noqa: PLC0415 - the client compiles no pattern
@@ -176,8 +178,15 @@ def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
     except re2.error as error:
         (problem,) = error.args
         raise ValueError(f"RE2 cannot read the pattern {pattern!r}: {problem.decode()}") from error
-    if regex.search("") is not None:
-        raise ValueError(f"the pattern {pattern!r} matches the empty text, and so each text")
+    # A match of no character is at a border of a word, of a line or of the text.
+    found = (it.span() for text in ("", "a") for it in regex.finditer(text))
+    if any(begin == end for begin, end in found):
+        raise ValueError(
+            f"the pattern {pattern!r} matches the empty text; expected at least one character in "
+            "each match"
+        )
+    if r"\C" in pattern.replace(r"\\", ""):
+        raise ValueError(rf"the pattern {pattern!r} reads single bytes; use (?s:.) in place of \C")
     return lambda text, begin: (it.span() for it in regex.finditer(text, begin))
 
 

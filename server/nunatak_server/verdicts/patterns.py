@@ -14,8 +14,9 @@ from nunatak_contract.policies import Pattern, compiled
 from nunatak_server.outputs.conditions import LOST, ConditionState, FoundSpan
 
 MAX_MATCH: Final = 256
-MAX_CHARS_ON_LOOP: Final = 100_000
-"""Characters, counted for each pattern, that are read without a thread."""
+MAX_STEPS_ON_LOOP: Final = 4_000_000
+"""Squares of lengths, for each pattern, that are read without a thread: a pattern such as
+`a[^b]*b|a` reads up to the end of the text for each match."""
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 
@@ -31,7 +32,7 @@ async def matches_in_all(patterns: Sequence[Pattern], texts: Sequence[str]) -> t
     def found() -> tuple[Matches, ...]:
         return tuple(matches_in(patterns, text) for text in texts)
 
-    if len(patterns) * sum(map(len, texts)) <= MAX_CHARS_ON_LOOP:
+    if len(patterns) * sum(max(len(it), MAX_MATCH) ** 2 for it in texts) <= MAX_STEPS_ON_LOOP:
         return found()
     return await asyncio.to_thread(found)
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import isqrt
 
 import pytest
 from pydantic import ValidationError
@@ -15,13 +16,13 @@ from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import Combine, VerdictAction
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.policies import Pattern, Rule
+from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Rule, compiled
 from nunatak_registry.documents import check_policy
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.verdicts import patterns
 from nunatak_server.verdicts.patterns import (
-    MAX_CHARS_ON_LOOP,
     MAX_MATCH,
+    MAX_STEPS_ON_LOOP,
     matches_in,
     matches_in_all,
 )
@@ -168,7 +169,9 @@ def test_a_pattern_needs_no_task_to_block() -> None:
     [
         ("(?=a)", "RE2 cannot read the pattern '\\(\\?=a\\)': invalid perl operator"),
         (r"(a)\1", "RE2 cannot read"),
-        ("a*", "matches the empty text, and so each text"),
+        ("a*", "matches the empty text"),
+        (r"\b|foo", "matches the empty text"),
+        (r"sk-\C", "reads single bytes"),
     ],
 )
 def test_a_policy_with_a_pattern_that_cannot_serve_is_refused(pattern: str, problem: str) -> None:
@@ -188,6 +191,10 @@ def test_a_rule_that_masks_with_patterns_alone_is_accepted() -> None:
         check_policy(make_policy(rule(CARD, action=MASK, combine=combine)), never_called)
 
 
+def test_all_patterns_of_the_largest_policy_stay_compiled() -> None:
+    assert compiled.cache_parameters()["maxsize"] > MAX_RULES * MAX_CONDITIONS
+
+
 def test_no_text_makes_a_pattern_slow() -> None:
     hard = Pattern(pattern="(?:a|aa|a+)+$", label="X")
     began = time.process_time()
@@ -204,14 +211,13 @@ def test_places_count_characters_and_halves_of_pairs_are_read() -> None:
 
 async def test_long_texts_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     used = list[int]()
-    compiled = patterns.compiled
 
     def noted(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
         used.append(threading.get_ident())
         return compiled(pattern)
 
     monkeypatch.setattr(patterns, "compiled", noted)
-    for text in ("1234-5678 ", "1234-5678 ".rjust(MAX_CHARS_ON_LOOP + 1)):
+    for text in ("1234-5678 ", "1234-5678 ".rjust(isqrt(MAX_STEPS_ON_LOOP) + 1)):
         (found,) = await matches_in_all([CARD], [text])
         assert found[CARD].holds
 
