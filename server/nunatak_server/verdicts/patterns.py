@@ -7,8 +7,8 @@ it cannot change.
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from nunatak_contract.policies import Pattern, compiled
 from nunatak_server.outputs.conditions import LOST, ConditionState, FoundSpan
@@ -20,6 +20,7 @@ MAX_STEPS_ON_LOOP: Final = 4_000_000
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 
+FoundT = TypeVar("FoundT")
 Matches = Mapping[Pattern, ConditionState]
 """What each pattern of a policy says about one text."""
 
@@ -32,9 +33,7 @@ async def matches_in_all(patterns: Sequence[Pattern], texts: Sequence[str]) -> t
     def found() -> tuple[Matches, ...]:
         return tuple(matches_in(patterns, text) for text in texts)
 
-    if len(patterns) * sum(max(len(it), MAX_MATCH) ** 2 for it in texts) <= MAX_STEPS_ON_LOOP:
-        return found()
-    return await asyncio.to_thread(found)
+    return await _on_loop_or_thread(found, len(patterns), map(len, texts))
 
 
 class GrowingMatches:
@@ -48,12 +47,20 @@ class GrowingMatches:
         """Return the last place, at most `place`, before which no further match can begin."""
         return max(0, min(place, len(text) - MAX_MATCH)) if self._reads_from else place
 
-    def grow(self, text: str, *, released: int, takes_open: bool) -> Matches:
+    async def grow(self, text: str, *, released: int, takes_open: bool) -> Matches:
         """Return what the patterns say about the text so far.
 
         Of the matches in released text, one stays, which says that there are matches. `takes_open`
         also counts matches that could still change.
         """
+
+        def found() -> Matches:
+            return self._grown(text, released=released, takes_open=takes_open)
+
+        num_chars = len(text) - min(self._reads_from.values(), default=len(text))
+        return await _on_loop_or_thread(found, len(self._reads_from), [num_chars])
+
+    def _grown(self, text: str, *, released: int, takes_open: bool) -> Matches:
         found, settled = dict[Pattern, ConditionState](), self.settled(text, len(text))
         for pattern, begin in self._reads_from.items():
             spans = list(_spans(pattern, text, begin))
@@ -66,6 +73,14 @@ class GrowingMatches:
             self._reads_from[pattern] = max(begin, settled, *(it.end for it in kept[-1:]))
             found[pattern] = _state((*self._kept[pattern], *(spans[len(kept) :] * takes_open)))
         return found
+
+
+async def _on_loop_or_thread(
+    found: Callable[[], FoundT], num_patterns: int, sizes: Iterable[int]
+) -> FoundT:
+    if num_patterns * sum(max(it, MAX_MATCH) ** 2 for it in sizes) <= MAX_STEPS_ON_LOOP:
+        return found()
+    return await asyncio.to_thread(found)
 
 
 def _spans(pattern: Pattern, text: str, begin: int) -> Iterator[FoundSpan]:

@@ -271,7 +271,7 @@ class VerdictStream:
         if growing.is_whole:
             self._matches = await matches_in_all(published.document.patterns, (growing.text,))
         else:
-            found = self._patterns.grow(
+            found = await self._patterns.grow(
                 growing.text, released=self._released, takes_open=growing.takes_open
             )
             self._matches = (found,)

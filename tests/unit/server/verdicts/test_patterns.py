@@ -79,11 +79,18 @@ BY_PATTERNS = (
 
 
 @pytest.mark.parametrize(
-    "rules", [BY_PATTERNS, (*guard().rules, *BY_PATTERNS)], ids=["alone", "all"]
+    ("rules", "most_steps"),
+    [
+        (BY_PATTERNS, MAX_STEPS_ON_LOOP),
+        (BY_PATTERNS, 0),
+        ((*guard().rules, *BY_PATTERNS), MAX_STEPS_ON_LOOP),
+    ],
+    ids=["alone", "on-threads", "all"],
 )
 async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
-    monkeypatch: pytest.MonkeyPatch, rules: tuple[Rule, ...]
+    monkeypatch: pytest.MonkeyPatch, rules: tuple[Rule, ...], most_steps: int
 ) -> None:
+    monkeypatch.setattr(patterns, "MAX_STEPS_ON_LOOP", most_steps)
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
     bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(5)
     actions = set[VerdictAction]()
