@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4337, 23),
-    "nunatak_server": (20779, 98),
+    "nunatak_server": (20795, 98),
     "nunatak_training": (9213, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_600, 322
-CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_799}
+MAX_LINES, MAX_FILES = 64_616, 322
+CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_817}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

@@ -207,6 +207,16 @@ class PredictionService:
             ) as permit:
                 yield permit
 
+    def check(self, request: PredictionRequest) -> None:
+        """Refuse a request that the server would not answer, before any work on it.
+
+        Raises:
+            NunatakError: as for `stream`, but for reasons of its tasks and of the queue.
+        """
+        with self._refusals():
+            self._readiness.check(has_begun=request.growing is not None)
+            self._check(request)
+
     @contextmanager
     def _refusals(self, task: str | None = None) -> Generator[None]:
         """Count an error in the block as the refusal of a whole request."""

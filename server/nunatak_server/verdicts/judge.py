@@ -1,9 +1,10 @@
 """The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -15,7 +16,6 @@ from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.conditions import UNKNOWN
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
@@ -29,7 +29,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import within
 from nunatak_server.telemetry.metrics import OTHER, LabelValues, note_verdict
-from nunatak_server.verdicts.patterns import Matches, matches_in_all
+from nunatak_server.verdicts.patterns import Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import (
     Answers,
     TextDecision,
@@ -196,15 +196,10 @@ class Judge:
         return found, replace(handling, own_deadline_s=left_s)
 
     def late(self, published: PublishedPolicy, text: str, *problem: str) -> Judgement:
-        """Return the decision about a text about which all tasks are late.
-
-        Nor do patterns say anything, unless the policy lets pass what no task has judged.
-        """
+        """Return the decision about a text about which tasks and patterns are late."""
         policy = published.document
         answers = _all_failed(policy.references, {}, DeadlineExceededError(*problem))
-        is_open = policy.on_failure is OnFailure.ALLOW
-        matches = None if is_open else [dict.fromkeys(policy.patterns, UNKNOWN)]
-        return _judged(published, answers, [], (text,), matches)
+        return _judged(published, answers, [], (text,), unmatched(policy.patterns, 1))
 
     async def ask(
         self,
@@ -214,17 +209,16 @@ class Judge:
         *,
         stops_early: bool = True,
         growing: Growing | None = None,
-        matches: Sequence[Matches] | None = None,
+        match: Callable[[], Awaitable[Sequence[Matches]]] | None = None,
     ) -> Judgement:
         """Return the decisions of a policy about texts, or about what is new of a growing text.
 
-        `matches` are those of the patterns in each text, if they are known. In a dry run, a refusal
-        of the whole request is the failure of each task: it stops nothing.
+        `match` finds the matches of a growing text. In a dry run, a refusal of the whole request is
+        the failure of each task and pattern: it stops nothing.
         """
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
-        if matches is None:
-            matches = await matches_in_all(policy.patterns, texts)
+        matches: Sequence[Matches] = unmatched(policy.patterns, len(texts))
         if not texts:
             return _judged(published, answers, times, texts, matches)
         request = PredictionRequest(
@@ -236,6 +230,9 @@ class Judge:
             growing=growing,
         )
         try:
+            # Patterns read no text that the server refuses, such as one that is too long.
+            self._service.check(request)
+            matches = await (match or partial(matches_in_all, policy.patterns, texts))()
             async with aclosing(self._service.stream(request)) as results:
                 async for streamed in results:
                     result, refusal = streamed.result, streamed.refusal
@@ -264,7 +261,7 @@ def _judged(
     answers: Answers,
     times: list[StageTimes],
     texts: Sequence[str],
-    matches: Sequence[Matches] | None = None,
+    matches: Sequence[Matches],
 ) -> Judgement:
     return Judgement(
         published=published,

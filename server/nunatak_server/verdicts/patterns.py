@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from nunatak_contract.policies import Pattern, compiled
-from nunatak_server.outputs.conditions import LOST, ConditionState, FoundSpan
+from nunatak_server.outputs.conditions import LOST, UNKNOWN, ConditionState, FoundSpan
 
 MAX_MATCH: Final = 256
 MAX_STEPS_ON_LOOP: Final = 4_000_000
@@ -29,6 +29,11 @@ def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
     return {it: _state(_spans(it, text, 0)) for it in patterns}
 
 
+def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
+    """Return what patterns say about texts that they have not read."""
+    return [dict.fromkeys(patterns, UNKNOWN)] * num_texts
+
+
 async def matches_in_all(patterns: Sequence[Pattern], texts: Sequence[str]) -> tuple[Matches, ...]:
     def found() -> tuple[Matches, ...]:
         return tuple(matches_in(patterns, text) for text in texts)
@@ -37,7 +42,7 @@ async def matches_in_all(patterns: Sequence[Pattern], texts: Sequence[str]) -> t
 
 
 class GrowingMatches:
-    """The matches in a text that grows. Each character is read about once for each pattern."""
+    """The matches in a text that grows. A look reads the new characters, and few others again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._reads_from = dict.fromkeys(patterns, 0)

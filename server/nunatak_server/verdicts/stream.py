@@ -27,7 +27,7 @@ from nunatak_server.outputs.conditions import ConditionState, FoundSpan, States,
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.verdicts.judge import Judge, Judgement
-from nunatak_server.verdicts.patterns import GrowingMatches, Matches, matches_in_all
+from nunatak_server.verdicts.patterns import GrowingMatches, Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
 
 LEAST_GROWTH: Final = 16
@@ -84,7 +84,7 @@ class VerdictStream:
         self._max_delay_s = None if delay_ms is None else share * delay_ms / 1000
         self._growing = Growing()
         self._patterns = GrowingMatches(policy.patterns)
-        self._matches: tuple[Matches, ...] = ()
+        self._matches: Sequence[Matches] = unmatched(policy.patterns, 1)
         self._parts, self._num_chars = [""], 0
         self._half = ""
         self.last_space = 0
@@ -268,16 +268,20 @@ class VerdictStream:
 
     async def _ask(self) -> Judgement:
         growing, published = self._growing, self._published
+        return await self._judge.ask(
+            published, (growing.text,), self._handling, growing=growing, match=self._match
+        )
+
+    async def _match(self) -> Sequence[Matches]:
+        growing, patterns = self._growing, self._published.document.patterns
         if growing.is_whole:
-            self._matches = await matches_in_all(published.document.patterns, (growing.text,))
+            self._matches = await matches_in_all(patterns, (growing.text,))
         else:
             found = await self._patterns.grow(
                 growing.text, released=self._released, takes_open=growing.takes_open
             )
             self._matches = (found,)
-        return await self._judge.ask(
-            published, (growing.text,), self._handling, growing=growing, matches=self._matches
-        )
+        return self._matches
 
     def _with_findings(self, judgement: Judgement) -> Judgement:
         """Return a judgement about the text so far with what was found in it before."""

@@ -1,4 +1,4 @@
-"""Blobs in a bucket of a real S3 server. Copies (`test_copying.py`) have PostgreSQL beside it."""
+"""Blobs in a bucket of a real S3 server. `test_copying.py` copies between S3 and PostgreSQL."""
 
 import threading
 from collections.abc import Generator

@@ -254,6 +254,7 @@ class Forgetful:
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
+        self.check = service.check
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         calm: TaskPrediction | None = None
@@ -279,6 +280,7 @@ class Mistaken:
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
+        self.check = service.check
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         found = [it async for it in self._service.stream(request)]

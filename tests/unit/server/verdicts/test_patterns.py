@@ -198,11 +198,27 @@ def test_a_rule_that_masks_with_patterns_alone_is_accepted() -> None:
         check_policy(make_policy(rule(CARD, action=MASK, combine=combine)), never_called)
 
 
-def test_all_patterns_of_the_largest_policy_stay_compiled() -> None:
-    assert compiled.cache_parameters()["maxsize"] > MAX_RULES * MAX_CONDITIONS
+def test_the_patterns_of_the_largest_policy_are_compiled_once() -> None:
+    num_patterns, before = MAX_RULES * MAX_CONDITIONS, compiled.cache_info().misses
+    found = [Pattern(pattern=f"key-{it}", label="X") for it in range(num_patterns)]
+
+    for _ in range(2):
+        matches_in(found, "key-7")
+
+    assert compiled.cache_info().misses - before == num_patterns
 
 
-def test_no_text_makes_a_pattern_slow() -> None:
+async def test_patterns_read_no_text_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = StreamBench(TokenizerFamily.BERT, make_policy(rule(CARD, action=MASK)))
+    monkeypatch.setattr(patterns, "compiled", never_called)
+
+    with raises("text_too_long"):
+        await bench.whole("a" * 20_000)
+    with raises("text_too_long"):
+        await bench.streamed(["a" * 20_000, " b"])
+
+
+def test_no_match_takes_exponential_time() -> None:
     hard = Pattern(pattern="(?:a|aa|a+)+$", label="X")
     began = time.process_time()
 
