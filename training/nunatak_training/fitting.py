@@ -196,13 +196,13 @@ def fit_task(
 
 
 def _learned(train: ExampleSet, recipe: Recipe, backbone: Backbone) -> ExampleSet:
-    beside = recipe.default_label
-    if not recipe.joined_share or beside is None:
+    default = recipe.default_label
+    if not recipe.joined_share or default is None:
         return train
     texts, most = [it.text for it in train.examples], recipe.max_length
     sizes = [it.num_tokens for it in backbone.tokenizer.encode(texts, max_length=most)]
     return with_joined(
-        train, recipe.joined_share, beside=beside, sizes=sizes, most=most, seed=recipe.seed
+        train, recipe.joined_share, default=default, sizes=sizes, most=most, seed=recipe.seed
     )
 
 

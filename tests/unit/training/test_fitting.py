@@ -201,7 +201,7 @@ def test_joined_copies_stand_beside_the_default_label_and_fit() -> None:
     sizes = [len(it.text.split()) for it in examples.examples]
     most = max(sizes) + min(sizes)
 
-    joined = with_joined(examples, 0.5, beside="early", sizes=sizes, most=most, seed=3)
+    joined = with_joined(examples, 0.5, default="early", sizes=sizes, most=most, seed=3)
 
     own, copies = joined.examples[: len(examples)], joined.examples[len(examples) :]
     texts = {label: {it.text for it in own if it.label == label} for label in ("early", "late")}
@@ -214,7 +214,7 @@ def test_joined_copies_stand_beside_the_default_label_and_fit() -> None:
     assert all(it or other for it, other in zip(before, after, strict=True))
     assert not all(before)
     assert not all(after)
-    assert with_joined(examples, 1, beside="early", sizes=sizes, most=1, seed=3) == examples
+    assert with_joined(examples, 1, default="early", sizes=sizes, most=1, seed=3) == examples
 
 
 def test_a_run_learns_from_joined_copies_and_records_its_own_examples(backbone: Backbone) -> None:

@@ -153,17 +153,17 @@ class ExampleSet:
 
 
 def with_joined(
-    examples: ExampleSet, share: float, *, beside: str, sizes: Sequence[int], most: int, seed: int
+    examples: ExampleSet, share: float, *, default: str, sizes: Sequence[int], most: int, seed: int
 ) -> ExampleSet:
     """Return the examples, and then copies of a share of them.
 
-    The text of a copy stands before or after the text of an example with the label `beside`.
+    The text of a copy stands before or after the text of an example with the default label.
     `sizes` counts the tokens of each text. Both texts together have at most `most` tokens, so an
     example without such room has no copy.
     """
     draw = random.Random(seed)  # noqa: S311 - no secret
     own = examples.examples
-    labelled = [it for it in enumerate(sizes) if own[it[0]].label == beside]
+    labelled = [it for it in enumerate(sizes) if own[it[0]].label == default]
     others = sorted(labelled, key=lambda it: it[1])
     joined = list[Example]()
     for place in sorted(draw.sample(range(len(own)), round(share * len(own)))):
