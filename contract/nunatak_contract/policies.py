@@ -7,6 +7,7 @@ strongest action of the rules that apply is the decision.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -178,9 +179,9 @@ def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
     except re2.error as error:
         (problem,) = error.args
         raise ValueError(f"RE2 cannot read the pattern {pattern!r}: {problem.decode()}") from error
-    # A match of no character is at a border of a word, of a line or of the text.
-    found = (it.span() for text in ("", "a") for it in regex.finditer(text))
-    if any(begin == end for begin, end in found):
+    # Whether no character matches at a place depends on the kinds of the characters beside it.
+    sides = product(("", "\n", " ", "a"), repeat=2)
+    if any(regex.fullmatch(a + b, len(a), len(a)) for a, b in sides):
         raise ValueError(
             f"the pattern {pattern!r} matches the empty text; expected at least one character in "
             "each match"

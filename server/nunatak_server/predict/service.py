@@ -8,10 +8,9 @@ request fails only by its common parts: the texts, admission, the deadline.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -136,13 +135,17 @@ class PredictionService:
             raise lateness
         return Predictions(results=results, timings=await _timings_of(answered, tokenize_s, pace))
 
-    async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+    async def stream(
+        self, request: PredictionRequest, pace: Pace | None = None
+    ) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order of arrival.
 
+        `pace` is that of `begin`, if the work has begun.
         If the whole request is refused or late, the first step raises. Later failures are results.
         Closing the generator cancels the open tasks.
         """
-        async with aclosing(hold_refusals(self._stream(request))) as results:
+        pace = pace or self._pace(request)
+        async with aclosing(hold_refusals(self._stream(request, pace))) as results:
             async for streamed in results:
                 yield streamed
 
@@ -207,8 +210,8 @@ class PredictionService:
             ) as permit:
                 yield permit
 
-    def check(self, request: PredictionRequest) -> None:
-        """Refuse a request that the server would not answer, before any work on it.
+    def begin(self, request: PredictionRequest) -> Pace:
+        """Return the pace of a request, or refuse what the server would not answer.
 
         Raises:
             NunatakError: as for `stream`, but for reasons of its tasks and of the queue.
@@ -216,6 +219,7 @@ class PredictionService:
         with self._refusals():
             self._readiness.check(has_begun=request.growing is not None)
             self._check(request)
+        return self._pace(request)
 
     @contextmanager
     def _refusals(self, task: str | None = None) -> Generator[None]:
@@ -286,9 +290,10 @@ class PredictionService:
         await self._record(asked, tokenize_s, pace, read_at=read_at)
         return read, tokenize_s
 
-    async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+    async def _stream(
+        self, request: PredictionRequest, pace: Pace
+    ) -> AsyncGenerator[StreamedResult]:
         with self._admitted(request) as permit:
-            pace = self._pace(request)
             queue = asyncio.Queue[Arrival | BaseException]()
             parts = [RequestPart(it, arrive=queue.put_nowait) for it in self._split(request)]
             sources = [self._answer_part(part, permit, pace) for part in parts]
@@ -373,11 +378,8 @@ class PredictionService:
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
         """Make results on the thread, which ends with the window that it makes at the deadline."""
-        left_s = pace.deadline - self._clock()
-        if left_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    return await pace.on_thread(partial(_results, request, answered))
+        with suppress(DeadlineExceededError):
+            return await pace.on_thread(partial(_results, request, answered))
         return tuple(map(late_result, answered))
 
 

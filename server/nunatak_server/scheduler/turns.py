@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 from cachetools import LRUCache
 
 from nunatak_contract.errors import NunatakError
+from nunatak_server.errors import DeadlineExceededError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -101,14 +102,15 @@ class FairSemaphore:
 class Turns:
     """The turns of all requests at the event loop and at a thread; for the event loop thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._slices = FairSemaphore(num_slots=1)
         self._outputs = FairSemaphore(num_slots=1)
         # One thread, because more would only compete for the lock of the interpreter.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-outputs")
 
     def pace(self, caller: str, *, deadline: float = inf) -> "Pace":
-        return Pace(self, caller, deadline=deadline)
+        return Pace(self, caller, deadline=deadline, clock=self._clock)
 
     async def pause(self, caller: str) -> None:
         """Let others use the event loop, until the caller may run one slice."""
@@ -135,11 +137,14 @@ class Turns:
 class Pace:
     """Counts what one request does on the event loop, and pauses after each `SLICE` rows."""
 
-    def __init__(self, turns: Turns, caller: str, *, deadline: float) -> None:
+    def __init__(
+        self, turns: Turns, caller: str, *, deadline: float, clock: Callable[[], float]
+    ) -> None:
         self.deadline = deadline
         """The clock reading after which the answer of the request is useless."""
         self._turns = turns
         self._caller = caller
+        self._clock = clock
         self._num_rows = 0
 
     async def count(self, num_rows: int) -> None:
@@ -157,14 +162,23 @@ class Pace:
         return found
 
     async def on_thread(self, work: Callable[[Check], Result]) -> Result:
-        return await self._turns.on_thread(work, caller=self._caller)
+        """Return the result of work, which ends at its first check after the deadline.
+
+        Raises:
+            DeadlineExceededError: there is no result in time.
+        """
+        left_s = self.deadline - self._clock()
+        if left_s <= 0:
+            raise DeadlineExceededError
+        waiting = self._turns.on_thread(work, caller=self._caller)
+        return await within(left_s, waiting, late=DeadlineExceededError)
 
 
 async def within(
     seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
 ) -> Result:
     """Await `work`; after the time limit, cancel `work` and raise the error that `late` makes."""
-    limit = asyncio.timeout(seconds)
+    limit = asyncio.timeout(None if seconds == inf else seconds)
     try:
         async with limit:
             return await work

@@ -27,7 +27,7 @@ from nunatak_server.predict.types import (
     TaskPrediction,
 )
 from nunatak_server.scheduler.rows import Priority
-from nunatak_server.scheduler.turns import within
+from nunatak_server.scheduler.turns import Pace, within
 from nunatak_server.telemetry.metrics import OTHER, LabelValues, note_verdict
 from nunatak_server.verdicts.patterns import Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import (
@@ -75,6 +75,8 @@ class Judgement:
     answers: Answers
     failures: tuple[TaskFailure, ...]
     timings: StageTimes
+    is_read: bool
+    """Whether the patterns have read the texts in time."""
 
     @property
     def decided(self) -> VerdictAction:
@@ -104,11 +106,11 @@ class Judgement:
         said = next((it.message for it in rules if it.action is decided and it.message), None)
         if said is not None or not self.is_by_failure:
             return said
-        if not self.failures:
+        failed = [it.reference for it in self.failures] + ["its patterns"] * (not self.is_read)
+        if not failed:
             return "what the rules have found cannot be masked"
         is_late = all(it.error.code in LATE for it in self.failures)
-        failed = ", ".join(it.reference for it in self.failures)
-        return f"no answer{' in time' if is_late else ''} from {failed}"
+        return f"no answer{' in time' if is_late else ''} from {', '.join(failed)}"
 
 
 def reason_of(judgement: Judgement) -> str:
@@ -209,12 +211,13 @@ class Judge:
         *,
         stops_early: bool = True,
         growing: Growing | None = None,
-        match: Callable[[], Awaitable[Sequence[Matches]]] | None = None,
+        match: Callable[[Pace], Awaitable[Sequence[Matches]]] | None = None,
     ) -> Judgement:
         """Return the decisions of a policy about texts, or about what is new of a growing text.
 
-        `match` finds the matches of a growing text. In a dry run, a refusal of the whole request is
-        the failure of each task and pattern: it stops nothing.
+        Patterns and tasks have the time of one deadline, patterns first. `match` finds the matches
+        of a growing text. In a dry run, a refusal of the whole request is the failure of each task
+        and pattern: it stops nothing.
         """
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
@@ -231,9 +234,9 @@ class Judge:
         )
         try:
             # Patterns read no text that the server refuses, such as one that is too long.
-            self._service.check(request)
-            matches = await (match or partial(matches_in_all, policy.patterns, texts))()
-            async with aclosing(self._service.stream(request)) as results:
+            pace = self._service.begin(request)
+            matches = await (match or partial(matches_in_all, policy.patterns, texts))(pace)
+            async with aclosing(self._service.stream(request, pace)) as results:
                 async for streamed in results:
                     result, refusal = streamed.result, streamed.refusal
                     if refusal is not None and not isinstance(refusal, DeadlineExceededError):
@@ -269,6 +272,7 @@ def _judged(
         answers=answers,
         failures=failures_in(published.document, answers),
         timings=StageTimes.slowest(times),
+        is_read=all(it.is_complete for own in matches for it in own.values()),
     )
 
 

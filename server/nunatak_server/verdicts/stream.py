@@ -26,6 +26,7 @@ from nunatak_server.errors import OverloadedError
 from nunatak_server.outputs.conditions import ConditionState, FoundSpan, States, parts_words
 from nunatak_server.predict.growing import Growing
 from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
+from nunatak_server.scheduler.turns import Pace
 from nunatak_server.verdicts.judge import Judge, Judgement
 from nunatak_server.verdicts.patterns import GrowingMatches, Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
@@ -272,13 +273,15 @@ class VerdictStream:
             published, (growing.text,), self._handling, growing=growing, match=self._match
         )
 
-    async def _match(self) -> Sequence[Matches]:
+    async def _match(self, pace: Pace) -> Sequence[Matches]:
         growing, patterns = self._growing, self._published.document.patterns
+        # What holds if the patterns are late.
+        self._matches = (self._patterns.known,)
         if growing.is_whole:
-            self._matches = await matches_in_all(patterns, (growing.text,))
+            self._matches = await matches_in_all(patterns, (growing.text,), pace)
         else:
             found = await self._patterns.grow(
-                growing.text, released=self._released, takes_open=growing.takes_open
+                growing.text, pace, released=self._released, takes_open=growing.takes_open
             )
             self._matches = (found,)
         return self._matches

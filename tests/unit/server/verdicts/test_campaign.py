@@ -36,6 +36,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.turns import Pace
 from nunatak_server.verdicts.judge import Judge, Judgement
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
@@ -254,11 +255,13 @@ class Forgetful:
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
-        self.check = service.check
+        self.begin = service.begin
 
-    async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+    async def stream(
+        self, request: PredictionRequest, pace: Pace
+    ) -> AsyncGenerator[StreamedResult]:
         calm: TaskPrediction | None = None
-        async for streamed in self._service.stream(request):
+        async for streamed in self._service.stream(request, pace):
             result = streamed.result
             if isinstance(result, TaskPrediction):
                 calm = result
@@ -280,10 +283,12 @@ class Mistaken:
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
-        self.check = service.check
+        self.begin = service.begin
 
-    async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        found = [it async for it in self._service.stream(request)]
+    async def stream(
+        self, request: PredictionRequest, pace: Pace
+    ) -> AsyncGenerator[StreamedResult]:
+        found = [it async for it in self._service.stream(request, pace)]
         names = [it.result.reference for it in found]
         for streamed, name in zip(found, reversed(names), strict=True):
             yield replace(streamed, result=replace(streamed.result, reference=name))

@@ -1,5 +1,6 @@
 """Patterns of a policy: regular expressions beside the tasks, or alone, also in streams."""
 
+import asyncio
 import random
 import threading
 import time
@@ -14,11 +15,13 @@ from doubles.policies import make_policy, scored, when
 from doubles.refusals import raises
 from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
-from nunatak_contract.enums import Combine, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Rule, compiled
 from nunatak_registry.documents import check_policy
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.verdicts import patterns
 from nunatak_server.verdicts.patterns import (
     MAX_MATCH,
@@ -33,6 +36,9 @@ ALLOW, FLAG, MASK = VerdictAction.ALLOW, VerdictAction.FLAG, VerdictAction.MASK
 BLOCK = VerdictAction.BLOCK
 CARD = Pattern(pattern=r"\b\d{4}-\d{4}\b", label="CARD")
 NAME = Pattern(pattern=r"(?i)\bé?ann{0,3}\b", label="NAME")
+SLOW = Pattern(pattern="a[^b]*c|a", label="SLOW")
+HARD = "a" * 30_000
+"""Takes this pattern the square of the length."""
 FEW = 12
 """Characters of the longest match of these patterns, and of the hold of their streams."""
 TEXTS = ("a 1234-5678", "a 1234")
@@ -178,6 +184,8 @@ def test_a_pattern_needs_no_task_to_block() -> None:
         (r"(a)\1", "RE2 cannot read"),
         ("a*", "matches the empty text"),
         (r"\b|foo", "matches the empty text"),
+        (r"\b^a?", "matches the empty text"),
+        (r"x?\b$", "matches the empty text"),
         (r"sk-\C", "reads single bytes"),
     ],
 )
@@ -240,9 +248,57 @@ async def test_long_texts_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
         return compiled(pattern)
 
     monkeypatch.setattr(patterns, "compiled", noted)
+    turns = Turns()
     for text in ("1234-5678 ", "1234-5678 ".rjust(isqrt(MAX_STEPS_ON_LOOP) + 1)):
-        (found,) = await matches_in_all([CARD], [text])
+        (found,) = await matches_in_all([CARD], [text], turns.pace("ann"))
         assert found[CARD].holds
 
+    turns.close()
     short, long = used
     assert short == threading.get_ident() != long
+
+
+async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
+    turns, done = Turns(), list[str]()
+
+    async def search() -> None:
+        with pytest.raises(DeadlineExceededError):
+            await matches_in_all([SLOW], [HARD], turns.pace("ann", deadline=time.monotonic() + 0.5))
+        done.append("ann")
+
+    async def other() -> None:
+        await turns.pace("bob").on_thread(lambda _: done.append("bob"))
+
+    await asyncio.gather(search(), other())
+
+    turns.close()
+    assert done == ["bob", "ann"]
+
+
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_what_patterns_could_not_read_in_time_is_decided_by_on_failure(
+    on_failure: OnFailure,
+) -> None:
+    policy = make_policy(rule(CARD, SLOW, action=MASK), on_failure=on_failure)
+    bench = StreamBench(TokenizerFamily.BERT, policy.model_copy(update={"deadline_ms": 50}))
+    text = "1234-5678 " + HARD[:9000]
+
+    whole = await bench.whole(text)
+    streamed = await bench.streamed([text, " b"])
+
+    for it in (whole, streamed.final):
+        assert it.is_by_failure
+        assert it.action is (BLOCK if on_failure is OnFailure.BLOCK else ALLOW)
+        assert it.message == "no answer in time from its patterns"
+    assert (streamed.text == "") is (on_failure is OnFailure.BLOCK)
+
+
+async def test_what_a_stream_has_found_outlives_patterns_that_are_late() -> None:
+    policy = make_policy(rule(CARD, SLOW, action=MASK), on_failure=OnFailure.ALLOW)
+    bench = StreamBench(TokenizerFamily.BERT, policy.model_copy(update={"deadline_ms": 50}))
+    begin = "1234-5678 " + "b " * MAX_MATCH
+
+    found = await bench.streamed([begin, HARD[:9000], " b"])
+
+    assert found.text == begin.replace("1234-5678", "[CARD]") + HARD[:9000] + " b"
+    assert (found.final.action, found.final.is_by_failure) == (MASK, True)
