@@ -1,5 +1,8 @@
 """Patterns: where the regular expressions of a policy match a text, or a text that still grows.
 
+A pattern reads a text twice, as it is written and in a normal form: characters that show nothing,
+or that show a letter or a digit in another width, hide no match from a reader.
+
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
 it cannot change.
@@ -7,12 +10,16 @@ it cannot change.
 
 import re
 import time
+import unicodedata
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
+from nunatak_model.text.encoding import SELECTOR
 from nunatak_server.outputs.conditions import LOST, UNKNOWN, ConditionState, FoundSpan
 from nunatak_server.scheduler.turns import Check, Pace
 
@@ -24,13 +31,36 @@ TURN_S: Final = 0.02
 """Time after which a long search lets other work use the thread."""
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
+UNSEEN: Final = re.compile(
+    f"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\uffa0{SELECTOR}]"
+)
+"""Letters and marks that show nothing, next to characters of control and format."""
+MAX_KNOWN: Final = 4096
+"""Characters whose normal form is kept."""
 
 Matches = Mapping[Pattern, ConditionState]
 """What each pattern of a policy says about one text."""
 
 
+class _Search(NamedTuple):
+    """A pattern, and the form in which it reads texts."""
+
+    pattern: Pattern
+    is_normal: bool
+
+
+class _Place(NamedTuple):
+    """From where a text is searched."""
+
+    search: _Search
+    text: str
+    begin: int
+
+
 def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
-    return {it: _state(_spans(it, text, 0)) for it in patterns}
+    found = {_Place(it, text, 0): list[FoundSpan]() for it in _searches(patterns)}
+    deque(_steps(found), maxlen=0)
+    return _states({place.search: spans for place, spans in found.items()})
 
 
 def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
@@ -46,16 +76,16 @@ async def matches_in_all(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    places = [_Place(it, text, 0) for text in texts for it in patterns]
-    states = map(_state, await _found_at(places, pace))
-    return tuple({it: next(states) for it in patterns} for _ in texts)
+    places = [[_Place(it, text, 0) for it in _searches(patterns)] for text in texts]
+    found = await _found_at(chain.from_iterable(places), pace)
+    return tuple(_states({it.search: found[it] for it in own}) for own in places)
 
 
 class GrowingMatches:
     """The matches in a text that grows. A look reads the new characters, and few others again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        self._reads_from = dict.fromkeys(patterns, 0)
+        self._reads_from = dict.fromkeys(_searches(patterns), 0)
         self._kept = {it: list[FoundSpan]() for it in self._reads_from}
 
     def settled(self, text: str, place: int) -> int:
@@ -66,8 +96,8 @@ class GrowingMatches:
     def known(self) -> Matches:
         """What is certain of the text as far as it is read; more of it may match."""
         return {
-            it: replace(_state(spans), is_complete=False) if spans else UNKNOWN
-            for it, spans in self._kept.items()
+            it: replace(state, is_complete=False) if state.holds else UNKNOWN
+            for it, state in _states(self._kept).items()
         }
 
     async def grow(self, text: str, pace: Pace, *, released: int, takes_open: bool) -> Matches:
@@ -80,63 +110,124 @@ class GrowingMatches:
             DeadlineExceededError: the text is not read in time, and is read again next time.
         """
         places = [_Place(it, text, begin) for it, begin in self._reads_from.items()]
-        found, settled = dict[Pattern, ConditionState](), self.settled(text, len(text))
-        for (pattern, _, begin), spans in zip(places, await _found_at(places, pace), strict=True):
+        found = await _found_at(places, pace)
+        now, settled = dict[_Search, Sequence[FoundSpan]](), self.settled(text, len(text))
+        for (search, _, begin), spans in found.items():
             kept = [it for it in spans if it.start < settled]
-            earlier = self._kept[pattern]
-            self._kept[pattern] = [
+            earlier = self._kept[search]
+            self._kept[search] = [
                 *([it for it in earlier if it.end > released] or earlier[-1:]),
                 *kept,
             ]
-            self._reads_from[pattern] = max(begin, settled, *(it.end for it in kept[-1:]))
-            found[pattern] = _state((*self._kept[pattern], *(spans[len(kept) :] * takes_open)))
-        return found
+            self._reads_from[search] = max(begin, settled, *(it.end for it in kept[-1:]))
+            now[search] = (*self._kept[search], *(spans[len(kept) :] * takes_open))
+        return _states(now)
 
 
-class _Place(NamedTuple):
-    """Where a pattern reads a text from."""
-
-    pattern: Pattern
-    text: str
-    begin: int
+def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
+    own = tuple(patterns)
+    return [_Search(it, is_normal) for is_normal in (False, True) for it in own]
 
 
-async def _found_at(places: Sequence[_Place], pace: Pace) -> list[list[FoundSpan]]:
+async def _found_at(places: Iterable[_Place], pace: Pace) -> Mapping[_Place, list[FoundSpan]]:
     """Return the matches from each place on. A long search has the thread for a turn at a time."""
-    found = [list[FoundSpan]() for _ in places]
-    searches = _searches(places, found)
+    found = {it: list[FoundSpan]() for it in places}
+    steps = _steps(found)
 
     def take_turn(_: Check) -> bool:
         end = time.monotonic() + TURN_S
-        return any(time.monotonic() >= end for _ in searches)
+        return any(time.monotonic() >= end for _ in steps)
 
-    sizes = (max(len(it.text) - it.begin, MAX_MATCH) for it in places)
+    sizes = (max(len(it.text) - it.begin, MAX_MATCH) for it in found)
     if sum(it**2 for it in sizes) <= MAX_STEPS_ON_LOOP:
-        deque(searches, maxlen=0)
+        deque(steps, maxlen=0)
     else:
         while await pace.on_thread(take_turn):
             pass
     return found
 
 
-def _searches(places: Sequence[_Place], found: Sequence[list[FoundSpan]]) -> Iterator[None]:
-    """Yield after each match, and after each pattern, whose matches go to `found`."""
-    for place, spans in zip(places, found, strict=True):
-        for span in _spans(*place):
-            spans.append(span)
-            yield
+def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
+    """Add its matches to each place, and yield after each match and each place."""
+    readings = dict[tuple[str, int], tuple[_Reading, _Reading]]()
+    known = dict[tuple[Pattern, _Reading], list[FoundSpan]]()
+    for place, spans in found.items():
+        where = place.text, place.begin
+        if where not in readings:
+            readings[where] = _readings(*where)
+        pattern, is_normal = place.search
+        search = pattern, readings[where][is_normal]
+        if search in known:
+            spans.extend(known[search])
+        else:
+            known[search] = spans
+            for span in _spans(*search):
+                spans.append(span)
+                yield
         yield
 
 
-def _spans(pattern: Pattern, text: str, begin: int) -> Iterator[FoundSpan]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """What a pattern reads of a text."""
+
+    text: str
+    begin: int
+    """Where matches may begin."""
+    places: Sequence[int]
+    """The place of each character in the whole text, less `skipped`."""
+    skipped: int
+
+
+def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
+    places, skipped = reading.places, reading.skipped
+    for start, end in compiled(pattern.pattern)(reading.text, reading.begin):
+        first, last = places[start], places[end - 1]
+        yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
+
+
+def _readings(text: str, begin: int) -> tuple[_Reading, _Reading]:
+    """Return a text from a place on as it is written, and in its normal form."""
     # One character before the begin says whether a word or a line begins there.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
-    for start, end in compiled(pattern.pattern)(part, begin - skipped):
-        if start < end:
-            yield FoundSpan(start=start + skipped, end=end + skipped, label=pattern.label)
+    written = _Reading(part, begin - skipped, range(len(part)), skipped)
+    while skipped and not NORMAL[ord(text[skipped])] and begin - skipped < MAX_MATCH:
+        skipped -= 1
+    part = HALF.sub(LOST, text[skipped:])
+    shown = part.translate(NORMAL)
+    if shown == written.text:
+        return written, written
+    places = [it for it, character in enumerate(part) if NORMAL[ord(character)]]
+    return written, _Reading(shown, bisect_left(places, begin - skipped), places, skipped)
+
+
+class _Normal(dict[int, str]):
+    """What characters show: what they stand for by NFKC, if this is one character, or nothing."""
+
+    def __missing__(self, point: int) -> str:
+        character = form = chr(point)
+        is_control = unicodedata.category(character) in {"Cc", "Cf"} and not character.isspace()
+        if is_control or UNSEEN.fullmatch(character):
+            form = ""
+        elif len(other := unicodedata.normalize("NFKC", character)) == 1:
+            form = other
+        if len(self) < MAX_KNOWN:
+            self[point] = form
+        return form
+
+
+NORMAL: Final = _Normal()
+
+
+def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
+    return {
+        it.pattern: _state((*spans, *found[it._replace(is_normal=True)]))
+        for it, spans in found.items()
+        if not it.is_normal
+    }
 
 
 def _state(spans: Iterable[FoundSpan]) -> ConditionState:
-    found = tuple(spans)
+    found = tuple(sorted(set(spans), key=lambda it: (it.start, it.end)))
     return ConditionState(holds=bool(found), score=float(bool(found)), spans=found)

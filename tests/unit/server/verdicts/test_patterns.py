@@ -20,12 +20,13 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Rule, compiled
 from nunatak_registry.documents import check_policy
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.outputs.conditions import UNKNOWN, FoundSpan
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.verdicts import patterns
 from nunatak_server.verdicts.patterns import (
     MAX_MATCH,
     MAX_STEPS_ON_LOOP,
+    GrowingMatches,
     matches_in,
     matches_in_all,
 )
@@ -39,7 +40,7 @@ NAME = Pattern(pattern=r"(?i)\bé?ann{0,3}\b", label="NAME")
 SLOW = Pattern(pattern="a[^b]*c|a", label="SLOW")
 HARD = "a" * 30_000
 """Takes this pattern the square of the length."""
-FEW = 12
+FEW = 20
 """Characters of the longest match of these patterns, and of the hold of their streams."""
 TEXTS = ("a 1234-5678", "a 1234")
 PARTS = (
@@ -50,12 +51,16 @@ PARTS = (
     "91234-5678",
     "1234",
     "-",
-    "x7",
+    *("x7",) * 2,
     "end",
     *(" ",) * 3,
     "  ",
     "\n",
     "zyzzyzy",
+    "\u200b",
+    "12\u200b34",
+    "\uff11\uff12\uff13\uff14",
+    "a\u00adnn",
 )
 
 
@@ -98,10 +103,10 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
 ) -> None:
     monkeypatch.setattr(patterns, "MAX_STEPS_ON_LOOP", most_steps)
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
-    bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(5)
+    bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(7)
     actions = set[VerdictAction]()
     for _ in range(80):
-        text = "".join(chance.choices(PARTS, k=chance.randrange(1, 40))) + "a"
+        text = "".join(chance.choices(PARTS, k=chance.randrange(1, 30))) + "a"
         whole = await bench.whole(text)
         actions.add(whole.action)
         for mean in (1, 6):
@@ -121,6 +126,40 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
                 assert essence(found.final) == essence(whole)
                 assert found.text == (text if decision.masked is None else decision.masked)
     assert actions >= {MASK, BLOCK}
+
+
+async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
+    searched = [
+        Pattern(pattern=it, label="X") for it in (r"(?m)^an+", r"\bkey\d\b", r"\W\d", "z{3}")
+    ]
+    parts = (
+        "an",
+        "x\u200ban",
+        "key1",
+        "k\u2060ey1",
+        "\u200b",
+        "\uff11",
+        "e\u0301",
+        "\ufb03",
+        "\ud800",
+        " ",
+        "\n",
+        "zz",
+    )
+    chance, pace = random.Random(1), Turns().pace("ann")
+    for _ in range(300):
+        text = "".join(chance.choices(parts, k=chance.randrange(1, 40)))
+        growing, end = GrowingMatches(searched), 0
+        found = dict.fromkeys(searched, UNKNOWN)
+        while end < len(text):
+            end += chance.randrange(1, 12)
+            before = found
+            found = await growing.grow(text[:end], pace, released=0, takes_open=end >= len(text))
+            assert all(set(before[it].spans) <= set(found[it].spans) for it in searched)
+        assert found == matches_in(searched, text)
 
 
 async def test_a_stream_blocks_once_a_match_is_certain_and_not_at_its_end() -> None:
@@ -232,6 +271,33 @@ def test_no_match_takes_exponential_time() -> None:
 
     assert not matches_in([hard], "a" * 20_000 + "!")[hard].holds
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("a 12\u200b34-\u206056\ufe0f78\u200b b", "a [CARD]\u200b b"),
+        ("\uff11\uff12\uff13\uff14\uff0d5678", "[CARD]"),
+        ("12\x0034-5678", "[CARD]"),
+        ("12\U000e003434-5678", "[CARD]"),
+        ("1234\x0c-5678", None),
+        ("\ufb03 \u2460234-5678", "\ufb03 [CARD]"),
+    ],
+)
+def test_characters_that_show_nothing_or_another_width_hide_no_match(
+    text: str, masked: str | None
+) -> None:
+    (found,) = decide(make_policy(rule(CARD, action=MASK)), {}, [text])
+
+    assert found.masked == masked
+
+
+def test_a_pattern_also_reads_what_is_written() -> None:
+    wide = Pattern(pattern="\uff11+", label="WIDE")
+
+    assert matches_in([wide], "1 \uff11\uff11")[wide].spans == (
+        FoundSpan(start=2, end=4, label="WIDE"),
+    )
 
 
 def test_places_count_characters_and_halves_of_pairs_are_read() -> None:
