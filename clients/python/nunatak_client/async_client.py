@@ -223,6 +223,14 @@ class AsyncClient:
         """Describe a task and the version that `reference` means."""
         return await self._run(calls.task(reference))
 
+    async def history(self, task: str) -> wire.TaskHistory:
+        """List the moves of a task's aliases and the changes of their candidates, oldest first."""
+        return await self._run(calls.history(task))
+
+    async def policies(self) -> tuple[wire.PolicyDetail, ...]:
+        """List the policies that this client may ask, each with its rules."""
+        return await self._run(calls.policies())
+
     async def promote(
         self, task: str, alias: str, version: int, expected_version: int | None = None
     ) -> wire.AliasChange:
@@ -308,6 +316,10 @@ class AsyncClient:
     async def info(self) -> wire.ServerInfo:
         """Report the facts about the server."""
         return await self._run(calls.show("/info", wire.ServerInfo))
+
+    async def replicas(self) -> wire.ReplicaListing:
+        """List the processes that serve the registry, with the load of each."""
+        return await self._run(calls.show("/v1/replicas", wire.ReplicaListing))
 
     async def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""

@@ -26,9 +26,12 @@ from nunatak_contract.wire import (
     ROUTING_KEY_HEADER,
     AliasChange,
     CandidateChange,
+    PolicyDetail,
+    PolicyListing,
     PolicyVerdict,
     ShadowReport,
     TaskDetail,
+    TaskHistory,
     TaskListing,
     TaskSummary,
 )
@@ -225,6 +228,15 @@ def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
 
 def tasks() -> Call[tuple[TaskSummary, ...]]:
     return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
+
+
+def policies() -> Call[tuple[PolicyDetail, ...]]:
+    found = _read_as(PolicyListing)
+    return Call(method="GET", path="/v1/policies", read=lambda it: found(it).policies)
+
+
+def history(name: str) -> Call[TaskHistory]:
+    return show(f"/v1/tasks/{path_segment('task name', name)}/history", TaskHistory)
 
 
 def task(reference: str) -> Call[TaskDetail]:

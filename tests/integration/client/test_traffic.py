@@ -6,6 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
@@ -13,6 +14,7 @@ from nunatak_client import AsyncClient, CandidateRole, Client, ConflictError, In
 from nunatak_registry import Registry
 
 TASKS = ["tone", "nope", "intent"]
+POLICY = make_policy(make_rule(when("tone", "urgent")))
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
             publish_tiny_task(registry, backbone, seed=seed)
         publish_tiny_task(registry, backbone, task="intent", seed=4)
         registry.promote("tone", "prod", 1)
+        registry.policies.put(POLICY)
         with running_server(backbone, registry) as found:
             yield found
 
@@ -97,3 +100,17 @@ def test_a_rollout_goes_from_shadow_to_canary_to_the_end(address: str) -> None:
         assert {version for versions in answers.values() for version in versions} == {1, 2}
         ended = client.end_candidate("tone", CandidateRole.CANARY)
         assert (ended.version, ended.active) == (2, False)
+        history = client.history("tone")
+        assert [it.version for it in history.events] == [1]
+        assert [(it.role, it.version) for it in history.candidates] == [
+            (role, 2) for role in ("shadow", "shadow", "canary", "canary")
+        ]
+
+
+def test_policies_and_replicas_are_listed(address: str) -> None:
+    with Client(address) as client:
+        (listed,) = client.policies()
+        (replica,) = client.replicas().replicas
+
+    assert (listed.version, listed.policy) == (1, POLICY)
+    assert replica.load.ready
