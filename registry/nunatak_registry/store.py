@@ -17,11 +17,7 @@ from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
 from nunatak_registry.documents import PolicyStore, QuestionStore
-from nunatak_registry.errors import (
-    CorruptBlobError,
-    InvalidManifestError,
-    StoreUnavailableError,
-)
+from nunatak_registry.errors import CorruptBlobError, InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import Clock, Index
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import (
