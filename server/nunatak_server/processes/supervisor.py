@@ -62,6 +62,9 @@ class ReplicaPlace:
         text = os.environ.pop(PLACE_VARIABLE, None)
         if text is None:
             return None
+        # The supervisor blocks its signals to wait for them, and a process inherits the mask. Until
+        # there are replicas, SIGTERM ends the load of a backbone at once.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         supervisor, reports_to, *listeners = map(int, text.split())
         return cls(supervisor=supervisor, reports_to=reports_to, listeners=tuple(listeners))
 
