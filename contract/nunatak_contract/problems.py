@@ -72,7 +72,7 @@ REGISTRY: Mapping[str, Reason] = {
         _CONFLICT,
     ),
     "corrupt_blob": Reason(
-        "blob {digest:.12}... {reason}; restore it or publish the version again", _UNAVAILABLE
+        "blob {digest:.12}...{of} {reason}; restore it or publish the version again", _UNAVAILABLE
     ),
     "copy_conflict": Reason(
         "{what} cannot be copied: {reason}; copy into another registry, or make both registries "

@@ -20,21 +20,32 @@ class AnswerGuard(CustomGuardrail):
         response: AsyncIterable[ModelResponseStream],
         request_data: dict[str, Any],
     ) -> AsyncGenerator[object]:
-        """Yield the judged answer, and then its end as the LLM said it."""
-        seen = list[ModelResponseStream]()
+        """Yield the judged answer, and then its end as the LLM said it.
+
+        Raises:
+            HTTPException: the parts are of another protocol, whose own error LiteLLM makes of this.
+        """
+        parts = aiter(response)
+        first = await anext(parts, ModelResponseStream())
+        if not isinstance(first, ModelResponseStream):
+            raise HTTPException(400, UNREAD)
+        last = first
 
         async def texts() -> AsyncGenerator[str]:
-            async for chunk in response:
+            nonlocal last
+            yield text_of(first)
+            async for chunk in parts:
                 text = text_of(chunk)
-                seen[:] = [chunk] if chunk.choices else seen
+                last = chunk if chunk.choices else last
                 yield text
 
         try:
             async for text in released(texts()):
-                yield chunk_of(seen[0], text)
-            yield chunk_of(seen[0], "", finish=seen[0].choices[0].finish_reason)
+                yield chunk_of(last, text)
+            finish = next((it.finish_reason for it in last.choices), None)
+            yield chunk_of(last, "", finish=finish)
         except BlockedError as error:
-            yield chunk_of(seen[0] if seen else None, str(error), finish="content_filter")
+            yield chunk_of(last, str(error), finish="content_filter")
 
     async def async_post_call_success_hook(
         self,
@@ -80,8 +91,8 @@ def has_more(part: object) -> bool:
     return any(map(has_more, part.values())) if isinstance(part, dict) else bool(part)
 
 
-def chunk_of(like: ModelResponseStream | None, text: str, finish: str | None = None) -> object:
+def chunk_of(like: ModelResponseStream, text: str, finish: str | None = None) -> object:
     """Return a part of a judged answer, with the ids of the LLM's own parts."""
-    chunk = ModelResponseStream() if like is None else like.model_copy()
+    chunk = like.model_copy()
     chunk.choices = [StreamingChoices(index=0, delta=Delta(content=text), finish_reason=finish)]
     return chunk

@@ -35,8 +35,10 @@ class VersionNotFoundError(NunatakError):
 class CorruptBlobError(NunatakError):
     """Bytes on disk are missing, truncated or do not match their recorded digest."""
 
-    def __init__(self, digest: str, reason: str) -> None:
-        super().__init__("corrupt_blob", digest=digest, reason=reason)
+    def __init__(self, digest: str, reason: str, *, owner: str = "") -> None:
+        self.digest, self.reason = digest, reason
+        of = f" of {owner}" if owner else ""
+        super().__init__("corrupt_blob", digest=digest, of=of, reason=reason)
 
 
 class StoreUnavailableError(NunatakError):

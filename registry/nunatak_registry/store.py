@@ -17,7 +17,7 @@ from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
 from nunatak_registry.documents import PolicyStore, QuestionStore
-from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.errors import CorruptBlobError, InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import Clock, Index
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import (
@@ -153,7 +153,10 @@ class Registry(Upkeep):
             raise InvalidManifestError(
                 f"{manifest.reference} has no blob {role!r}; its blobs: {roles}"
             )
-        return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
+        try:
+            return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
+        except CorruptBlobError as error:
+            raise CorruptBlobError(error.digest, error.reason, owner=manifest.reference) from None
 
     def tasks(self) -> list[ListedTask]:
         """Return every task, ordered by name, without the tasks of `damaged_tasks`."""

@@ -168,6 +168,7 @@ def proxy(python: Path, config: Path) -> Generator[str]:
     local = {
         "LITELLM_MASTER_KEY": KEY,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_USE_CHAT_COMPLETIONS_URL_FOR_ANTHROPIC_MESSAGES": "True",
         "PYTHONPATH": os.pathsep.join(map(str, (config.parent, *SOURCES))),
     }
     with (
@@ -445,16 +446,18 @@ def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
         with guarded(tmp_path / "dead" / way) as gateway:
             blocked = list(streamed(gateway))
             refused = whole(gateway) if way == "gateway.yaml" else None
+            foreign = whole(gateway, to="messages", stream=True) if refused else None
 
     text = "".join(it for _, it in shown)
     assert "[MAIL]" in text
     assert "maria.keller@" not in text
     assert shown[0][0] < shown[-1][0] / 2
     assert "".join(it for _, it in blocked) == BLOCKED
-    if judged is not None and refused is not None:
+    if judged is not None and refused is not None and foreign is not None:
         assert judged.json()["choices"][0]["message"]["content"].rstrip() == text.rstrip()
-        assert refused.status_code == 400
-        assert "Maria" not in refused.text
+        for answer in (refused, foreign):
+            assert answer.status_code == 400
+            assert "Maria" not in answer.text
 
 
 @pytest.mark.slow
@@ -491,11 +494,12 @@ def guarded(path: Path) -> Generator[str]:
             yield address
 
 
-def whole(gateway: str, **more: bool) -> httpx.Response:
+def whole(gateway: str, *, to: str = "chat/completions", stream: bool = False) -> httpx.Response:
     """The whole reply to a call."""
-    asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}], **more}
+    messages = [{"role": "user", "content": "Whom?"}]
+    asked = {"model": "chat", "messages": messages, "max_tokens": 500, "stream": stream}
     key = {"authorization": f"Bearer {KEY}"}
-    return httpx.post(f"{gateway}/v1/chat/completions", json=asked, headers=key, timeout=60)
+    return httpx.post(f"{gateway}/v1/{to}", json=asked, headers=key, timeout=60)
 
 
 def streamed(gateway: str) -> Iterator[tuple[float, str]]:

@@ -21,7 +21,7 @@ from doubles.lifecycles import LIMIT_S, POLL_S, Site, make_site
 from doubles.processes import COMMAND, ServerProcess, server_process
 from nunatak_contract.wire import REPLICA_HEADER
 from nunatak_registry import Registry
-from nunatak_server.processes.template import DRAIN_DELAY_S
+from nunatak_server.processes.supervisor import DRAIN_DELAY_S
 
 PATH = "/v1/tasks/tone/predict"
 BODY = json.dumps({"inputs": "hi"})

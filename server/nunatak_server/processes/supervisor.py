@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
@@ -37,6 +37,11 @@ ENDS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 TICK_S: Final = 0.1
 RESTART_S: Final = 5.0
 """Shortest time between two starts of one process."""
+DRAIN_DELAY_S: Final = 2
+"""The drain delay without an own choice: in this time callers learn to leave their connections."""
+UNTAKEN_S: Final = 1.0
+"""How long connections wait after the drain delay, until it is certain that no process takes
+them."""
 ANSWERS, READY = b"0", b"1"
 """The reports of a template: its first replica answers; all replicas answer."""
 
@@ -57,6 +62,9 @@ class ReplicaPlace:
         text = os.environ.pop(PLACE_VARIABLE, None)
         if text is None:
             return None
+        # The supervisor blocks its signals to wait for them, and a process inherits the mask. Until
+        # there are replicas, SIGTERM ends the load of a backbone at once.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         supervisor, reports_to, *listeners = map(int, text.split())
         return cls(supervisor=supervisor, reports_to=reports_to, listeners=tuple(listeners))
 
@@ -93,14 +101,22 @@ def supervise(settings: ServerSettings) -> int:
         host, port = listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         announce = partial(print_address, f"http://{shown}:{port}", log_format=settings.log_format)
-        status = Supervisor(listeners, announce=announce).run()
+        delay_s = drain_delay_of(settings)
+        status = Supervisor(listeners, announce=announce, drain_delay_s=delay_s).run()
     write_log()
     return status
 
 
 class Supervisor:
-    def __init__(self, listeners: Sequence[socket.socket], *, announce: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        *,
+        announce: Callable[[], None],
+        drain_delay_s: float = DRAIN_DELAY_S,
+    ) -> None:
         self._listeners = listeners
+        self._drain_delay_s = drain_delay_s
         self._announce = announce
         self._present: _Template | None = None
         self._next: _Template | None = None
@@ -110,6 +126,8 @@ class Supervisor:
         self._is_ending = False
         self._has_served = False
         self._not_before = 0.0
+        self._taken = 0.0
+        """When the drain delay ends, and later on when no connection waited at a port."""
         self._status = 0
 
     def run(self) -> int:
@@ -123,6 +141,8 @@ class Supervisor:
                 template.look()
             self._replace_if_ready()
             self._bury()
+            if self._is_ending:
+                self._turn_away()
             is_lost = self._present is None and self._next is None
             if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
                 self._start()
@@ -164,10 +184,12 @@ class Supervisor:
 
     def _obey(self, received: signal.Signals) -> None:
         if received in ENDS:
+            passes_on = passed_on(received, is_ending=self._is_ending)
+            self._taken = time.monotonic() + (not self._is_ending) * self._drain_delay_s
             self._is_ending = True
             self._let_go()
             for template in self._templates():
-                template.process.terminate()
+                template.process.send_signal(passes_on)
         elif received is signal.SIGHUP and not self._is_ending:
             if self._next is None:
                 logger.info("SIGHUP: all processes are replaced")
@@ -205,6 +227,18 @@ class Supervisor:
                 self._present = None
             self._lose(template, status=status)
 
+    def _turn_away(self) -> None:
+        """End connections that wait at ports whose processes finish only what they have begun."""
+        waiting = select.select(self._listeners, (), (), 0)[0]
+        if not waiting:
+            self._taken = max(self._taken, time.monotonic())
+        elif time.monotonic() - self._taken > UNTAKEN_S:
+            for listener in waiting:
+                # The error says that none waits, or that the port was never open.
+                with suppress(OSError):
+                    while True:
+                        listener.accept()[0].close()
+
     def _let_go(self) -> None:
         """Let the replicas of lost templates end."""
         while self._lost:
@@ -226,6 +260,16 @@ class Supervisor:
             logger.error("the processes ended (status %d); new ones start", status)
             begun = time.monotonic() if lost is None else lost.started
             self._not_before = begun + RESTART_S
+
+
+def drain_delay_of(settings: ServerSettings) -> float:
+    given = "drain_delay_s" in settings.model_fields_set
+    return settings.drain_delay_s if given else DRAIN_DELAY_S
+
+
+def passed_on(received: int, *, is_ending: bool) -> signal.Signals:
+    """Return the signal for the processes below: SIGINT only if they end already, as a hurry."""
+    return signal.Signals(received) if is_ending else signal.SIGTERM
 
 
 def bound(host: str, port: int) -> socket.socket:

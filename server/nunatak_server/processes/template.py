@@ -36,6 +36,8 @@ from nunatak_server.processes.supervisor import (
     SIGNALS,
     TICK_S,
     ReplicaPlace,
+    drain_delay_of,
+    passed_on,
 )
 from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
@@ -46,8 +48,6 @@ PR_SET_PDEATHSIG: Final = 1
 THREADS: Final = Path("/proc/self/task")
 LISTED_S: Final = 1.0
 """For how long, at most, the system lists a thread that was joined."""
-DRAIN_DELAY_S: Final = 2
-"""The drain delay without an own choice: in this time callers learn to leave their connections."""
 CPU: Final = torch.device("cpu")
 
 Serve = Callable[
@@ -99,7 +99,7 @@ class Template:
         while self._replicas or not self._is_ending:
             received = signal.sigtimedwait(SIGNALS, TICK_S)
             if received is not None and received.si_signo in ENDS:
-                self._end()
+                self._end(received.si_signo)
             for index in list(self._replicas):
                 self._look(index)
             self._fill()
@@ -159,12 +159,14 @@ class Template:
             if status < 0:
                 logger.error("process %d was killed at its start (signal %d)", index, -status)
             self._status = status if status > 0 else 1
-            self._end()
+            self._end(signal.SIGTERM)
 
-    def _end(self) -> None:
+    def _end(self, received: int) -> None:
+        passes_on = passed_on(received, is_ending=self._is_ending)
         self._is_ending = True
         for replica in self._replicas.values():
-            replica.process.terminate()
+            if replica.process.pid and replica.process.is_alive():
+                os.kill(replica.process.pid, passes_on)
 
     def _run_replica(
         self, index: int, news: "Connection[bytes, bytes]", teller: "Connection[bytes, bytes]"
@@ -195,14 +197,12 @@ def is_lost(template: int, reports_to: int) -> bool:
 
 def divided(settings: ServerSettings) -> ServerSettings:
     """Return the settings of each replica: cores and memory without own choice are divided."""
-    num, given = settings.processes, settings.model_fields_set
-    chosen: dict[str, object] = {}
+    num = settings.processes
+    chosen: dict[str, object] = {"drain_delay_s": drain_delay_of(settings)}
     if not settings.compute_threads:
         chosen["compute_threads"] = max(1, len(os.sched_getaffinity(0)) // num)
     if settings.task_memory_bytes is None:
         chosen["task_memory_bytes"] = task_memory_budget(None, CPU) // num
-    if "drain_delay_s" not in given:
-        chosen["drain_delay_s"] = DRAIN_DELAY_S
     return settings.model_copy(update=chosen)
 
 

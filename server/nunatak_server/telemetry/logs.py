@@ -97,6 +97,8 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
         self._writing = threading.RLock()
         self._has_events = threading.Event()
         self._is_closed = False
+        self._head = ""
+        """Ends the line that a write has begun and a full disk has cut, before the next lines."""
         threading.Thread(target=self._write_late, name="nunatak-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -117,8 +119,10 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
                 lines = [line for event in events if (line := self._line_of(event))]
                 # There is no other place to report this; the next lines try again.
                 with contextlib.suppress(OSError, ValueError):
-                    self.stream.write("".join(lines))
+                    head, self._head = self._head, self.terminator
+                    self.stream.write(head + "".join(lines))
                     self.stream.flush()
+                    self._head = ""
 
     def close(self) -> None:
         self._is_closed = True

@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -29,7 +30,7 @@ from nunatak_server.processes.serving import (
     connection_limits,
     serve,
 )
-from nunatak_server.processes.supervisor import PLACE_VARIABLE, ReplicaPlace
+from nunatak_server.processes.supervisor import PLACE_VARIABLE, SIGNALS, ReplicaPlace
 from nunatak_server.processes.template import LISTED_S, check_single, divided, settings_of
 from nunatak_server.settings import ServerSettings
 
@@ -226,12 +227,20 @@ def test_a_thread_that_has_ended_does_not_keep_a_process_from_forking(tmp_path: 
     ends.join()
 
 
-def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_finds_its_place_once_and_sigterm_ends_its_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     place = ReplicaPlace(supervisor=7, listeners=(3, 4, 5), reports_to=6)
     monkeypatch.setenv(PLACE_VARIABLE, str(place))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        assert ReplicaPlace.find() == place
+        assert ReplicaPlace.find() is None
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    assert ReplicaPlace.find() == place
-    assert ReplicaPlace.find() is None
+    assert SIGNALS - blocked == {signal.SIGTERM}
 
 
 @pytest.mark.parametrize(

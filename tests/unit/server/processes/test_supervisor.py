@@ -23,6 +23,9 @@ class FakeTemplate:
         _, reports_to, *_ = map(int, environment[PLACE_VARIABLE].split())
         self._reports_to = os.dup(reports_to)
         self._status: int | None = None
+        self.received = list[signal.Signals]()
+        self.is_busy = False
+        """Whether a request in flight keeps it from ending by a signal."""
 
     def report(self, *reports: bytes) -> None:
         os.write(self._reports_to, b"".join(reports))
@@ -35,12 +38,19 @@ class FakeTemplate:
         return self._status
 
     def terminate(self) -> None:
-        if self._status is None:
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, received: signal.Signals) -> None:
+        self.received.append(received)
+        if self._status is None and not self.is_busy:
             self.end(0)
 
 
 class Scene:
     """The world of a supervisor: its templates, and one step of a test for each of its turns."""
+
+    port: socket.socket
+    """The port that the supervisor owns, while it runs."""
 
     def __init__(self) -> None:
         self.templates = list[FakeTemplate]()
@@ -69,8 +79,8 @@ class Scene:
     def run(self, *steps: Step) -> int:
         """Run a supervisor, which gets SIGTERM after the steps."""
         self._steps.extend(steps)
-        with socket.socket() as listener:
-            return Supervisor([listener], announce=self.announce).run()
+        with socket.socket() as self.port:
+            return Supervisor([self.port], announce=self.announce, drain_delay_s=0).run()
 
     def report(self, *reports: bytes) -> Callable[[], None]:
         """Return the step in which the latest template reports."""
@@ -150,3 +160,39 @@ def test_a_first_template_that_cannot_start_ends_the_fleet(scene: Scene) -> None
 
     assert scene.templates == []
     assert num_files() == before
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_only_a_second_sigint_hurries_the_processes(
+    scene: Scene, first: signal.Signals, second: signal.Signals
+) -> None:
+    def keep_busy() -> None:
+        scene.templates[0].is_busy = True
+
+    scene.run(scene.report(ANSWERS, READY), keep_busy, first, second, scene.end(0))
+
+    assert scene.templates[0].received == [signal.SIGTERM, second]
+
+
+def test_a_connection_that_no_process_takes_is_ended_while_a_fleet_ends(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "UNTAKEN_S", 0.0)
+    caller = socket.socket()
+
+    def call() -> None:
+        scene.templates[0].is_busy = True
+        scene.port.bind(("127.0.0.1", 0))
+        scene.port.listen()
+        scene.port.settimeout(0)
+        caller.connect(scene.port.getsockname())
+
+    def hear() -> None:
+        caller.settimeout(1)
+        assert caller.recv(1) == b""
+        scene.templates[0].end(0)
+
+    with caller:
+        wait = (lambda: None,) * 2
+        scene.run(scene.report(ANSWERS, READY), call, signal.SIGTERM, *wait, hear)

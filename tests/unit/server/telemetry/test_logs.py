@@ -1,6 +1,8 @@
+import errno
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -204,11 +206,12 @@ def test_an_event_that_cannot_be_formatted_delays_no_other(
     assert written(stream, 1) == ["told"]
 
 
-def test_a_stream_that_fails_ends_nothing(
+def test_a_stream_that_fails_within_a_line_ends_nothing_and_joins_no_other_line_to_it(
     log: logging.Logger, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: str) -> int:
-        raise BrokenPipeError
+    def fail(text: str) -> int:
+        io.StringIO.write(stream, text.strip()[:2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as broken:
         broken.setattr(stream, "write", fail)
@@ -216,7 +219,7 @@ def test_a_stream_that_fails_ends_nothing(
         time.sleep(2 * DELAY_S)
     log.info("written")
 
-    assert written(stream, 1) == ["written"]
+    assert written(stream, 2) == ["lo", "written"]
 
 
 OWN = "log = logging.Logger('x'); log.addHandler(logs.JoiningHandler())"
