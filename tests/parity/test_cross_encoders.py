@@ -1,5 +1,6 @@
 """Cross-encoders of sentence-transformers, releases 2 to 6: equal ranks and scores."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,15 +39,17 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {SIGMOID: nn.Sigmoid, IDENTITY
 
 def saved(bert: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
     """A cross-encoder in the layout of a release; without an activation, the field is missing."""
+    newest = bert.folder / f"cross-encoder-{activation}"
+    if release >= 6 and newest.exists():
+        return Path(shutil.copytree(newest, folder))
     save_checkpoint(bert, folder, method=TopK(num_layers=1), num_labels=1)
     if release >= 6:
         chosen = None if activation is None else ACTIVATIONS[activation]()
         peer = CROSS_ENCODER(str(folder), device="cpu", activation_fn=chosen)
-        newest = folder.with_name("newest")
         peer.save_pretrained(str(newest))
         # The tiny tokenizer lacks the added tokens that transformers writes at saving.
         (newest / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-        return newest
+        return Path(shutil.copytree(newest, folder.with_name("newest")))
     if release >= 4:
         named = {} if activation is None else {"activation_fn": activation}
         edit(folder / "config.json", {"sentence_transformers": {"version": "4.1.0", **named}})
