@@ -82,7 +82,7 @@ def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:
         kind_of(Checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("kind", [HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING])
 def test_every_kind_of_head_becomes_a_version_that_loads(
     bert: TwinFactory, tmp_path: Path, kind: HeadKind
 ) -> None:

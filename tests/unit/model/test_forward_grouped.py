@@ -145,13 +145,16 @@ def test_many_small_blocks_answer_as_few_large_ones(
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
+@cache
+def answered_alone_in_bfloat16() -> list[Tensor]:
+    lone, plain = answered_alone("bert"), tiny_backbone(dtype=torch.bfloat16)
+    return answers(plain, [convert_branch(it, plain) for it in lone.stored], lone.questions)
+
+
 def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: PlanGroups) -> None:
-    lone = answered_alone("bert")
-    plain = tiny_backbone(dtype=torch.bfloat16)
-    served = with_gpu_kernels(plain, groups=groups)
-    stored, questions = lone.stored, lone.questions
-    grouped = answers(served, [convert_branch(it, served) for it in stored], questions)
-    looped = answers(plain, [convert_branch(it, plain) for it in stored], questions)
+    lone, looped = answered_alone("bert"), answered_alone_in_bfloat16()
+    served = with_gpu_kernels(tiny_backbone(dtype=torch.bfloat16), groups=groups)
+    grouped = answers(served, [convert_branch(it, served) for it in lone.stored], lone.questions)
 
     error = torch.cat([(a - b).flatten() for a, b in zip(grouped, lone.answers, strict=True)])
     usual = torch.cat([(a - b).flatten() for a, b in zip(looped, lone.answers, strict=True)])

@@ -25,7 +25,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -332,9 +332,10 @@ def _correlation(first: Values, second: Values) -> float:
 
 
 def _ranks(values: Values) -> Values:
-    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and rarely needed
-
-    return cast("Values", rankdata(values))
+    """Return the place of each value; equal values share the mean of their places."""
+    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[at]
+    return np.where(np.isnan(values), np.nan, ranks)
 
 
 def ndcg(gains: Values, scores: Values) -> float:
