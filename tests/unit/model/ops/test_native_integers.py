@@ -189,6 +189,7 @@ def minilm() -> Backbone:
     return pack_backbone(load_backbone("minilm+int8"))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method",
     [
