@@ -153,33 +153,19 @@ def test_the_longest_pair_of_an_adapter_matches_the_folder(
 
 
 @pytest.mark.parametrize(
-    ("file", "changes", "named"),
+    ("changes", "named"),
     [
-        pytest.param(
-            "config_sentence_transformers.json",
-            {"activation_fn": "torch.nn.modules.activation.Tanh"},
-            "Tanh",
-            id="activation",
-        ),
-        pytest.param(
-            "config_sentence_transformers.json",
-            {"activation_fn": "their_code.Sigmoid"},
-            "their_code",
-            id="code-of-their-own",
-        ),
-        pytest.param(
-            "config_sentence_transformers.json",
-            {"prompts": {"web": "search: "}, "default_prompt_name": "web"},
-            "'search: '",
-            id="prompt",
-        ),
+        ({"activation_fn": "torch.nn.modules.activation.Tanh"}, "Tanh"),
+        ({"activation_fn": "their_code.Sigmoid"}, "their_code"),
+        ({"prompts": {"web": "search: "}, "default_prompt_name": "web"}, "'search: '"),
     ],
+    ids=["activation", "code-of-their-own", "prompt"],
 )
 def test_what_scores_otherwise_is_refused_by_name(
-    bert: TwinFactory, tmp_path: Path, file: str, changes: dict[str, object], named: str
+    bert: TwinFactory, tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
     folder = saved(bert, tmp_path / "it", release=6, activation=SIGMOID)
-    edit(folder / file, changes)
+    edit(folder / "config_sentence_transformers.json", changes)
 
     with raises("unsupported_import", match=named):
         import_transformers(Checkpoint(folder), bert.backbone)
