@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
@@ -74,7 +75,7 @@ def figure_of(
         commit=commit(),
         date=datetime.now(UTC).date().isoformat(),
         hardware=hardware(),
-        versions={name: version(name) for name in PACKAGES},
+        versions=_versions(),
         reason=reason,
     )
 
@@ -206,6 +207,12 @@ def latest(file: Path = FIGURES) -> dict[str, Figure]:
     return {figure.id: figure for figure in figures}
 
 
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
+
+
+@cache
 def hardware() -> str:
     """Return one line: CPU, cores, memory, native bfloat16 or not, and CUDA devices."""
     cpu = platform.processor() or platform.machine()
@@ -235,10 +242,12 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+@cache
 def commit() -> str:
     """Return the short id of the measured commit, marked if the sources have changes.
 
-    Changes of documents do not count, because the file of figures is among the documents.
+    A process measures what it loaded at its start, so later commits do not count. Changes of
+    documents do not count either, because the file of figures is among the documents.
     """
     found = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)docs")

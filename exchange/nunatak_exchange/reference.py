@@ -156,7 +156,8 @@ def probe_encodings(backbone: Backbone) -> list[Encoding]:
 def answers_of(model: nn.Module, encodings: Sequence[Encoding]) -> list[Tensor]:
     """The logits of a model, or the vectors of a bare encoder, for each input alone."""
     reads_types = "token_type_ids" in signature(model.forward).parameters
-    return [_answer(model, encoding, reads_types=reads_types) for encoding in encodings]
+    with torch.inference_mode(), quiet():
+        return [_answer(model, encoding, reads_types=reads_types) for encoding in encodings]
 
 
 def _answer(model: nn.Module, encoding: Encoding, *, reads_types: bool) -> Tensor:
@@ -166,8 +167,7 @@ def _answer(model: nn.Module, encoding: Encoding, *, reads_types: bool) -> Tenso
     }
     if reads_types:
         inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
-    with torch.inference_mode(), quiet():
-        output = model(**inputs)
+    output = model(**inputs)
     if "start_logits" in output:
         return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
     return cast("Tensor", output["logits" if "logits" in output else "last_hidden_state"][0])

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ from starlette.types import Scope
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry import Registry
+from nunatak_server import VERSION
 from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.keys import authenticator_for, check_exposure
 from nunatak_server.compat import (
@@ -140,7 +140,7 @@ def create_app(
         AppState(settings=settings, authenticator=authenticator, audit=audit),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
-        version=version("nunatak"),
+        version=VERSION,
         lifespan=lifespan,
         # Included routers would match each request twice.
         routes=found,

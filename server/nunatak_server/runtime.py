@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from uuid import uuid4
 
@@ -23,6 +22,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
+from nunatak_server import VERSION
 from nunatak_server.catalog.catalog import Catalog, KnownFacts
 from nunatak_server.catalog.following import (
     HoldRenewal,
@@ -133,7 +133,7 @@ class Runtime:
             lease=lease,
         )
         self._build = {
-            "version": version("nunatak"),
+            "version": VERSION,
             "backbone": ",".join(it.name for it in backbones),
             "device": str(backbone.device),
             "dtype": str(backbone.dtype).removeprefix("torch."),

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 from nunatak_versions import LoadedTask, load_task
 
 ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
+_WRITTEN: Final[dict[str, dict[str, bytes]]] = {}
+"""The files of a sound folder, by the digest of its backbone."""
 
 
 def loaded_task(
@@ -29,9 +33,15 @@ def loaded_task(
 
 def peft_folder(folder: Path, backbone: Backbone) -> Path:
     """A sound LoRA folder of rank 2 over query and value, with labels."""
-    export_peft(
-        loaded_task(backbone, Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE)), folder, backbone
-    )
+    if backbone.digest not in _WRITTEN:
+        task = loaded_task(backbone, Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE))
+        with tempfile.TemporaryDirectory() as place:
+            export_peft(task, Path(place) / "it", backbone)
+            files = (Path(place) / "it").iterdir()
+            _WRITTEN[backbone.digest] = {it.name: it.read_bytes() for it in files}
+    folder.mkdir(parents=True)
+    for name, content in _WRITTEN[backbone.digest].items():
+        (folder / name).write_bytes(content)
     return folder
 
 

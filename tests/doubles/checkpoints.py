@@ -1,5 +1,6 @@
 """Fine-tuned checkpoints as transformers itself writes them, and task versions to export."""
 
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -37,12 +38,21 @@ def save_checkpoint(
     num_labels: int = 3,
     problem_type: ProblemType | None = None,
 ) -> Twin:
-    """Write a fine-tuned model with its tokenizer; the twin gives the expected answers."""
-    twin = factory.twin(method or HeadOnly(), kind=kind, num_labels=num_labels)
-    model = cast("PreTrainedModel", twin.model)
-    model.config.problem_type = None if problem_type is None else problem_type.value
-    model.save_pretrained(folder)
-    save_tokenizer(factory, folder)
+    """Write a fine-tuned model with its tokenizer; the twin gives the expected answers.
+
+    Equal arguments give one model, because making one takes longer than most tests.
+    """
+    key = repr((method, kind, num_labels, problem_type))
+    if key not in factory.written:
+        twin = factory.twin(method or HeadOnly(), kind=kind, num_labels=num_labels)
+        model = cast("PreTrainedModel", twin.model)
+        model.config.problem_type = None if problem_type is None else problem_type.value
+        made = factory.folder / f"written-{len(factory.written)}"
+        model.save_pretrained(made)
+        save_tokenizer(factory, made)
+        factory.written[key] = made, twin
+    made, twin = factory.written[key]
+    shutil.copytree(made, folder, dirs_exist_ok=True)
     return twin
 
 

@@ -100,6 +100,8 @@ class TwinFactory:
         self.folder = folder
         self._options = dict(options or {})
         self.num_layers = num_layers
+        self.written = dict[str, tuple[Path, Twin]]()
+        """Folders of models that were written, and the models."""
         self._generator = torch.Generator().manual_seed(0)
         base = self._model(HeadSpec(num_labels=2))
         _randomise(base, self._generator, deviation=0.3)

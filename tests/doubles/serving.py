@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import httpx
 
@@ -199,10 +200,18 @@ def make_residency(
     return residency
 
 
+_SETTINGS: Final[dict[str, ServerSettings]] = {}
+"""Settings that were read before. Settings are frozen, and reading them takes milliseconds."""
+
+
 def make_settings(**changes: object) -> ServerSettings:
     """Return settings that read nothing from this machine."""
-    values: dict[str, object] = {"registry": "unused", "port": 0, "registry_poll_ms": 20}
-    return ServerSettings.model_validate(values | changes)
+    values: dict[str, object] = {"registry": "unused", "port": 0, "registry_poll_ms": 20, **changes}
+    variables = [it for it in os.environ.items() if it[0].startswith("NUNATAK_")]
+    key = repr((sorted(values.items()), sorted(variables)))
+    if key not in _SETTINGS:
+        _SETTINGS[key] = ServerSettings.model_validate(values)
+    return _SETTINGS[key]
 
 
 @contextlib.asynccontextmanager

@@ -331,18 +331,6 @@ def test_the_oracle_of_scales_sees_a_scale_that_is_left_out(
         assert difference(wrong, base.backbone, adapted) > 10 * TOLERANCE
 
 
-def test_scales_that_do_not_fit_their_settings_are_refused(
-    bases: dict[str, PeftBase], tmp_path: Path
-) -> None:
-    base = bases["bert"]
-    config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
-    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
-    edit_json(folder / "adapter_config.json", {"feedforward_modules": ["key"]})
-
-    with raises("tensor_mismatch", match="of another shape"):
-        import_peft(Checkpoint(folder), base.backbone)
-
-
 @pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.slow)])
 def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
     bases: dict[str, PeftBase], tmp_path: Path, family: str
@@ -428,7 +416,7 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
     assert import_folder(Checkpoint(folder), backbone).base == str(bases["bert"].folder)
     choices = ImportChoices(allows_other_base=True)
 
-    for named in ("acme/other-model", None, ""):
+    for named in ("acme/other-model", None):
         edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
         with raises("foreign_backbone", match="--allow-other-base"):
             import_folder(Checkpoint(folder), backbone)

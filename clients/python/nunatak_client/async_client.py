@@ -73,7 +73,7 @@ class AsyncClient:
         address, headers = server_url(url), key_headers(api_key)
         self._timeout_s = seconds("timeout_s", timeout_s)
         # Shared, because reading the certificates takes long.
-        trusted = tls_context()
+        trusted = tls_context(address)
         self._connections = Connections(
             lambda: httpx.AsyncClient(
                 base_url=address,

@@ -98,12 +98,15 @@ def key_headers(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def tls_context() -> ssl.SSLContext:
+def tls_context(url: httpx.URL) -> ssl.SSLContext:
     """Return the certificates to trust, those of the environment first.
 
     Raises:
         InvalidInputError: the environment names certificates that cannot be read.
     """
+    if url.scheme == "http":
+        # Reading the certificates takes long, so a client that needs none trusts none.
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return httpx.create_ssl_context()
     except OSError as error:

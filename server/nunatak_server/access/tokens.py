@@ -16,6 +16,7 @@ import httpx
 import jwt
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from nunatak_client.transport import tls_context
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.upstreams import UnusableReplyError
 from nunatak_server.access.keys import (
@@ -124,23 +125,25 @@ class IssuerKeys:
 
 async def read_signers(settings: ServerSettings) -> Signers:
     url, issuer = settings.oidc_jwks_url, settings.oidc_issuer
-    async with http_client() as client:
-        if not url:
-            place = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-            found = _Discovery.model_validate_json(await _get(client, place))
-            if found.issuer != issuer:
-                raise ValueError(f"{place} must be of issuer {issuer}, got {found.issuer}")
-            url = found.jwks_uri
-        keys = _KeySet.model_validate_json(await _get(client, url)).usable()
+    if not url:
+        place = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+        found = _Discovery.model_validate_json(await _get(place))
+        if found.issuer != issuer:
+            raise ValueError(f"{place} must be of issuer {issuer}, got {found.issuer}")
+        url = found.jwks_uri
+    keys = _KeySet.model_validate_json(await _get(url)).usable()
     # A thousand keys take a tenth of a second.
     read = await asyncio.to_thread(jwt.PyJWKSet, keys)
     return {it.key_id: it for it in read.keys if it.key_id and it.public_key_use in {None, "sig"}}
 
 
-async def _get(client: httpx.AsyncClient, url: str) -> bytes:
+async def _get(url: str) -> bytes:
+    # The event loop would stand still while the certificates are read.
+    trusted = await asyncio.to_thread(tls_context, httpx.URL(url))
     try:
-        reply = await client.send(client.build_request("GET", url), stream=True)
-        return await whole_body(reply, max_bytes=MAX_ANSWER_BYTES)
+        async with http_client(verify=trusted) as client:
+            reply = await client.send(client.build_request("GET", url), stream=True)
+            return await whole_body(reply, max_bytes=MAX_ANSWER_BYTES)
     except UnusableReplyError as error:
         raise ValueError(f"{url}: {error}") from None
 

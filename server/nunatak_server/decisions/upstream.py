@@ -59,7 +59,7 @@ class Upstream:
             },
             timeout=None,  # `_ask` bounds the whole call
             limits=httpx.Limits(max_connections=num_calls),
-            verify=tls_context(),
+            verify=tls_context(url),
             mounts=without_proxy(url),
         )
 

@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Final
 
 from fastapi import Depends, Request, Security
@@ -20,6 +19,7 @@ from starlette.types import Scope as RequestScope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import RELEASE_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
+from nunatak_server import VERSION
 from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX, Authenticator, Caller, Scope
 from nunatak_server.errors import UnknownSignerError
@@ -50,7 +50,7 @@ def state_of(scope: RequestScope) -> AppState:
 
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _REPLICA_HEADER: Final = REPLICA_HEADER.encode()
-_RELEASE: Final = (RELEASE_HEADER.encode(), version("nunatak").encode())
+_RELEASE: Final = (RELEASE_HEADER.encode(), VERSION.encode())
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query, Request, Response
@@ -32,6 +31,7 @@ from nunatak_registry import (
     CandidateRole,
     StoreUnavailableError,
 )
+from nunatak_server import VERSION
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.access import actor_of
 from nunatak_server.http.endpoints import (
@@ -116,7 +116,7 @@ async def info(request: Request) -> Response:
     return reply(
         wire.ServerInfo(
             name="nunatak",
-            version=version("nunatak"),
+            version=VERSION,
             backbone=_backbone_info(backbone),
             other_backbones=tuple(map(_backbone_info, runtime.backbones.others)),
             device=str(backbone.device),

@@ -14,7 +14,6 @@ names and counts, and nothing of the input.
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from importlib.metadata import version
 from threading import Thread
 from typing import Final
 
@@ -28,6 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from nunatak_server import VERSION
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.metrics import PredictionRecord, VersionWork
 
@@ -77,7 +77,7 @@ class SpanTracing:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("nunatak_server", version("nunatak"))
+        self._tracer = provider.get_tracer("nunatak_server", VERSION)
         self._propagator = TraceContextTextMapPropagator()
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 

@@ -189,6 +189,15 @@ def test_other_servers_are_reached_through_the_proxy_of_the_environment(
     assert site.seen[0][0] == "http://tests.invalid/readyz"
 
 
+def test_a_server_without_tls_needs_no_certificates(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
+
+    with Client(site.url) as client:
+        assert client.is_ready()
+
+
 def test_a_proxy_that_is_away_is_named_as_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
 

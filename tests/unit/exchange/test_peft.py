@@ -52,11 +52,9 @@ def folder(tmp_path: Path, backbone: Backbone) -> Path:
     return peft_folder(tmp_path / "adapter", backbone)
 
 
-@pytest.mark.parametrize("off", [None, False, [], {}, 0], ids=str)
-def test_an_unknown_setting_that_is_off_is_no_hindrance(
-    off: object, folder: Path, backbone: Backbone
-) -> None:
-    edit_json(folder / CONFIG, {"spectral_gate": off, "megatron_core": "megatron.core"})
+def test_an_unknown_setting_that_is_off_is_no_hindrance(folder: Path, backbone: Backbone) -> None:
+    off = {f"spectral_{number}": it for number, it in enumerate((None, False, [], {}, 0))}
+    edit_json(folder / CONFIG, {**off, "megatron_core": "megatron.core"})
 
     assert import_peft(Checkpoint(folder), backbone).spec.method == Lora(
         rank=2, alpha=4.0, targets=QUERY_AND_VALUE
@@ -124,9 +122,7 @@ def test_an_adapter_of_another_family_asks_for_its_backbone(folder: Path) -> Non
         import_peft(Checkpoint(folder), tiny_backbone(family="roberta"))
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"), [(None, None), (40, 40), (9000, None), (10**30, None)], ids=str
-)
+@pytest.mark.parametrize(("said", "expected"), [(None, None), (40, 40), (10**30, None)], ids=str)
 def test_the_longest_input_is_what_the_tokenizer_says_if_the_backbone_can(
     said: int | None, expected: int | None, folder: Path, backbone: Backbone
 ) -> None:

@@ -12,7 +12,6 @@ from functools import cache
 from itertools import combinations, product
 from typing import TypeVar
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +51,7 @@ from nunatak_model.ops.choice import ops_for, proven_ops
 from nunatak_model.ops.grouped import KernelGroups, Slot, grouped_linear
 from nunatak_server.engine.compute import BatchCompute
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 StackT = TypeVar("StackT")
 CUDA = torch.device("cuda:0")
 HALF, OTHER_HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
@@ -124,12 +124,6 @@ class Case:
     def __str__(self) -> str:
         major, minor = self.capability
         return f"{major}.{minor}-{self.family}-{str(self.dtype).removeprefix('torch.')}"
-
-
-@pytest.fixture(autouse=True)
-def unchecked() -> None:
-    """Check no annotations of shapes here: `test_forward_grouped` does, on the same code."""
-    jaxtyping.config.update("jaxtyping_disable", value=True)
 
 
 @cache

@@ -89,6 +89,7 @@ def other_words(row: Row, seed: int) -> Row:
     return Row(encoding=Encoding(token_ids=ids, type_ids=row.encoding.type_ids), branch=row.branch)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kept", range(0, 16, 5))
 def test_other_rows_of_the_same_shapes_leave_the_bits_of_a_row_unchanged(kept: int) -> None:
     branches = [branch_of(method, index) for index, method in enumerate(METHODS)]

@@ -80,6 +80,7 @@ def assert_same(answers: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(answer, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.each
 @pytest.mark.parametrize("max_bytes", [0, 5_000, AMPLE])
 @pytest.mark.parametrize("seed", range(3))
@@ -121,6 +122,7 @@ def test_a_stage_without_layers_plans_nothing() -> None:
     assert all(map(torch.equal, hit, missed))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.each
 @pytest.mark.parametrize(
     "backbone", [BACKBONE, tiny_backbone(family="modernbert")], ids=["bert", "modernbert"]

@@ -126,6 +126,7 @@ def test_grouped_tasks_answer_as_each_by_itself(family: Family, form: str) -> No
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=method)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_many_small_blocks_answer_as_few_large_ones(
     family: Family, monkeypatch: pytest.MonkeyPatch
@@ -145,13 +146,17 @@ def test_many_small_blocks_answer_as_few_large_ones(
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
+@cache
+def answered_alone_in_bfloat16() -> list[Tensor]:
+    lone, plain = answered_alone("bert"), tiny_backbone(dtype=torch.bfloat16)
+    return answers(plain, [convert_branch(it, plain) for it in lone.stored], lone.questions)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: PlanGroups) -> None:
-    lone = answered_alone("bert")
-    plain = tiny_backbone(dtype=torch.bfloat16)
-    served = with_gpu_kernels(plain, groups=groups)
-    stored, questions = lone.stored, lone.questions
-    grouped = answers(served, [convert_branch(it, served) for it in stored], questions)
-    looped = answers(plain, [convert_branch(it, plain) for it in stored], questions)
+    lone, looped = answered_alone("bert"), answered_alone_in_bfloat16()
+    served = with_gpu_kernels(tiny_backbone(dtype=torch.bfloat16), groups=groups)
+    grouped = answers(served, [convert_branch(it, served) for it in lone.stored], lone.questions)
 
     error = torch.cat([(a - b).flatten() for a, b in zip(grouped, lone.answers, strict=True)])
     usual = torch.cat([(a - b).flatten() for a, b in zip(looped, lone.answers, strict=True)])
@@ -230,6 +235,7 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method",
     [
@@ -277,6 +283,7 @@ def num_products(backbone: Backbone, branches: list[Branch], encoding: Encoding)
     return products.num
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_versions_in_slots_answer_without_groups_too() -> None:
     lone = answered_alone("bert")
     served = with_gpu_kernels(lone.backbone)

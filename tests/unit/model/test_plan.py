@@ -86,24 +86,16 @@ def way_to(plan: ForwardPlan, row: int) -> Way:
     return Way(ran=ran, inputs=inputs | {first.input}, entered=EMBEDDINGS)
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_every_pair_enters_at_the_deepest_state_that_is_held_below_its_split_depth(
-    question: Question,
+def every_pair_enters_at_the_deepest_state_that_is_held_below_its_split_depth(
+    question: Question, plan: ForwardPlan
 ) -> None:
-    plan = question.plan()
-
     for (item, branch), row in zip(question.pairs, plan.output_rows, strict=True):
         assert way_to(plan, row).entered == question.entry(item, branch)
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above(
-    question: Question,
+def every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above(
+    question: Question, plan: ForwardPlan
 ) -> None:
-    plan = question.plan()
-
     for (item, branch), row in zip(question.pairs, plan.output_rows, strict=True):
         depth = question.branches[branch].split_depth
         first_own = EMBEDDINGS if depth is None else depth
@@ -114,19 +106,14 @@ def test_every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above(
         assert way_to(plan, row).ran == expected
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_every_pair_reads_its_own_input_all_the_way(question: Question) -> None:
-    plan = question.plan()
-
+def every_pair_reads_its_own_input_all_the_way(question: Question, plan: ForwardPlan) -> None:
     for (item, _), row in zip(question.pairs, plan.output_rows, strict=True):
         assert way_to(plan, row).inputs == {item}
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_no_row_is_computed_twice_and_none_that_nobody_needs(question: Question) -> None:
-    plan = question.plan()
+def no_row_is_computed_twice_and_none_that_nobody_needs(
+    question: Question, plan: ForwardPlan
+) -> None:
     wanted = set(question.pairs)
     embedded = [(row.input, row.branch) for row in plan.start.rows]
     assert len(embedded) == len(set(embedded))
@@ -149,13 +136,9 @@ def test_no_row_is_computed_twice_and_none_that_nobody_needs(question: Question)
             assert trunk == needed
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_exactly_the_states_that_branches_start_from_and_were_computed_are_kept(
-    question: Question,
+def exactly_the_states_that_branches_start_from_and_were_computed_are_kept(
+    question: Question, plan: ForwardPlan
 ) -> None:
-    plan = question.plan()
-
     kept = [
         (stage.layout.rows[row].input, stage.end_layer)
         for stage in plan.stages
@@ -167,12 +150,10 @@ def test_exactly_the_states_that_branches_start_from_and_were_computed_are_kept(
     assert sorted(kept) == sorted(computed)
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_only_a_branch_that_reads_one_token_has_fewer_and_only_after_the_top_attention(
-    question: Question,
+def only_a_branch_that_reads_one_token_has_fewer_and_only_after_the_top_attention(
+    question: Question, plan: ForwardPlan
 ) -> None:
-    for stage in question.plan().stages:
+    for stage in plan.stages:
         assert stage.outputs.rows == stage.layout.rows
         for layout, is_top in (
             (stage.layout, stage.begin_layer == NUM_LAYERS),
@@ -183,12 +164,31 @@ def test_only_a_branch_that_reads_one_token_has_fewer_and_only_after_the_top_att
                 assert length == (1 if cuts else question.lengths[row.input])
 
 
-@settings(derandomize=True, deadline=None)
-@given(questions())
-def test_tokens_that_run_frozen_weights_are_one_contiguous_range(question: Question) -> None:
-    for stage in question.plan().stages:
+def tokens_that_run_frozen_weights_are_one_contiguous_range(_: Question, plan: ForwardPlan) -> None:
+    for stage in plan.stages:
         layout = stage.layout
         lanes = [span.lane for span in layout.spans]
         assert lanes == sorted(lanes)
         assert [span.begin for span in layout.spans[1:]] == [s.end for s in layout.spans[:-1]]
         assert layout.num_tokens == sum(layout.lengths)
+
+
+LAWS = (
+    every_pair_enters_at_the_deepest_state_that_is_held_below_its_split_depth,
+    every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above,
+    every_pair_reads_its_own_input_all_the_way,
+    no_row_is_computed_twice_and_none_that_nobody_needs,
+    exactly_the_states_that_branches_start_from_and_were_computed_are_kept,
+    only_a_branch_that_reads_one_token_has_fewer_and_only_after_the_top_attention,
+    tokens_that_run_frozen_weights_are_one_contiguous_range,
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(questions())
+def test_every_plan_keeps_every_law(question: Question) -> None:
+    """Drawing a batch takes longer than its plan and all laws."""
+    plan = question.plan()
+
+    for law in LAWS:
+        law(question, plan)

@@ -146,7 +146,7 @@ def test_a_value_is_adopted_with_its_rank_correlation(registry: Registry) -> Non
         {"text": it.text, "label": 1.5 if it.label == "late" else -1.25 + place / 100}
         for place, it in enumerate(toy_examples(60, seed=6))
     ]
-    run(registry, "level", rows, None, epochs=8)
+    run(registry, "level", rows, None, epochs=2)
 
     taught = run(registry, "level-small", TEXTS, TeacherChoice(task="level")).manifest
 

@@ -55,7 +55,7 @@ def make_backbone() -> Backbone:
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
     # Width 32 needs larger steps than the default rates, which are for larger widths.
     quick: dict[str, JsonValue] = {
-        "epochs": 12,
+        "epochs": 8,
         "min_steps": 0,
         "batch_size": 8,
         "max_length": 32,

@@ -196,6 +196,7 @@ def test_only_a_plain_backbone_is_quantized(prepare: Callable[[Backbone], Backbo
         quantize_backbone(prepare(tiny_backbone()))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_int8", [True, False], ids=["int8", "floats"])
 @pytest.mark.parametrize("family", FAMILIES)

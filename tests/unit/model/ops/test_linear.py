@@ -91,6 +91,7 @@ def rows_on(backbone: Backbone) -> list[Row]:
     ]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_packed_backbone_answers_as_the_plain_one(backbone: Backbone) -> None:
     pack = pack_backbone(backbone)
     with torch.inference_mode():
@@ -155,6 +156,7 @@ def test_few_numbers_of_tokens_are_computed_and_each_with_at_most_an_eighth_more
     assert len({*computed.values()}) <= 80
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed products")
 def test_batches_of_many_sizes_leave_no_memory_behind() -> None:
     linear, process = Linear(weight=weight(), bias=None), psutil.Process()

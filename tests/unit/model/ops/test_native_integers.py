@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 
 import pytest
@@ -18,6 +18,7 @@ from doubles.tasks import random_branch
 from nunatak_contract.enums import Activation, LinearMap
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
+    Backbone,
     Encoding,
     Row,
     forward,
@@ -183,6 +184,12 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
     assert caplog.records == []
 
 
+@cache
+def minilm() -> Backbone:
+    return pack_backbone(load_backbone("minilm+int8"))
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method",
     [
@@ -193,7 +200,7 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
     ids=str,
 )
 def test_an_answer_on_integers_depends_on_no_other_task_of_the_batch(method: Method) -> None:
-    served = pack_backbone(load_backbone("minilm+int8"))
+    served = minilm()
     head, other = random_branch(served, HeadOnly()), random_branch(served, method, seed=1)
     texts = [
         Encoding(token_ids=tuple((5 + (i * j) % 89) for j in range(1, 31)), type_ids=(0,) * 30)

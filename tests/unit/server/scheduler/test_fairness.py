@@ -240,7 +240,7 @@ def test_between_layers_light_rows_go_before_a_heavy_flow_at_a_small_price(seed:
     assert num_noisy(beside) >= 0.8 * num_noisy(without)
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_who_preempted_one_batch_of_a_heavy_flow_is_not_held_back_by_the_next(seed: int) -> None:
     machine = replace(PROCESSOR, num_layers=6)
     rate = (1 - FIXED_SHARE) / (TOKENS * machine.per_token_s)

@@ -114,7 +114,7 @@ def test_batches_within_their_limits_take_each_row_once_until_everybody_is_serve
 
 
 @given(waiting_rows(), st.floats(0, 40))
-@settings(derandomize=True)
+@settings(derandomize=True, max_examples=50)
 def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
     rows: list[WaitingRow], max_work: float
 ) -> None:

@@ -298,7 +298,7 @@ async def test_the_campaign_finds_failures_that_count_as_nothing_found() -> None
     campaign = Campaign(seed=1, fault_share=0.4)
     forgetful = cast("PredictionService", Forgetful(campaign.bench.service))
 
-    tally = await campaign.run(250, service=forgetful)
+    tally = await campaign.run(100, service=forgetful)
 
     assert tally.wrong
     assert tally.let_through > 0
@@ -308,6 +308,6 @@ async def test_the_campaign_finds_answers_of_other_tasks() -> None:
     campaign = Campaign(seed=1, fault_share=0)
     mistaken = cast("PredictionService", Mistaken(campaign.bench.service))
 
-    tally = await campaign.run(250, service=mistaken)
+    tally = await campaign.run(100, service=mistaken)
 
     assert tally.wrong

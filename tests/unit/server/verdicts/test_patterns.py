@@ -90,22 +90,22 @@ BY_PATTERNS = (
 
 
 @pytest.mark.parametrize(
-    ("rules", "most_steps"),
+    ("rules", "most_steps", "num_texts"),
     [
-        (BY_PATTERNS, MAX_STEPS_ON_LOOP),
-        (BY_PATTERNS, 0),
-        ((*guard().rules, *BY_PATTERNS), MAX_STEPS_ON_LOOP),
+        (BY_PATTERNS, MAX_STEPS_ON_LOOP, 80),
+        (BY_PATTERNS, 0, 40),
+        ((*guard().rules, *BY_PATTERNS), MAX_STEPS_ON_LOOP, 40),
     ],
     ids=["alone", "on-threads", "all"],
 )
 async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
-    monkeypatch: pytest.MonkeyPatch, rules: tuple[Rule, ...], most_steps: int
+    monkeypatch: pytest.MonkeyPatch, rules: tuple[Rule, ...], most_steps: int, num_texts: int
 ) -> None:
     monkeypatch.setattr(patterns, "MAX_STEPS_ON_LOOP", most_steps)
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
     bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(7)
     actions = set[VerdictAction]()
-    for _ in range(80):
+    for _ in range(num_texts):
         text = "".join(chance.choices(PARTS, k=chance.randrange(1, 30))) + "a"
         whole = await bench.whole(text)
         actions.add(whole.action)

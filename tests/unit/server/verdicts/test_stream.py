@@ -155,7 +155,7 @@ async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
 
 async def test_a_dry_run_shows_the_whole_text_and_decides_as_usual() -> None:
     bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
-    for text in texts(10, seed=2):
+    for text in texts(4, seed=2):
         found = await bench.streamed(by_word(text))
 
         whole = await bench.whole(text)

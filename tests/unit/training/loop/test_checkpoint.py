@@ -29,7 +29,7 @@ TEACHER = Teacher(
 
 
 def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
-    quick: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 8, "max_length": 32}
+    quick: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 10, "max_length": 32}
     return default_recipe(method, changes={**quick, **changes})
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     resumed = list[int]()
 
     # The steps lie in the first epoch, and around the end of a later one.
-    for dies_at in (2, 8, 9):
+    for dies_at in (2, 6, 7):
         report = Mortal(dies_at=dies_at)
         with pytest.raises(Killed):
             weights(recipe, report, checkpoint)
@@ -72,7 +72,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     found = weights(recipe, last, checkpoint)
 
     # The report of a step killed the run before the step was written, so the step runs again.
-    assert [*resumed, last.num_resumed] == [0, 1, 7, 8]
+    assert [*resumed, last.num_resumed] == [0, 1, 5, 6]
     assert found == weights(recipe, RecordingReport())
 
 
@@ -83,9 +83,9 @@ def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
     whole = RecordingReport()
     expected = weights(recipe, whole, EveryTime(tmp_path / "whole.safetensors"))
     num_steps = len(whole.losses)
-    assert num_steps < 12 * 4, "patience must end this run, or the test shows nothing"
+    assert num_steps < 12 * 3, "patience must end this run, or the test shows nothing"
 
-    for dies_at in (1, num_steps - 4, num_steps):
+    for dies_at in (1, num_steps - 3, num_steps):
         checkpoint = EveryTime(tmp_path / f"{dies_at}.safetensors")
         with pytest.raises(Killed):
             weights(recipe, Mortal(dies_at=dies_at), checkpoint)
@@ -120,17 +120,17 @@ def test_pretraining_that_dies_goes_on_and_is_not_done_again_once_it_is_over(
     )
     path = tmp_path / "run.safetensors"
 
-    # Pretraining and tuning take 8 steps each. The kills are within pretraining, at its last step,
+    # Pretraining and tuning take 6 steps each. The kills are within pretraining, at its last step,
     # and twice within tuning.
-    for num_steps in (3, 6, 2, 3):
+    for num_steps in (3, 4, 2, 3):
         with pytest.raises(Killed):
             weights(recipe, DiesAfter(num_steps), EveryTime(path))
     last = RecordingReport()
     found = weights(recipe, last, EveryTime(path))
 
     # The report of a step killed the run before the step was written. So the runs keep 2 steps of
-    # pretraining, then 7, then all steps of pretraining, then also 2 steps of tuning.
-    assert len(last.losses) == 8 - 2
+    # pretraining, then 5, then all steps of pretraining, then also 2 steps of tuning.
+    assert len(last.losses) == 6 - 2
     assert found == weights(recipe, RecordingReport())
 
 

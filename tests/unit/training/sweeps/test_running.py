@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -115,14 +114,6 @@ def test_processes_give_what_one_process_gives(folder: Path) -> None:
     assert together == alone
 
 
-def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
-    # An unknown device raises an error of torch and not of Nunatak, so the process ends.
-    (record,) = InProcesses(jobs=1, device="nowhere")(toy_runs(folder))
-
-    assert isinstance(record.outcome, Failed)
-    assert record.outcome.code == "worker_died"
-
-
 def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
     runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,24 +140,20 @@ def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
     assert [it.step for it in record.outcome.epochs] == [3, 6]
 
 
-@pytest.fixture(name="dying")
-def make_dying() -> tuple[Worker, Connection]:
-    """A worker whose process has ended, and the other end of its pipe."""
-    process = get_context("spawn").Process(target=int)
-    process.start()
-    process.join()
-    here, there = get_context("spawn").Pipe()
-    return Worker(process=process, pipe=here), there
-
-
-def test_worker_that_died_before_it_was_given_a_run_fails_it(
-    dying: tuple[Worker, Connection], runs: tuple[Run, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_given", [False, True])
+def test_worker_that_dies_before_or_after_it_was_given_a_run_fails_it(
+    runs: tuple[Run, ...], monkeypatch: pytest.MonkeyPatch, *, is_given: bool
 ) -> None:
-    worker, other_end = dying
-    other_end.close()
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=there.recv_bytes if is_given else int)
+    process.start()
+    there.close()
+    if not is_given:
+        process.join()
 
     def given(*_: object) -> Worker:
-        return worker
+        return Worker(process=process, pipe=here)
 
     monkeypatch.setattr(InProcesses, "_start", given)
 
