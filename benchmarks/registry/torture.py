@@ -165,7 +165,11 @@ def upgrades() -> bool:
     if binaries is None:
         print("no PostgreSQL server programs on this machine: campaign left out")
         return True
-    with scratch(in_memory=True) as folder, private_postgres(binaries) as server:
+    with (
+        scratch(in_memory=True) as folder,
+        private_postgres(binaries) as server,
+        fork_server() as forks,
+    ):
         old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
         places = {
             "sqlite": lambda: f"sqlite:///{folder / f'index{next(numbers)}'}?",
@@ -173,6 +177,7 @@ def upgrades() -> bool:
         }
         tallies = [
             kill_upgrades(
+                forks,
                 old,
                 partial(_put_old, old, dialect, place),
                 folder / dialect,
