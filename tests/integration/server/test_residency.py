@@ -21,7 +21,7 @@ from nunatak_server.settings import ServerSettings
 from nunatak_versions import load_task
 
 TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
-NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 240, 6
+NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 120, 6
 LOGITS = {"function_to_apply": "none", "top_k": 3}
 
 Oracle = dict[tuple[str, int, str], dict[str, float]]
