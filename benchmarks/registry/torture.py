@@ -175,15 +175,9 @@ def upgrades() -> bool:
             "sqlite": lambda: f"sqlite:///{folder / f'index{next(numbers)}'}?",
             "postgresql": lambda: f"{server.create_database()}&",
         }
+        kill = partial(kill_upgrades, forks, old, num_kills=NUM_UPGRADE_KILLS, seed=SEED)
         tallies = [
-            kill_upgrades(
-                forks,
-                old,
-                partial(_put_old, old, dialect, place),
-                folder / dialect,
-                num_kills=NUM_UPGRADE_KILLS,
-                seed=SEED,
-            )
+            kill(partial(_put_old, old, dialect, place), folder / dialect)
             for dialect, place in places.items()
         ]
     both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
