@@ -10,7 +10,7 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
-from doubles.examples import toy_rows, write_jsonl
+from doubles.examples import SHORT_TRAINING, toy_rows, write_jsonl
 from doubles.serving import make_settings, running_server
 from doubles.terminals import Ran, nunatak
 from nunatak_contract.methods import TopK
@@ -21,14 +21,7 @@ from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 from nunatak_versions import Provenance, draft_task
 
-QUICK: dict[str, JsonValue] = {
-    "epochs": 2,
-    "min_steps": 0,
-    "batch_size": 8,
-    "max_length": 32,
-    "learning_rate": 5e-3,
-    "head_learning_rate": 2e-2,
-}
+QUICK: dict[str, JsonValue] = {**SHORT_TRAINING, "epochs": 2}
 NUM_DEV = 24
 """More than one request holds."""
 COLUMNS = ("--text-column", "Body", "--label-column", "Queue")

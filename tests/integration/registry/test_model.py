@@ -70,14 +70,16 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @initialize()
     def move_an_alias(self) -> None:
-        """A rollback then has somewhere to go."""
-        for version in (1, 2):
+        """A rollback then has somewhere to go, past a deleted version."""
+        for version in (1, 2, 3):
             self.publish("a", version)
             self.registry.promote("a", "prod", version)
-        kind = AliasEventKind.PROMOTE
-        self.models["a"].moves["prod"] = [(kind, None, 1), (kind, 1, 2)]
-        self.models["a"].stacks["prod"] = [1, 2]
-        self.changes += 2
+        self.registry.delete("a", 2)
+        model, kind = self.models["a"], AliasEventKind.PROMOTE
+        del model.versions[2]
+        model.moves["prod"] = [(kind, None, 1), (kind, 1, 2), (kind, 2, 3)]
+        model.stacks["prod"] = [1, 2, 3]
+        self.changes += 4
 
     @rule(task=TASKS, seed=st.integers(0, 4))
     def publish(self, task: str, seed: int) -> None:

@@ -431,7 +431,7 @@ async def test_a_policy_that_names_the_parts_still_judges_the_texts(
 ) -> None:
     gateways = [it for it in UNREAD_SHAPES if it.gateway in {"litellm", "portkey"}]
 
-    assert await passing(client, "open", READ[::3], ATTACK) == set()
+    assert await passing(client, "open", READ, ATTACK) == set()
     assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
 
 
