@@ -165,19 +165,20 @@ def upgrades() -> bool:
     if binaries is None:
         print("no PostgreSQL server programs on this machine: campaign left out")
         return True
-    with (
-        scratch(in_memory=True) as folder,
-        private_postgres(binaries) as server,
-        fork_server() as forks,
-    ):
+    with scratch(in_memory=True) as folder, private_postgres(binaries) as server:
         old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
         places = {
             "sqlite": lambda: f"sqlite:///{folder / f'index{next(numbers)}'}?",
             "postgresql": lambda: f"{server.create_database()}&",
         }
-        kill = partial(kill_upgrades, forks, old, num_kills=NUM_UPGRADE_KILLS, seed=SEED)
         tallies = [
-            kill(partial(_put_old, old, dialect, place), folder / dialect)
+            kill_upgrades(
+                old,
+                partial(_put_old, old, dialect, place),
+                folder / dialect,
+                num_kills=NUM_UPGRADE_KILLS,
+                seed=SEED,
+            )
             for dialect, place in places.items()
         ]
     both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)

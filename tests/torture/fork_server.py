@@ -93,12 +93,19 @@ class ForkServer:
 
         `kill_when` is called once the process is ready, or at the start of the process on request.
         """
-        child = self._fork(
-            location=location,
-            operations=[asdict(operation) for operation in operations],
-            fault=None if fault is None else asdict(fault),
-            mutant=mutant,
+        self._log.unlink(missing_ok=True)
+        self._send_line(
+            json.dumps(
+                {
+                    "location": location,
+                    "operations": [asdict(operation) for operation in operations],
+                    "log": str(self._log),
+                    "fault": None if fault is None else asdict(fault),
+                    "mutant": mutant,
+                }
+            )
         )
+        child = int(self._receive().removeprefix("pid "))
         if is_killed_from_birth:
             status = self._kill(child, kill_when)
         else:
@@ -108,24 +115,6 @@ class ForkServer:
             else:
                 status = self._await_status(line)
         return self._death(status)
-
-    def upgrade(
-        self, location: str, folder: Path, *, kill_when: Callable[[], object] | None
-    ) -> Death:
-        """Upgrade an index after a copy into `folder`; kill the process when `kill_when` returns.
-
-        `kill_when` is called at the start of the process.
-        """
-        child = self._fork(location=location, copies=str(folder))
-        if kill_when is not None:
-            return self._death(self._kill(child, kill_when))
-        return self._death(self._await_status(self._receive()))
-
-    def _fork(self, **life: object) -> int:
-        """Begin a life, and return the number of its process."""
-        self._log.unlink(missing_ok=True)
-        self._send_line(json.dumps({"log": str(self._log), **life}))
-        return int(self._receive().removeprefix("pid "))
 
     def _kill(self, child: int, when: Callable[[], object] | None) -> int:
         if when is not None:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,7 +17,6 @@ import psycopg
 
 from doubles import statements
 from nunatak_contract.errors import NunatakError
-from nunatak_registry.index.upgrade import upgrade
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
@@ -56,13 +54,20 @@ def compile_statements() -> None:
 
 
 def live(life: Mapping[str, Any]) -> int:
-    """Upgrade the registry or run the operations, and log what ended and the error at the end."""
+    """Open the registry, run the operations, and log each before and after it ran."""
     log = os.open(life["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    operations = [Operation(**fields) for fields in life["operations"]]
+    mutant = Mutant(life["mutant"]) if life["mutant"] else None
     try:
-        if "copies" in life:
-            upgrade(life["location"], folder=Path(life["copies"]), tell=lambda _: None)
-        else:
-            operate(life, log)
+        with open_registry(life["location"], mutant) as registry:
+            say("ready")
+            arm(life["fault"])
+            for number, operation in enumerate(operations):
+                if mutant is Mutant.ACKNOWLEDGE_EARLY:
+                    os.write(log, f"{number}\n".encode())
+                operation.run(registry)
+                if mutant is not Mutant.ACKNOWLEDGE_EARLY:
+                    os.write(log, f"{number}\n".encode())
     except NunatakError as error:
         os.write(log, f"! {error.code}: {error}\n".encode())
         return FAILED
@@ -70,21 +75,6 @@ def live(life: Mapping[str, Any]) -> int:
         os.write(log, f"? {type(error).__name__}: {error}\n".encode())
         return BROKEN
     return 0
-
-
-def operate(life: Mapping[str, Any], log: int) -> None:
-    """Open the registry and run the operations."""
-    operations = [Operation(**fields) for fields in life["operations"]]
-    mutant = Mutant(life["mutant"]) if life["mutant"] else None
-    with open_registry(life["location"], mutant) as registry:
-        say("ready")
-        arm(life["fault"])
-        for number, operation in enumerate(operations):
-            if mutant is Mutant.ACKNOWLEDGE_EARLY:
-                os.write(log, f"{number}\n".encode())
-            operation.run(registry)
-            if mutant is not Mutant.ACKNOWLEDGE_EARLY:
-                os.write(log, f"{number}\n".encode())
 
 
 def arm(fault: Mapping[str, Any] | None) -> None:

@@ -1,14 +1,20 @@
 """Kill -9 of upgrades at random times, on registries of many versions of the layout before."""
 
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import torch
-from sqlalchemy import MetaData, insert
+from sqlalchemy import URL, MetaData, insert
 
 from doubles.golden import GOLDEN, Rows, engine_of, lost_rows, rows_of
 from doubles.tasks import tiny_task
@@ -16,14 +22,17 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.index.index import Index
+from nunatak_registry.publication import number_draft
 from nunatak_versions import load_task
-from torture.fork_server import ForkServer, after_seconds
-from torture.scale import publish_in_turn
 from torture.tally import Tally
 
 BEFORE: Final = "2"
 NUM_TASKS: Final = 20
 TEXTS: Final = ("where is my parcel?", "all is well", "")
+PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+LIFE_LIMIT_S = 60
 
 Answers = dict[str, list[list[float]]]
 
@@ -36,12 +45,22 @@ class OldRegistries:
     ) -> None:
         self.blobs, self.backbone = folder / "source" / "blobs", backbone
         source = folder / "source"
-        drafts = [
-            tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
-            for number in range(num_tasks)
-        ]
-        publish_in_turn(source, drafts, num_versions)
         with Registry.open(source) as registry:
+            drafts = [
+                tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
+                for number in range(num_tasks)
+            ]
+            store = BlobStore.open(str(self.blobs))
+            for _, blobs in drafts:
+                store.put(blobs["parameters"])
+            index = Index.open(URL.create("sqlite", database=str(source / "index.sqlite3")))
+            with index.writing() as change:
+                for number in range(num_versions):
+                    draft, _ = drafts[number % num_tasks]
+                    noted = draft.model_copy(update={"note": f"version {number}"})
+                    manifest = number_draft(noted, change.take_version(draft.task))
+                    change.add_version(manifest, PUBLISHED_AT)
+            index.close()
             for draft, _ in drafts:
                 registry.promote(draft.task, "prod", 2)
         self.answers = answers_of(str(source), backbone)
@@ -64,38 +83,64 @@ class OldRegistries:
 
 
 def kill_upgrades(
-    forks: ForkServer,
-    old: OldRegistries,
-    new_location: Callable[[], str],
-    scratch: Path,
-    *,
-    num_kills: int,
-    seed: int,
+    old: OldRegistries, new_location: Callable[[], str], scratch: Path, *, num_kills: int, seed: int
 ) -> Tally:
     """Kill upgrades until `num_kills` of them have died; look at the registry after each."""
     tally, source = Tally(campaign="kill -9 of upgrades", seed=seed), random.Random(seed)
     scratch.mkdir()
     longest_s = None
-    while tally.injected < num_kills:
-        location = new_location()
-        before, death = rows_of(location), None
-        while death is None or death.was_killed:
-            lives_s = None if longest_s is None else source.uniform(0, longest_s)
-            kill_when = None if lives_s is None else after_seconds(lives_s)
-            began = time.monotonic()
-            death = forks.upgrade(location, scratch, kill_when=kill_when)
-            longest_s = longest_s or time.monotonic() - began
-            lost = lost_rows(before, rows_of(location))
-            tally.injected += death.was_killed
-            tally.survived += death.was_killed and not lost
-            tally.lost += len(lost)
-            for problem in lost:
-                tally.note(problem)
-        if fault := death.refusal or death.breakage:
-            tally.wrong += 1
-            tally.note(f"the upgrade of {location} ended with {fault}")
-        _judge(tally, old, location)
+    with Forks() as forks:
+        while tally.injected < num_kills:
+            location = new_location()
+            before, signal_number = rows_of(location), signal.SIGKILL
+            while signal_number == signal.SIGKILL:
+                lives_s = None if longest_s is None else source.uniform(0, longest_s)
+                began = time.monotonic()
+                signal_number = forks.upgrade(location, scratch, lives_s)
+                longest_s = longest_s or time.monotonic() - began
+                lost = lost_rows(before, rows_of(location))
+                tally.injected += signal_number == signal.SIGKILL
+                tally.survived += signal_number == signal.SIGKILL and not lost
+                tally.lost += len(lost)
+                for problem in lost:
+                    tally.note(problem)
+            if signal_number:
+                tally.wrong += 1
+                tally.note(f"the upgrade of {location} ended with {signal_number}")
+            _judge(tally, old, location)
     return tally
+
+
+class Forks:
+    """A process that forks upgrades, see `upgrade_life`."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(  # noqa: S603 - a program of this folder
+            [sys.executable, str(Path(__file__).with_name("upgrade_life.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=LIFE_LIMIT_S)
+
+    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> int:
+        """Upgrade, and kill the process after some time; return the signal that ended it."""
+        commands, answers = self._process.stdin, self._process.stdout
+        assert commands is not None
+        assert answers is not None
+        commands.write(json.dumps([location, str(folder)]) + "\n")
+        commands.flush()
+        child = int(answers.readline())
+        if lives_s is not None:
+            time.sleep(lives_s)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return int(answers.readline())
 
 
 def answers_of(location: str, backbone: Backbone) -> Answers:
