@@ -337,16 +337,28 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     return stored
 
 
-class HeldLayers(tuple[LayerWeights, ...]):
-    """A backbone's layers, on a device that computes only while the test lets it."""
+class OddLayers(tuple[LayerWeights, ...]):
+    """A backbone's layers, on a device with a fault."""
 
     __slots__ = ()
-    may_compute = threading.Event()
+
+    def before_each(self) -> None:
+        """Do what the device does before it computes a layer."""
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
-        HeldLayers.may_compute.wait(timeout=60)
+        self.before_each()
         return super().__getitem__(index)
+
+
+class HeldLayers(OddLayers):
+    """Layers that are computed only while the test lets them."""
+
+    __slots__ = ()
+    may_compute = threading.Event()
+
+    def before_each(self) -> None:
+        HeldLayers.may_compute.wait(timeout=60)

@@ -15,6 +15,15 @@ from nunatak_training.report import EpochResult, Report
 
 ALPHABETS = {"early": "ab", "late": "yz"}
 NAMES = ("Ada", "I", "x", "St. John")
+SHORT_TRAINING: dict[str, JsonValue] = {
+    "min_steps": 0,
+    "batch_size": 8,
+    "max_length": 32,
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
+    "learning_rate": 5e-3,
+    "head_learning_rate": 2e-2,
+}
+"""Settings with which a tiny backbone learns a toy task in a few epochs."""
 
 
 def toy_examples(count: int, *, seed: int = 0) -> tuple[Example, ...]:

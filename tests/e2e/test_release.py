@@ -67,7 +67,7 @@ def advisories(status: int | None, answer: object) -> Generator[str]:
         (200, {"vulns": [ADVISORY]}, True),
         (200, {"vulns": [{**ADVISORY, "schema_version": "2.0.0"}]}, True),
         (500, {}, True),
-        (None, {}, True),
+        pytest.param(None, {}, True, marks=pytest.mark.slow),
     ],
     ids=["clean", "finding", "unread", "broken", "gone"],
 )

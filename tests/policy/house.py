@@ -42,6 +42,12 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of the parsed file; a walk takes as long as the parsing."""
+    return tuple(ast.walk(tree_of(file)))
+
+
 def num_lines(files: Iterable[Path]) -> int:
     """Return the number of lines of all files together."""
     return sum(len(it.read_text().splitlines()) for it in files)
@@ -58,7 +64,7 @@ def code_lines(file: Path) -> int:
         for number, line in enumerate(text.splitlines(), start=1)
         if not line.strip() or line.strip().startswith("#")
     }
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
                 other.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))

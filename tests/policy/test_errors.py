@@ -37,7 +37,7 @@ def test_errors_of_training_name_no_option_without_its_command() -> None:
     texts = {
         text
         for file in house.product_files()["nunatak_training"]
-        for node in ast.walk(trees()[file])
+        for node in house.nodes_of(file)
         for text in (_constants(node) if isinstance(node, ast.Constant) else [])
     }
     messages = texts | {REASONS[it].message for it in texts & REASONS.keys()}
@@ -48,8 +48,8 @@ def test_errors_of_training_name_no_option_without_its_command() -> None:
 
 
 def made_errors() -> Iterator[Raised]:
-    for file, tree in trees().items():
-        for node in ast.walk(tree):
+    for file in trees():
+        for node in house.nodes_of(file):
             if isinstance(node, ast.Call) and node.args:
                 made = ast.unparse(node.func)
                 is_second = made in {"NunatakError.__init__", "partial", "content_of"}
@@ -61,6 +61,12 @@ def made_errors() -> Iterator[Raised]:
                         named = frozenset({"path", "place", "problem"})
                     for code in _constants(first):
                         yield place, code, named
+
+
+@cache
+def raised() -> tuple[Raised, ...]:
+    """Return what `made_errors` yields, which takes a second."""
+    return tuple(made_errors())
 
 
 def _makes_error(call: ast.Call, first: ast.expr) -> bool:
@@ -93,13 +99,13 @@ def fields_of(code: str) -> set[str]:
 def caught_names() -> set[str]:
     """Return the names that some `except`, `isinstance`, `suppress` or `case` of the code reads."""
     found = set[str]()
-    for tree in trees().values():
+    for file, tree in trees().items():
         values = {
             ast.unparse(it.target): it.value
             for it in tree.body
             if isinstance(it, ast.AnnAssign) and it.value is not None
         } | {ast.unparse(it.targets[0]): it.value for it in tree.body if isinstance(it, ast.Assign)}
-        for node in ast.walk(tree):
+        for node in house.nodes_of(file):
             match node:
                 case ast.ExceptHandler(type=ast.expr() as read):
                     pass
@@ -117,7 +123,7 @@ def caught_names() -> set[str]:
 def test_every_error_names_a_reason_and_the_values_of_its_message() -> None:
     wrong = [
         (place, code)
-        for place, code, named in made_errors()
+        for place, code, named in raised()
         if code not in REASONS or not fields_of(code) <= named
     ]
 
@@ -125,7 +131,7 @@ def test_every_error_names_a_reason_and_the_values_of_its_message() -> None:
 
 
 def test_every_reason_is_in_use() -> None:
-    assert {code for _, code, _ in made_errors()} == REASONS.keys()
+    assert {code for _, code, _ in raised()} == REASONS.keys()
 
 
 def test_an_error_has_a_class_of_its_own_only_where_the_code_catches_it() -> None:

@@ -70,7 +70,7 @@ def modules_of(folder: Path) -> set[str]:
     """Return the top module of every import of third parties, within functions too."""
     found = set[str]()
     for path in folder.rglob("*.py"):
-        for node in ast.walk(house.tree_of(path)):
+        for node in house.nodes_of(path):
             match node:
                 case ast.Import(names=names):
                     found |= {it.name.partition(".")[0] for it in names}

@@ -9,13 +9,12 @@ from torture.fork_server import ForkServer, compiler, fork_server
 
 @pytest.fixture(scope="session")
 def forks() -> Generator[ForkServer]:
-    with fork_server() as forks:
+    with fork_server(with_faults=compiler() is not None) as forks:
         yield forks
 
 
 @pytest.fixture(scope="session")
-def faulty_forks() -> Generator[ForkServer]:
+def faulty_forks(forks: ForkServer) -> ForkServer:
     if compiler() is None:
         pytest.skip("no C compiler on this machine, which the library of faults needs")
-    with fork_server(with_faults=True) as forks:
-        yield forks
+    return forks

@@ -1,17 +1,20 @@
 """A registry of many versions: the time to list, resolve, promote and open."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import insert
 
 from doubles.drafts import make_draft
+from doubles.golden import engine_of
+from nunatak_contract.manifest import TaskDraft
 from nunatak_registry import Registry
-from nunatak_registry.blobs.blobs import BlobStore
-from nunatak_registry.index.index import Index
+from nunatak_registry.blobs.blobs import BlobStore, digest_of
+from nunatak_registry.index.schema import BlobRow, TaskRow, VersionRow
 from nunatak_registry.publication import number_draft
 
 NUM_TASKS = 100
@@ -29,19 +32,42 @@ class Timings:
 
 
 def fill(folder: Path, num_versions: int) -> None:
-    """Publish versions of `NUM_TASKS` tasks that share one blob, all in one transaction."""
-    with Registry.open(folder) as registry:
-        registry.publish(*make_draft("task0"))
-    index = Index.open(URL.create("sqlite", database=str(folder / "index.sqlite3")))
+    """Publish versions of `NUM_TASKS` tasks that share one blob."""
     draft, blobs = make_draft()
-    BlobStore.open(str(folder / "blobs")).put(blobs["parameters"])
-    with index.writing() as change:
-        for number in range(num_versions - 1):
-            task = f"task{number % NUM_TASKS}"
-            named = draft.model_copy(update={"task": task, "note": f"version {number}"})
-            manifest = number_draft(named, change.take_version(task))
-            change.add_version(manifest, PUBLISHED_AT)
-    index.close()
+    tasks = [draft.model_copy(update={"task": f"task{number}"}) for number in range(NUM_TASKS)]
+    publish_in_turn(folder, [(it, blobs) for it in tasks], num_versions)
+
+
+def publish_in_turn(
+    folder: Path, drafts: Sequence[tuple[TaskDraft, Mapping[str, bytes]]], num_versions: int
+) -> None:
+    """Publish as many versions, each of the next draft, with one statement for each table."""
+    Registry.open(folder).close()
+    store = BlobStore.open(str(folder / "blobs"))
+    versions, blobs = list[dict[str, object]](), list[dict[str, object]]()
+    for number in range(num_versions):
+        turn, place = divmod(number, len(drafts))
+        draft, _ = drafts[place]
+        noted = draft.model_copy(update={"note": f"version {number}"})
+        manifest = number_draft(noted, turn + 1)
+        document = manifest.model_dump_json()
+        key = {"task": draft.task, "version": manifest.version}
+        digests = {
+            "content_digest": manifest.content,
+            "manifest_digest": digest_of(document.encode()),
+        }
+        at = PUBLISHED_AT.isoformat()
+        versions.append({**key, **digests, "manifest": document, "published_at": at})
+        blobs.append({**key, "digest": manifest.blobs[0].sha256})
+    for data in {it["parameters"] for _, it in drafts}:
+        store.put(data)
+    names = Counter(str(it["task"]) for it in versions)
+    tasks = [{"name": name, "next_version": count + 1} for name, count in names.items()]
+    engine = engine_of(str(folder))
+    with engine.begin() as connection:
+        for row, values in ((TaskRow, tasks), (VersionRow, versions), (BlobRow, blobs)):
+            connection.execute(insert(row), values)
+    engine.dispose()
 
 
 def measure(folder: Path, *, repeats: int) -> Timings:

@@ -31,14 +31,6 @@ LIMIT_MS = 400
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "registry")
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return f"{server.create_database()}&blobs={tmp_path / 'blobs'}"
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
 def new_location(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     numbers = count()
     if request.param == "sqlite":
@@ -47,8 +39,8 @@ def new_location(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
     return lambda: f"{server.create_database()}&blobs={tmp_path / f'blobs{next(numbers)}'}"
 
 
-def test_racing_processes_make_one_history(location: str, tmp_path: Path) -> None:
-    tally = race(location, tmp_path, num_workers=3, operations=20, seed=31)
+def test_racing_processes_make_one_history(new_location: Callable[[], str], tmp_path: Path) -> None:
+    tally = race(new_location(), tmp_path, num_workers=3, operations=20, seed=31)
 
     assert tally.is_clean, (tally.line(), tally.problems)
     assert tally.injected == 60

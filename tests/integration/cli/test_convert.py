@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import nunatak_versions
 from doubles.backbones import save_tiny_backbone
-from doubles.examples import toy_rows, write_jsonl
+from doubles.examples import SHORT_TRAINING, toy_rows, write_jsonl
 from doubles.terminals import Ran, nunatak
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
@@ -20,14 +20,7 @@ from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 from nunatak_versions import VersionDraft
 
-QUICK: dict[str, JsonValue] = {
-    "epochs": 4,
-    "min_steps": 0,
-    "batch_size": 8,
-    "max_length": 32,
-    "learning_rate": 5e-3,
-    "head_learning_rate": 2e-2,
-}
+QUICK: dict[str, JsonValue] = {**SHORT_TRAINING, "epochs": 4}
 LORA = Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
-from doubles.examples import toy_rows, write_jsonl
+from doubles.examples import SHORT_TRAINING, toy_rows, write_jsonl
 from doubles.serving import make_settings, running_server
 from doubles.terminals import Ran, nunatak
 from nunatak_contract.methods import TopK
@@ -21,14 +21,9 @@ from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 from nunatak_versions import Provenance, draft_task
 
-QUICK: dict[str, JsonValue] = {
-    "epochs": 2,
-    "min_steps": 0,
-    "batch_size": 8,
-    "max_length": 32,
-    "learning_rate": 5e-3,
-    "head_learning_rate": 2e-2,
-}
+QUICK: dict[str, JsonValue] = {**SHORT_TRAINING, "epochs": 2}
+NUM_DEV = 24
+"""More than one request holds."""
 COLUMNS = ("--text-column", "Body", "--label-column", "Queue")
 SKIP = ("--on-bad-row", "skip")
 QUICK_OPTIONS = (
@@ -46,9 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Registry.open(folder / "registry") as registry:
         for kind in TaskKind:
             (folder / kind).mkdir()
-            write_jsonl(folder / kind / "train.jsonl", toy_rows(kind, 48, seed=1))
-            # More than one request holds.
-            write_jsonl(folder / kind / "dev.jsonl", toy_rows(kind, 70, seed=2))
+            write_jsonl(folder / kind / "train.jsonl", toy_rows(kind, 32, seed=1))
+            write_jsonl(folder / kind / "dev.jsonl", toy_rows(kind, NUM_DEV, seed=2))
             settings = TrainSettings(task=kind, data=folder / kind, settings=chosen)
             train(settings, registry=registry, backbone=backbone)
     return folder
@@ -63,7 +57,7 @@ def backbone(folder: Path) -> Backbone:
 def address(folder: Path, backbone: Backbone) -> Iterator[str]:
     with (
         Registry.open(folder / "registry") as registry,
-        running_server(backbone, registry, make_settings(max_inputs=20)) as url,
+        running_server(backbone, registry, make_settings(max_inputs=NUM_DEV - 4)) as url,
     ):
         yield url
 
@@ -176,7 +170,7 @@ def test_people_see_metrics_labels_confusion_and_calibration(folder: Path) -> No
 
     shown = nunatak("evaluate", kind, "--data", data, *here(folder)).stdout
 
-    assert f"{kind}/1 on dev.jsonl: 70 examples" in shown
+    assert f"{kind}/1 on dev.jsonl: {NUM_DEV} examples" in shown
     for name in ("accuracy", "expected_calibration_error", "precision", "true \\ predicted"):
         assert name in shown
 
@@ -217,7 +211,7 @@ def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = toy_rows(TaskKind.SINGLE_LABEL, 70, seed=2)
+    rows = toy_rows(TaskKind.SINGLE_LABEL, NUM_DEV, seed=2)
     lines = [f"{at};{row['text']};{row['label']}" for at, row in enumerate(rows)]
     (tmp_path / "desk.csv").write_text(
         "\n".join(["Id;Body;Queue", *lines, "=1;x;unheard", ";;", "y;;z"]), encoding="utf-8-sig"
@@ -227,7 +221,9 @@ def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
     refused = nunatak(*asked, *here(folder))
     ran = nunatak(*asked, *SKIP, "--wrong", "wrong.csv", *here(folder))
 
-    assert refused.stderr.startswith("error [invalid_row]: desk.csv: 2 of 72 rows cannot be used.")
+    assert refused.stderr.startswith(
+        f"error [invalid_row]: desk.csv: 2 of {NUM_DEV + 2} rows cannot be used."
+    )
     assert "left out 2 rows; the reasons are in desk.rejected.jsonl" in ran.stderr
     plain = evaluated(folder, TaskKind.SINGLE_LABEL, *here(folder))
     assert ran.json()["metrics"] == plain["metrics"]

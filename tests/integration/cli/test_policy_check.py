@@ -80,7 +80,7 @@ GUARD = make_policy(make_rule(when("tone", "urgent")))
 def test_each_row_is_decided_as_a_server_decides(
     on_failure: OnFailure, folder: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    asked = texts(80)  # more than one request holds
+    asked = texts(66)  # more than one request holds
     with (
         Registry.open(folder / "registry") as registry,
         running_server(backbone, registry) as url,

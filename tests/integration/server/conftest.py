@@ -35,6 +35,13 @@ async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx
         yield opened
 
 
+@pytest.fixture
+async def caller(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+    """Run an application on the registry of one test; yield a client of it."""
+    async with running_client(backbone, registry) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module")
 def browser() -> "Generator[Browser]":
     """Run a browser without a window."""

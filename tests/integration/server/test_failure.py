@@ -2,19 +2,18 @@ import asyncio
 import dataclasses
 from collections.abc import Generator
 from pathlib import Path
-from typing import ClassVar, SupportsIndex, overload
+from typing import ClassVar
 
 import httpx
 import pytest
 import torch
 
 from doubles.access import add_key
-from doubles.backbones import tiny_backbone
+from doubles.backbones import OddLayers, tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import Method, TopK
 from nunatak_model import Backbone
-from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.access.keys import KeyAuthenticator
 from nunatak_server.app import create_app
@@ -23,20 +22,15 @@ from nunatak_server.engine.backbones import Backbones
 PREDICT = "/v1/tasks/tone/predict"
 
 
-class FragileLayers(tuple[LayerWeights, ...]):
+class FragileLayers(OddLayers):
     """The layers of a backbone on a device that can be lost."""
 
     __slots__ = ()
     is_lost: ClassVar[bool] = False
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+    def before_each(self) -> None:
         if FragileLayers.is_lost:
             raise torch.AcceleratorError("device-side assert triggered")
-        return super().__getitem__(index)
 
 
 @pytest.fixture

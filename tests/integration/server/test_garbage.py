@@ -7,12 +7,11 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import SupportsIndex, overload
 from urllib.parse import urlsplit
 
 import pytest
 
-from doubles.backbones import FAMILIES, tiny_backbone
+from doubles.backbones import FAMILIES, OddLayers, tiny_backbone
 from doubles.garbage import garbage, in_new_process, kinds_of
 from doubles.policies import make_policy, make_rule, when
 from doubles.replicas import beat
@@ -20,7 +19,6 @@ from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
-from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 
 TIMES = 5
@@ -35,18 +33,13 @@ READS = ("/v1/tasks", "/v1/tasks/tone", "/v1/memory", "/metrics", "/readyz", "/"
 LINES = {"accept": "application/x-ndjson"}
 
 
-class SlowLayers(tuple[LayerWeights, ...]):
+class SlowLayers(OddLayers):
     """The layers of a backbone on a device that is so slow that requests have to wait."""
 
     __slots__ = ()
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+    def before_each(self) -> None:
         time.sleep(LAYER_S)
-        return super().__getitem__(index)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ QUERY = "who came?"
 DOCUMENTS = [f"{number} ann met bob." for number in range(NUM_DOCUMENTS)]
 RANKS, TOPIC = "ranks", "topic"
 MIN_ANSWERED = 3
-PARTS = range(0, NUM_DOCUMENTS, 190)
+PARTS = range(0, NUM_DOCUMENTS, 475)
 """The first documents of parts that are ranked alone."""
 
 

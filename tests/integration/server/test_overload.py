@@ -25,6 +25,7 @@ from nunatak_registry import Registry
 from nunatak_server.http.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
+POLL_S = 0.005
 REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
 
 
@@ -330,6 +331,7 @@ def wait_for(count: Callable[[], float], value: float) -> None:
     end = time.monotonic() + 30
     while (found := count()) != value:
         assert time.monotonic() < end, found
+        time.sleep(POLL_S)
 
 
 def open_requests(address: str) -> float:

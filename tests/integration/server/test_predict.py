@@ -1,6 +1,6 @@
 import math
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -49,13 +49,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
     with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
         for name, method in METHODS.items():
             publish_tiny_task(opened, backbone, task=name, method=method)
-        yield opened
-
-
-@pytest.fixture
-async def cold(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of a server that has answered nothing yet."""
-    async with running_client(backbone, registry) as opened:
         yield opened
 
 
@@ -154,11 +147,11 @@ async def test_a_mixed_batch_answers_as_each_row_alone(
             assert logits_in(ranking) == pytest.approx(row, abs=TOLERANCE)
 
 
-async def test_a_fan_out_shares_its_trunk(cold: httpx.AsyncClient) -> None:
+async def test_a_fan_out_shares_its_trunk(caller: httpx.AsyncClient) -> None:
     for name in METHODS:
-        await cold.post(f"/v1/tasks/{name}/preload")
-    await cold.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
-    metrics = (await cold.get("/metrics")).text
+        await caller.post(f"/v1/tasks/{name}/preload")
+    await caller.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
+    metrics = (await caller.get("/metrics")).text
 
     # `full` has no trunk and `lora` adapts every layer, so four of the six tasks share one row.
     assert "nunatak_shared_trunk_rows_total 3.0" in metrics
@@ -221,10 +214,10 @@ async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good
     assert int(answer.headers["x-batch-size"]) <= 3
 
 
-async def test_the_ledger_adds_up(cold: httpx.AsyncClient) -> None:
-    before = (await cold.get("/v1/memory")).json()
-    await cold.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
-    after = (await cold.get("/v1/memory")).json()
+async def test_the_ledger_adds_up(caller: httpx.AsyncClient) -> None:
+    before = (await caller.get("/v1/memory")).json()
+    await caller.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
+    after = (await caller.get("/v1/memory")).json()
 
     assert before["tasks"] == []
     assert before["shared_bytes"] == before["backbone"]["bytes"]

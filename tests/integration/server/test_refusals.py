@@ -5,12 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from _pytest.mark import ParameterSet
 from schemathesis import Case
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
-from doubles.schema_cases import TRIALS, Target, Trial
+from doubles.schema_cases import SCHEMA, TRIALS, Target, Trial
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
@@ -244,7 +245,19 @@ async def test_a_task_may_be_named_once(client: httpx.AsyncClient) -> None:
         check_problem(answer, 422, code)
 
 
-@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def with_repeats_marked() -> list[ParameterSet]:
+    """Mark as slow the trials of a body that an earlier route takes, such as one with a version."""
+    seen, marked = set[str](), list[ParameterSet]()
+    for trial in TRIALS:
+        raw = SCHEMA[trial.path][trial.method].definition.raw
+        body = f"{trial.mode} {raw.get('requestBody', trial.path)}"
+        marks = [pytest.mark.slow] if body in seen else []
+        marked.append(pytest.param(trial, marks=marks, id=str(trial)))
+        seen.add(body)
+    return marked
+
+
+@pytest.mark.parametrize("trial", with_repeats_marked())
 def test_the_server_does_what_its_schema_says(targets: list[Target], trial: Trial) -> None:
     in_turn = cycle(targets)
 

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version as release_of
@@ -34,12 +34,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
             publish_tiny_task(opened, backbone, seed=seed)
         opened.promote("tone", "prod", 1)
     return folder
-
-
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
-        yield opened
 
 
 async def version(client: httpx.AsyncClient) -> int:
@@ -140,37 +134,37 @@ def locked(folder: Path) -> Generator[sqlite3.Connection]:
 
 
 async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
-    client: httpx.AsyncClient, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
 ) -> None:
     async def is_current() -> bool:
-        return all(it["is_current"] for it in (await listed(client)).values())
+        return all(it["is_current"] for it in (await listed(caller)).values())
 
     registry.promote("tone", "beta", 1)
     # The server has applied every change, so it keeps what it looks up from now on.
     await until(is_current)
-    assert await version(client) == 1
+    assert await version(caller) == 1
     # In one step of the event loop, so that the server cannot follow before the lock.
     registry.promote("tone", "prod", 2)
     with locked(tmp_path) as index:
         async with asyncio.timeout(LIMIT_S):
             for _ in range(20):
-                assert await version(client) == 1
+                assert await version(caller) == 1
                 await asyncio.sleep(POLL_S)
         (confirmed,) = index.execute("SELECT revision FROM nunatak_replicas").fetchall()
         (present,) = index.execute("SELECT generation FROM nunatak_state").fetchall()
         assert confirmed < present, "what is not applied is not confirmed"
 
     async def has_followed() -> bool:
-        return await version(client) == 2
+        return await version(caller) == 2
 
     await until(has_followed)
 
     # The server follows its own change at once, and its next poll finds the change again.
-    (await client.put(PROD, json={"version": 1})).raise_for_status()
+    (await caller.put(PROD, json={"version": 1})).raise_for_status()
     await until(is_current)
     with locked(tmp_path):
         async with asyncio.timeout(LIMIT_S):
-            assert await version(client) == 1
+            assert await version(caller) == 1
 
 
 @pytest.mark.parametrize(
@@ -184,13 +178,13 @@ async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
     ],
 )
 async def test_an_operator_waits_for_a_silent_registry_no_longer_than_the_request_says(
-    client: httpx.AsyncClient, registry: Registry, tmp_path: Path, method: str, path: str
+    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path, method: str, path: str
 ) -> None:
     registry.promote("tone", "prod", 2)
     body = {"version": 1, "share": 0.1} if path.endswith("canary") else {"version": 1}
     with locked(tmp_path):
         async with asyncio.timeout(3):
-            late = await client.request(
+            late = await caller.request(
                 method,
                 path,
                 json=body if method == "PUT" else None,
@@ -201,7 +195,7 @@ async def test_an_operator_waits_for_a_silent_registry_no_longer_than_the_reques
 
 
 async def test_a_change_whose_end_is_unknown_is_not_said_to_be_repeatable(
-    client: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    caller: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.promote("tone", "prod", 2)
     rollback = registry.rollback
@@ -211,24 +205,24 @@ async def test_a_change_whose_end_is_unknown_is_not_said_to_be_repeatable(
         raise StoreUnavailableError("the connection broke")
 
     monkeypatch.setattr(registry, "rollback", cut)
-    answer = await client.post(f"{PROD}/rollback", json={})
+    answer = await caller.post(f"{PROD}/rollback", json={})
 
     assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
     assert "retry-after" not in answer.headers
 
 
 async def test_a_change_is_told_also_if_the_registry_is_silent_afterwards(
-    client: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    caller: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: int) -> list[str]:
         raise StoreUnavailableError("the connection broke")
 
     monkeypatch.setattr(registry.replicas, "behind", silent)
-    answer = await client.put(PROD, params={"wait_s": 1}, json={"version": 2})
+    answer = await caller.put(PROD, params={"wait_s": 1}, json={"version": 2})
 
     assert (answer.status_code, answer.json()["code"]) == (504, "replicas_behind")
     assert answer.json()["detail"].startswith("the change is made")
-    assert await version(client) == 2
+    assert await version(caller) == 2
 
 
 async def test_a_server_alone_tells_at_once_that_it_is_ready_and_has_a_version(

@@ -3,7 +3,7 @@ import gc
 import itertools
 import platform
 import random
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from nunatak_server.settings import ServerSettings
 from nunatak_versions import load_task
 
 TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
-NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 240, 6
+NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 120, 6
 LOGITS = {"function_to_apply": "none", "top_k": 3}
 
 Oracle = dict[tuple[str, int, str], dict[str, float]]
@@ -42,12 +42,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
 @pytest.fixture
 def versions(registry: Registry) -> list[TaskManifest]:
     return [it for index in range(NUM_TASKS) for it in registry.versions(f"task-{index}")]
-
-
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
-        yield opened
 
 
 def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
@@ -195,7 +189,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
 
 
 async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
-    client: httpx.AsyncClient, versions: list[TaskManifest]
+    caller: httpx.AsyncClient, versions: list[TaskManifest]
 ) -> None:
     """No alias has moved then, and the next request finds the loaded version."""
     paths = {
@@ -207,12 +201,12 @@ async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
 
     for path, body in paths.items():
         method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
-        late = await client.request(method, path, json=body, headers=hurry)
+        late = await caller.request(method, path, json=body, headers=hurry)
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
     for index in (2, 3):
-        shown = (await client.get(f"/v1/tasks/task-{index}")).json()
+        shown = (await caller.get(f"/v1/tasks/task-{index}")).json()
         assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
     for path, body in paths.items():
-        answer = await client.request("PUT" if body else "POST", path, json=body)
+        answer = await caller.request("PUT" if body else "POST", path, json=body)
         assert answer.status_code == 200
     assert len(versions) == 2 * NUM_TASKS

@@ -1,14 +1,13 @@
 """A registry that is restored from a backup under a running server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from doubles.restores import FileSite, PostgresSite, RestoreSite
-from doubles.serving import running_client
 from doubles.tasks import LABELS, logits_alone, publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
@@ -33,12 +32,6 @@ def registry(site: RestoreSite, backbone: Backbone) -> Generator[Registry]:
         site.back_up("early")
         publish_tiny_task(opened, backbone, seed=LOST)
         opened.promote("tone", "prod", 2)
-        yield opened
-
-
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
         yield opened
 
 
@@ -68,23 +61,23 @@ async def become_held(registry: Registry, version: int) -> None:
 
 
 async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
-    assert (await ask(client))[0] == 2
+    assert (await ask(caller))[0] == 2
     await asyncio.to_thread(site.restore, "early")
-    await become(client, 1)
+    await become(caller, 1)
 
     publish_tiny_task(registry, backbone, seed=NEW)
-    moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
+    moved = await caller.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
 
     assert moved.status_code == 200, moved.text
-    assert await ask(client) == (2, expected(backbone, NEW))
+    assert await ask(caller) == (2, expected(backbone, NEW))
     with Registry.open(site.location) as other:
         assert other.task("tone").aliases == {"prod": 2}
 
 
 async def test_a_candidate_of_a_reused_number_is_validated_again(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)
     registry.promote("tone", "prod", 1)
@@ -96,40 +89,40 @@ async def test_a_candidate_of_a_reused_number_is_validated_again(
             publish_tiny_task(other, backbone, seed=NEW)
             other.rollouts.set(canary)
 
-    await become(client, 2)
+    await become(caller, 2)
 
     await asyncio.to_thread(restore)
 
     found = list[tuple[int, dict[str, float]]]()
     async with asyncio.timeout(2):
         while not found or found[-1] != (2, expected(backbone, NEW)):
-            found.append(await ask(client))
+            found.append(await ask(caller))
     assert (1, expected(backbone, OLD)) in found, "unproven, it left its share"
 
 
 @pytest.mark.parametrize("site", ["rename"], indirect=True)
 async def test_an_index_that_is_missing_leaves_what_is_known_in_service(
-    client: httpx.AsyncClient, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, registry: Registry, site: RestoreSite
 ) -> None:
     index = Path(site.location) / "index.sqlite3"
 
-    assert (await client.get("/readyz")).json() == {"status": "ready", "warnings": []}
-    await client.post("/v1/tasks/tone/preload?version=2")
+    assert (await caller.get("/readyz")).json() == {"status": "ready", "warnings": []}
+    await caller.post("/v1/tasks/tone/preload?version=2")
     # By then the server has polled the registry, and empties its cache no more.
     await become_held(registry, 2)
-    assert (await ask(client))[0] == 2
+    assert (await ask(caller))[0] == 2
     index.unlink()
 
     async with asyncio.timeout(5):
-        while not (await client.get("/readyz")).json()["warnings"]:
-            assert (await ask(client))[0] == 2
-    assert (await ask(client))[0] == 2
-    refused = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 1})
+        while not (await caller.get("/readyz")).json()["warnings"]:
+            assert (await ask(caller))[0] == 2
+    assert (await ask(caller))[0] == 2
+    refused = await caller.put("/v1/tasks/tone/aliases/prod", json={"version": 1})
     assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
-    assert "nunatak_registry_readable 0.0" in (await client.get("/metrics")).text
+    assert "nunatak_registry_readable 0.0" in (await caller.get("/metrics")).text
     assert not index.exists()
 
     await asyncio.to_thread(site.restore, "early")
 
-    await become(client, 1)
-    assert (await client.get("/readyz")).json()["warnings"] == []
+    await become(caller, 1)
+    assert (await caller.get("/readyz")).json()["warnings"] == []

@@ -105,15 +105,18 @@ def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
     }
 
 
-def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(
-    backbone: Backbone, registry: Registry
-) -> None:
+@pytest.fixture(scope="module")
+def warm(backbone: Backbone, template: Path) -> Collector:
+    """The spans of a request, and of the same request once more."""
     collector = Collector()
+    with Registry.open(template) as registry:
+        ask(collector, backbone, registry, [BODY, BODY])
+    return collector
 
-    ask(collector, backbone, registry, [BODY, BODY])
 
-    _, request = collector.named("/v1/predict")
-    stages = collector.below(request)
+def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(warm: Collector) -> None:
+    _, request = warm.named("/v1/predict")
+    stages = warm.below(request)
     computed = [attributes_of(stage) for stage in stages if stage.name == "compute"]
     assert sorted(stage.name for stage in stages) == [
         "compute", "compute", "queue", "queue", "tokenize",
@@ -123,15 +126,9 @@ def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(
     assert all(found["nunatak.batch.rows"] == 4 for found in computed)
 
 
-def test_a_request_is_linked_to_the_batch_it_was_part_of(
-    backbone: Backbone, registry: Registry
-) -> None:
-    collector = Collector()
-
-    ask(collector, backbone, registry, [BODY, BODY])
-
-    _, request = collector.named("/v1/predict")
-    batch = collector.named("batch")[-1]
+def test_a_request_is_linked_to_the_batch_it_was_part_of(warm: Collector) -> None:
+    _, request = warm.named("/v1/predict")
+    batch = warm.named("batch")[-1]
     assert {link.context.span_id for link in request.links} == {id_of(batch)}
     assert attributes_of(batch)["nunatak.batch.rows"] == 4
     assert batch.parent is None

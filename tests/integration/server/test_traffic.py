@@ -1,7 +1,6 @@
 """Canaries, shadows and streams, as callers and operators see them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
     return folder
 
 
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
-        yield opened
-
-
 def damage(folder: Path, manifest: TaskManifest) -> None:
     (file,) = folder.rglob(f"*{manifest.blobs[0].sha256}*")
     file.unlink()
@@ -64,9 +57,9 @@ async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]
 
 
 async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
-    client: httpx.AsyncClient,
+    caller: httpx.AsyncClient,
 ) -> None:
-    started = await client.put(CANARY, json={"version": 3, "share": 0.3})
+    started = await caller.put(CANARY, json={"version": 3, "share": 0.3})
     assert started.json() == {
         "task": "tone",
         "alias": "prod",
@@ -75,39 +68,39 @@ async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
         "share": 0.3,
         "active": True,
     }
-    first = {key: await served(client, key) for key in KEYS}
+    first = {key: await served(caller, key) for key in KEYS}
     assert set(first.values()) == {2, 3}
-    assert {key: await served(client, key) for key in KEYS} == first
+    assert {key: await served(caller, key) for key in KEYS} == first
 
-    await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
-    grown = {key: await served(client, key) for key in KEYS}
+    await caller.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
+    grown = {key: await served(caller, key) for key in KEYS}
     assert {key for key in KEYS if first[key] == 3} < {key for key in KEYS if grown[key] == 3}
-    shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
+    shown = (await caller.get("/v1/tasks/tone")).json()["candidates"]
     assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
     told = "nunatak_split_requests_total"
     for arm in ("alias", "canary"):
         line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
-        assert await counted(client, line) > 0
+        assert await counted(caller, line) > 0
 
-    ended = await client.post(f"{CANARY}/end")
+    ended = await caller.post(f"{CANARY}/end")
     assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
-    assert {await served(client, key) for key in KEYS} == {2}
+    assert {await served(caller, key) for key in KEYS} == {2}
 
 
 async def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
 
-    assert await served(client) == 2
+    assert await served(caller) == 2
     registry.rollouts.set(canary)
     async with asyncio.timeout(30):
-        while await served(client) != 3:
+        while await served(caller) != 3:
             pass
 
 
 async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     sick = publish_tiny_task(registry, backbone, seed=9)
     damage(tmp_path, sick)
@@ -119,15 +112,15 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
     for path in (CANARY, SHADOW):
         body = {"version": sick.version, "share": 1.0}
-        refused = await client.put(path, json=body)
+        refused = await caller.put(path, json=body)
         assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
     assert registry.task("tone").candidates == ()
 
     registry.rollouts.set(elsewhere)
     async with asyncio.timeout(30):
-        while await counted(client, failed) < 3:
-            assert await served(client) == 2
-    assert await served(client) == 2
+        while await counted(caller, failed) < 3:
+            assert await served(caller) == 2
+    assert await served(caller) == 2
 
 
 async def test_the_log_names_a_candidate_that_memory_has_no_room_for(
@@ -158,28 +151,28 @@ async def test_the_log_names_a_candidate_that_memory_has_no_room_for(
     ],
 )
 async def test_a_candidate_that_makes_no_sense_is_refused(
-    client: httpx.AsyncClient, path: str, body: dict[str, float], status: int, code: str
+    caller: httpx.AsyncClient, path: str, body: dict[str, float], status: int, code: str
 ) -> None:
-    refused = await client.put(path, json=body)
+    refused = await caller.put(path, json=body)
 
     assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert refused.headers["content-type"] == "application/problem+json"
 
 
 async def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
-    client: httpx.AsyncClient, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
 ) -> None:
     registry.promote("tone", "prod", 3)
 
-    assert await served(client) == 3
-    moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-    resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
+    assert await served(caller) == 3
+    moved = await caller.post("/v1/tasks/tone/aliases/prod/rollback")
+    resident = (await caller.get("/v1/tasks/tone")).json()["resident_versions"]
     assert (moved.json()["version"], resident) == (2, [2, 3])
 
     damage(tmp_path, registry.resolve("tone/1"))
-    refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+    refused = await caller.post("/v1/tasks/tone/aliases/prod/rollback")
     assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-    assert await served(client) == 2
+    assert await served(caller) == 2
 
 
 async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
@@ -227,9 +220,9 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     ],
 )
 async def test_only_who_names_lines_gets_lines(
-    client: httpx.AsyncClient, accept: str, type_: str
+    caller: httpx.AsyncClient, accept: str, type_: str
 ) -> None:
     body = {"inputs": "x", "tasks": ["tone"]}
-    answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
+    answer = await caller.post("/v1/predict", json=body, headers={"accept": accept})
 
     assert answer.headers["content-type"] == type_

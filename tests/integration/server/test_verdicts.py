@@ -1,7 +1,6 @@
 """Verdicts over HTTP, with real tasks: policies decide what the answers of their tasks say."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
     return folder
 
 
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
-        yield opened
-
-
 def urgent(threshold: float | None, **changes: Any) -> Policy:  # noqa: ANN401 - fields of a policy
     rule = make_rule(when("tone", "urgent", threshold=threshold), message="too urgent")
     return make_policy(rule, **changes)
@@ -76,13 +69,13 @@ async def until_version(client: httpx.AsyncClient, version: int) -> PolicyVerdic
 
 
 async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
-    score = await urgency(client)
+    score = await urgency(caller)
     registry.policies.put(urgent(score - 1e-6))
-    blocked = await judged(client)
+    blocked = await judged(caller)
     registry.policies.put(urgent(score + 1e-6))
-    allowed = await until_version(client, 2)
+    allowed = await until_version(caller, 2)
 
     assert (blocked.action, blocked.decided, blocked.by_failure) == ("block", "block", False)
     assert (blocked.message, blocked.tasks, blocked.failures) == ("too urgent", ("tone/1",), ())
@@ -93,14 +86,14 @@ async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
 
 
 async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     rule = make_rule(when("names", "X"), action=VerdictAction.MASK)
     registry.policies.put(make_policy(rule))
-    spans = await native(client, "names", TEXT, aggregation_strategy="first")
-    found = await judged(client, [TEXT, TEXT])
+    spans = await native(caller, "names", TEXT, aggregation_strategy="first")
+    found = await judged(caller, [TEXT, TEXT])
     registry.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
-    dry = await until_version(client, 2)
+    dry = await until_version(caller, 2)
 
     expected = TEXT
     for it in reversed(spans):
@@ -115,13 +108,13 @@ async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
 
 
 async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
-    client: httpx.AsyncClient, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
 ) -> None:
     (blob,) = registry.resolve("tone").blobs
     damage(tmp_path, blob.sha256)
     for number, on_failure in enumerate(OnFailure, start=1):
         registry.policies.put(urgent(1e-9, on_failure=on_failure))
-        found = await until_version(client, number)
+        found = await until_version(caller, number)
 
         assert (found.action.value, found.by_failure) == (on_failure.value, True)
         (failure,) = found.failures
@@ -143,22 +136,22 @@ async def test_a_promoted_version_without_the_label_is_a_failure(
 
 @pytest.mark.parametrize(("role", "action"), [("canary", "block"), ("shadow", "allow")])
 async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_nothing(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, role: str, action: str
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, role: str, action: str
 ) -> None:
     registry.policies.put(urgent(1.0))
     publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
     registry.promote("tone", "prod", 1)
     address = f"/v1/tasks/tone/aliases/prod/{role}"
-    started = await client.put(address, json={"version": 2, "share": 1.0})
+    started = await caller.put(address, json={"version": 2, "share": 1.0})
     assert started.status_code == 200, started.text
-    found = await judged(client)
+    found = await judged(caller)
 
     failed = ["rule_unanswerable"] * (role == "canary")
     assert (found.action, [it.error.code for it in found.failures]) == (action, failed)
 
 
 async def test_all_references_of_a_policy_to_one_alias_get_one_version(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry
 ) -> None:
     names = {"bare": "tone", "named": "tone@prod"}.items()
     rules = [make_rule(when(task, "urgent", threshold=1.0), name=it) for it, task in names]
@@ -166,9 +159,9 @@ async def test_all_references_of_a_policy_to_one_alias_get_one_version(
     registry.promote("tone", "prod", 1)
     registry.policies.put(make_policy(*rules))
     address = "/v1/tasks/tone/aliases/prod/canary"
-    assert (await client.put(address, json={"version": 2, "share": 0.5})).status_code == 200
+    assert (await caller.put(address, json={"version": 2, "share": 0.5})).status_code == 200
 
-    asked = [(await judged(client)).tasks for _ in range(40)]
+    asked = [(await judged(caller)).tasks for _ in range(40)]
 
     assert set(asked) == {("tone/1", "tone/1"), ("tone/2", "tone/2")}
 
@@ -187,18 +180,18 @@ async def test_all_references_of_a_policy_to_one_alias_get_one_version(
     ],
 )
 async def test_no_field_of_a_request_changes_a_policy(
-    client: httpx.AsyncClient, registry: Registry, changes: dict[str, object]
+    caller: httpx.AsyncClient, registry: Registry, changes: dict[str, object]
 ) -> None:
     registry.policies.put(urgent(1e-9))
     for path, body in (
         (GUARD, {"inputs": TEXT}),
         ("/v1/moderations", {"input": TEXT, "model": "guard"}),
     ):
-        answer = await client.post(path, json={**body, **changes})
+        answer = await caller.post(path, json={**body, **changes})
         assert answer.status_code == 422, answer.text
-    blocked = await post(client, f"{GUARD}/portkey", {**portkey(TEXT), **changes})
+    blocked = await post(caller, f"{GUARD}/portkey", {**portkey(TEXT), **changes})
     refused = await post(
-        client, f"{GUARD}/beta/litellm_basic_guardrail_api", litellm(TEXT, **changes)
+        caller, f"{GUARD}/beta/litellm_basic_guardrail_api", litellm(TEXT, **changes)
     )
 
     assert (blocked["verdict"], refused["action"]) == (False, "BLOCKED")
@@ -210,11 +203,11 @@ async def test_no_field_of_a_request_changes_a_policy(
     ids=lambda it: next(iter(it)),
 )
 async def test_no_header_lets_a_text_through_a_policy_that_allows_on_failure(
-    client: httpx.AsyncClient, registry: Registry, headers: dict[str, str]
+    caller: httpx.AsyncClient, registry: Registry, headers: dict[str, str]
 ) -> None:
     registry.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
-    await judged(client)
-    answer = await client.post(GUARD, json={"inputs": TEXT}, headers=headers)
+    await judged(caller)
+    answer = await caller.post(GUARD, json={"inputs": TEXT}, headers=headers)
 
     # The look-up of the policy may also end at the deadline, with an error.
     said = answer.json()
@@ -241,13 +234,13 @@ async def test_a_policy_reads_special_tokens_in_a_text_as_text(tmp_path: Path) -
 
 
 async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
     with logged_events() as events:
-        found = await judged(client, [TEXT, TEXT])
+        found = await judged(caller, [TEXT, TEXT])
         (event,) = events.named("request")
-    metrics = (await client.get("/metrics")).text
+    metrics = (await caller.get("/metrics")).text
 
     assert (found.action, found.decided, found.mode) == ("allow", "block", "dry_run")
     line = 'nunatak_verdicts_total{action="block",by="rules",mode="dry_run",policy="guard"} 1.0'
@@ -284,24 +277,24 @@ async def test_a_policy_with_a_task_of_others_does_not_exist_for_a_key(
 
 
 async def test_a_text_that_no_task_reads_is_refused_without_a_verdict(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     registry.policies.put(urgent(0.5))
-    refused = await post(client, GUARD, {"inputs": [TEXT, " "]}, status=422)
+    refused = await post(caller, GUARD, {"inputs": [TEXT, " "]}, status=422)
 
     assert refused["code"] == "empty_text"
 
 
 async def test_a_policy_of_patterns_alone_masks_by_every_route_within_the_limits(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     keys = Pattern(pattern=r"\bsk-\w{4,}", label="KEY")
     rule = Rule(name="keys", patterns=(keys,), action=VerdictAction.MASK)
     registry.policies.put(make_policy(rule))
 
-    found = await judged(client, ["my key is sk-abcd1.", "calm"])
-    by_portkey = await post(client, f"{GUARD}/portkey", portkey("use sk-abcd1 now"))
-    long = await post(client, GUARD, {"inputs": "a" * 200_000}, status=422)
+    found = await judged(caller, ["my key is sk-abcd1.", "calm"])
+    by_portkey = await post(caller, f"{GUARD}/portkey", portkey("use sk-abcd1 now"))
+    long = await post(caller, GUARD, {"inputs": "a" * 200_000}, status=422)
 
     assert (found.action, found.texts) == (VerdictAction.MASK, ("my key is [KEY].", "calm"))
     assert (found.tasks, found.failures) == ((), ())

@@ -1,6 +1,6 @@
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -8,7 +8,6 @@ import pytest
 
 from doubles.processes import ended
 from doubles.refusals import raises
-from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
@@ -33,12 +32,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
         publish_tiny_task(opened, backbone, seed=2)
         opened.promote("tone", "prod", 1)
     return folder
-
-
-@pytest.fixture
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(backbone, registry) as opened:
-        yield opened
 
 
 def blob_file(folder: Path, manifest: TaskManifest) -> Path:
@@ -69,98 +62,98 @@ async def version_served(client: httpx.AsyncClient) -> int:
     return version
 
 
-async def test_a_promotion_is_visible_to_the_next_request(client: httpx.AsyncClient) -> None:
-    assert await version_served(client) == 1
+async def test_a_promotion_is_visible_to_the_next_request(caller: httpx.AsyncClient) -> None:
+    assert await version_served(caller) == 1
 
-    moved = await client.put(
+    moved = await caller.put(
         "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 1}
     )
 
     assert moved.json() == {"task": "tone", "alias": "prod", "version": 2, "previous_version": 1}
-    assert await version_served(client) == 2
+    assert await version_served(caller) == 2
 
 
 async def test_a_promotion_by_another_process_is_seen_within_a_second(
-    client: httpx.AsyncClient, tmp_path: Path
+    caller: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    assert await version_served(client) == 1
+    assert await version_served(caller) == 1
     done = await asyncio.to_thread(ended, PROMOTE, str(tmp_path))
     assert done.status == 0, done.stderr
     async with asyncio.timeout(1):
-        while await version_served(client) != 2:
+        while await version_served(caller) != 2:
             pass
 
 
-async def test_an_explicit_version_ignores_aliases(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/v1/tasks/tone/2/predict", json={"inputs": "x"})
+async def test_an_explicit_version_ignores_aliases(caller: httpx.AsyncClient) -> None:
+    answer = await caller.post("/v1/tasks/tone/2/predict", json={"inputs": "x"})
 
     assert answer.json()["version"] == 2
-    assert await version_served(client) == 1
+    assert await version_served(caller) == 1
 
 
-async def test_preload_and_evict_change_what_is_resident(client: httpx.AsyncClient) -> None:
+async def test_preload_and_evict_change_what_is_resident(caller: httpx.AsyncClient) -> None:
     async def resident() -> list[int]:
-        tasks = (await client.get("/v1/memory")).json()["tasks"]
+        tasks = (await caller.get("/v1/memory")).json()["tasks"]
         return [task["version"] for task in tasks]
 
-    loaded = (await client.post("/v1/tasks/tone/preload?version=2")).json()
+    loaded = (await caller.post("/v1/tasks/tone/preload?version=2")).json()
     assert (loaded["version"], loaded["resident"]) == (2, True)
     assert loaded["bytes"] > 0
-    await client.post("/v1/tasks/tone@prod/preload")
+    await caller.post("/v1/tasks/tone@prod/preload")
     assert await resident() == [1, 2]
 
-    one = await client.post("/v1/tasks/tone/evict?version=2")
+    one = await caller.post("/v1/tasks/tone/evict?version=2")
     assert one.json() == {"task": "tone", "versions": [2]}
     assert await resident() == [1]
-    assert (await client.post("/v1/tasks/tone/evict")).json()["versions"] == [1]
-    assert (await client.post("/v1/tasks/nope/evict")).status_code == 404
-    assert await version_served(client) == 1
+    assert (await caller.post("/v1/tasks/tone/evict")).json()["versions"] == [1]
+    assert (await caller.post("/v1/tasks/nope/evict")).status_code == 404
+    assert await version_served(caller) == 1
 
 
 async def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
-    client: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, registry: Registry
 ) -> None:
     async def readers_become(number: int) -> None:
         async with asyncio.timeout(5):
             while len(await asyncio.to_thread(registry.readers, "tone", 2)) != number:
                 pass
 
-    await client.post("/v1/tasks/tone/preload", params={"version": 2})
+    await caller.post("/v1/tasks/tone/preload", params={"version": 2})
     await readers_become(1)
     with raises("version_in_use"):
         registry.delete("tone", 2)
 
-    await client.post("/v1/tasks/tone/evict", params={"version": 2})
+    await caller.post("/v1/tasks/tone/evict", params={"version": 2})
     await readers_become(0)
     registry.delete("tone", 2)
 
 
 async def test_a_damaged_version_is_refused_and_its_neighbours_answer(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     sick = publish_tiny_task(registry, backbone, task="sick", seed=9)
     overwrite(blob_file(tmp_path, sick), lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
 
-    answer = await client.post("/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]})
+    answer = await caller.post("/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]})
     sick_result, tone_result = answer.json()["results"]
-    alone = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+    alone = await caller.post("/v1/tasks/sick/predict", json={"inputs": "x"})
 
     assert sick_result["error"]["code"] == "corrupt_blob"
     assert tone_result["version"] == 1
     assert (alone.status_code, alone.json()["code"]) == (503, "corrupt_blob")
     assert int(alone.headers["retry-after"]) >= 1
-    assert (await client.get("/readyz")).status_code == 200
+    assert (await caller.get("/readyz")).status_code == 200
 
 
 async def test_a_version_with_nan_is_refused_and_never_gets_an_alias(
-    client: httpx.AsyncClient, backbone: Backbone, registry: Registry
+    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry
 ) -> None:
     sick = publish_with_nan(registry, backbone, "tone")
 
-    answer = await client.post(f"/v1/tasks/tone/{sick.version}/predict", json={"inputs": "x"})
-    moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": sick.version})
+    answer = await caller.post(f"/v1/tasks/tone/{sick.version}/predict", json={"inputs": "x"})
+    moved = await caller.put("/v1/tasks/tone/aliases/prod", json={"version": sick.version})
 
     assert (answer.status_code, answer.json()["code"]) == (503, "non_finite_parameter")
     assert (moved.status_code, moved.json()["code"]) == (503, "non_finite_parameter")
-    assert await version_served(client) == 1
+    assert await version_served(caller) == 1
     assert registry.task("tone").aliases == {"prod": 1}

@@ -8,7 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import toy_rows, write_jsonl
+from doubles.examples import SHORT_TRAINING, toy_rows, write_jsonl
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -34,15 +34,7 @@ from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_versions import load_task
 
-QUICK: dict[str, JsonValue] = {
-    "epochs": 8,
-    "min_steps": 0,
-    "batch_size": 8,
-    "max_length": 32,
-    # Width 32 needs larger steps than the default rates, which are for larger widths.
-    "learning_rate": 5e-3,
-    "head_learning_rate": 2e-2,
-}
+QUICK: dict[str, JsonValue] = {**SHORT_TRAINING, "epochs": 8}
 GOALS = {
     TaskKind.SINGLE_LABEL: (Metric.ACCURACY, 0.85),
     TaskKind.MULTI_LABEL: (Metric.F1_MICRO, 0.85),
