@@ -59,7 +59,8 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 @router.get(SCHEMA_PATH, dependencies=[needs(Scope.READ)])
 async def schema(request: Request) -> Response:
     """Return the OpenAPI schema."""
-    return reply(request.app.openapi())
+    # The first schema takes a second, in which the event loop would stand still.
+    return reply(await asyncio.to_thread(request.app.openapi))
 
 
 def completed(description: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from nunatak_registry import Registry
 from nunatak_server import local, runtime
 from nunatak_server.catalog.following import RegistryLease
 from nunatak_server.engine.backbones import Backbones
+from nunatak_server.http.pages import DescribedApp
 from nunatak_server.local import LocalPredictor
 from nunatak_server.predict.types import TaskPrediction
 
@@ -288,6 +289,23 @@ async def test_health_identity_and_schema_are_served(
     assert answers["/info"].json()["registry"] == "postgresql"
     assert "secret" not in answers["/info"].text
     assert "/v1/tasks/{task}/predict" in answers["/openapi.json"].json()["paths"]
+
+
+async def test_the_event_loop_does_not_wait_for_the_schema(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[int]()
+
+    def openapi(_: DescribedApp) -> dict[str, object]:
+        made.append(threading.get_ident())
+        return {}
+
+    monkeypatch.setattr(DescribedApp, "openapi", openapi)
+    async with running_client(backbone, registry) as client:
+        assert (await client.get("/openapi.json")).json() == {}
+
+    assert made
+    assert threading.get_ident() not in made
 
 
 def test_the_local_predictor_follows_an_alias_however_long_it_was_not_asked(
