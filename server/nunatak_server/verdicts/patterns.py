@@ -5,7 +5,7 @@ or that show a letter or a digit in another width, hide no match from a reader.
 
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
-it cannot change.
+it cannot change. Characters that show nothing do not count, as they could make any match longer.
 """
 
 import re
@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -90,7 +90,10 @@ class GrowingMatches:
 
     def settled(self, text: str, place: int) -> int:
         """Return the last place, at most `place`, before which no further match can begin."""
-        return max(0, min(place, len(text) - MAX_MATCH)) if self._reads_from else place
+        if not self._reads_from:
+            return place
+        shown = (it for it in range(len(text), 0, -1) if NORMAL[ord(text[it - 1])])
+        return min(place, next(islice(shown, MAX_MATCH, None), 0))
 
     @property
     def known(self) -> Matches:
@@ -188,13 +191,11 @@ def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
 
 def _readings(text: str, begin: int) -> tuple[_Reading, _Reading]:
     """Return a text from a place on as it is written, and in its normal form."""
-    # One character before the begin says whether a word or a line begins there.
+    # One character before the begin says whether a word or a line begins there. It shows something,
+    # in the normal form too: a text settles and a match ends behind such a character.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
     written = _Reading(part, begin - skipped, range(len(part)), skipped)
-    while skipped and not NORMAL[ord(text[skipped])] and begin - skipped < MAX_MATCH:
-        skipped -= 1
-    part = HALF.sub(LOST, text[skipped:])
     shown = part.translate(NORMAL)
     if shown == written.text:
         return written, written

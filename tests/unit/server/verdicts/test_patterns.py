@@ -58,6 +58,7 @@ PARTS = (
     "\n",
     "zyzzyzy",
     "\u200b",
+    "end " + "\u200b" * FEW,
     "12\u200b34",
     "\uff11\uff12\uff13\uff14",
     "a\u00adnn",
@@ -141,6 +142,7 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
         "key1",
         "k\u2060ey1",
         "\u200b",
+        "\u200b" * FEW,
         "\uff11",
         "e\u0301",
         "\ufb03",
@@ -184,6 +186,18 @@ async def test_a_match_that_begins_in_released_text_blocks_the_rest() -> None:
     assert (await bench.whole(text)).decisions[0].masked == "a [TAG] c"
     assert (found.final.action, found.final.is_by_failure) == (BLOCK, True)
     assert ">" not in found.text
+
+
+async def test_characters_that_show_nothing_make_no_match_too_long_for_the_hold() -> None:
+    policy = make_policy(rule(Pattern(pattern=r"(?:\d{4} ?){4}", label="CARD"), action=MASK))
+    text = "card " + "1234 5678 1234 5678".replace(" ", " " + "\u200b" * MAX_MATCH) + "; end "
+
+    found = await StreamBench(TokenizerFamily.BERT, policy).streamed(
+        [text[it : it + 100] for it in range(0, len(text), 100)]
+    )
+
+    assert found.text == "card [CARD]; end "
+    assert (found.final.action, found.final.is_by_failure) == (MASK, False)
 
 
 @pytest.mark.parametrize(
