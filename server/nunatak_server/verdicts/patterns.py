@@ -32,9 +32,11 @@ TURN_S: Final = 0.02
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 UNSEEN: Final = re.compile(
-    f"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\uffa0{SELECTOR}]"
+    "[\x1c-\x1f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
+    f"{SELECTOR}\U000e0000-\U000e0fff]"
 )
-"""Letters and marks that show nothing, next to characters of control and format."""
+"""What shows nothing by Unicode, also where no character is assigned yet, and is no control or
+format; and controls that Python counts as white space."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 

@@ -294,6 +294,8 @@ def test_no_match_takes_exponential_time() -> None:
         ("\uff11\uff12\uff13\uff14\uff0d5678", "[CARD]"),
         ("12\x0034-5678", "[CARD]"),
         ("12\U000e003434-5678", "[CARD]"),
+        ("1\x1f234-56\u206578 1234-\ufff35678", "[CARD] [CARD]"),
+        ("1234-\U000e00805\U000e0fff678", "[CARD]"),
         ("1234\x0c-5678", None),
         ("\ufb03 \u2460234-5678", "\ufb03 [CARD]"),
     ],
