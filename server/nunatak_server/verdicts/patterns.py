@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -24,9 +24,12 @@ from nunatak_server.outputs.conditions import LOST, UNKNOWN, ConditionState, Fou
 from nunatak_server.scheduler.turns import Check, Pace
 
 MAX_MATCH: Final = 256
-MAX_STEPS_ON_LOOP: Final = 4_000_000
-"""Squares of lengths, for each pattern, that are read without a thread: a pattern such as
-`a[^b]*b|a` reads up to the end of the text for each match."""
+MAX_STEPS_ON_LOOP: Final = 40_000_000
+"""Squares of lengths times the size of the pattern that are read without a thread: each match of a
+pattern such as `a[^b]*b|a` reads up to the end, and RE2 may go through the whole pattern for each
+character."""
+LEAST_CHARS: Final = 64
+"""Characters that cost as much as any search."""
 TURN_S: Final = 0.02
 """Time after which a long search lets other work use the thread."""
 HALF: Final = re.compile("[\ud800-\udfff]")
@@ -143,13 +146,17 @@ async def _found_at(places: Iterable[_Place], pace: Pace) -> Mapping[_Place, lis
         end = time.monotonic() + TURN_S
         return any(time.monotonic() >= end for _ in steps)
 
-    sizes = (max(len(it.text) - it.begin, MAX_MATCH) for it in found)
-    if sum(it**2 for it in sizes) <= MAX_STEPS_ON_LOOP:
-        deque(steps, maxlen=0)
-    else:
+    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, found))):
         while await pace.on_thread(take_turn):
             pass
+    else:
+        deque(steps, maxlen=0)
     return found
+
+
+def _num_steps(place: _Place) -> int:
+    num_chars = max(len(place.text) - place.begin, LEAST_CHARS)
+    return num_chars**2 * compiled(place.search.pattern.pattern).size
 
 
 def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
@@ -186,7 +193,7 @@ class _Reading:
 
 def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
     places, skipped = reading.places, reading.skipped
-    for start, end in compiled(pattern.pattern)(reading.text, reading.begin):
+    for start, end in compiled(pattern.pattern).find(reading.text, reading.begin):
         first, last = places[start], places[end - 1]
         yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
 

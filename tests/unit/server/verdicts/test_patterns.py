@@ -4,9 +4,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import isqrt
 
 import pytest
 from pydantic import ValidationError
@@ -17,7 +16,7 @@ from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Rule, compiled
+from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.conditions import UNKNOWN, FoundSpan
@@ -240,6 +239,7 @@ def test_a_pattern_needs_no_task_to_block() -> None:
         (r"\b^a?", "matches the empty text"),
         (r"x?\b$", "matches the empty text"),
         (r"sk-\C", "reads single bytes"),
+        ("a(?:[ax]{0,1000}" + "[az]{0,1000}" * 60 + "b)?", "pattern too large"),
     ],
 )
 def test_a_policy_with_a_pattern_that_cannot_serve_is_refused(pattern: str, problem: str) -> None:
@@ -322,22 +322,37 @@ def test_places_count_characters_and_halves_of_pairs_are_read() -> None:
     assert found.spans == (FoundSpan(start=5, end=14, label="CARD"),)
 
 
-async def test_long_texts_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("found", "text", "is_on_loop"),
+    [
+        (CARD, "1234-5678 " * 10, True),
+        (CARD, "1234-5678 " * 200, False),
+        (Pattern(pattern="a(?:[ax]{0,999}[ay]{0,999}b)?", label="X"), "a" * 100, False),
+    ],
+    ids=["short", "long", "large"],
+)
+async def test_what_may_take_long_is_read_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, found: Pattern, text: str, *, is_on_loop: bool
+) -> None:
     used = list[int]()
 
-    def noted(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
-        used.append(threading.get_ident())
-        return compiled(pattern)
+    def noted(pattern: str) -> Regex:
+        regex = compiled(pattern)
+
+        def find(text: str, begin: int) -> Iterator[tuple[int, int]]:
+            used.append(threading.get_ident())
+            return regex.find(text, begin)
+
+        return regex._replace(find=find)
 
     monkeypatch.setattr(patterns, "compiled", noted)
     turns = Turns()
-    for text in ("1234-5678 ", "1234-5678 ".rjust(isqrt(MAX_STEPS_ON_LOOP) + 1)):
-        (found,) = await matches_in_all([CARD], [text], turns.pace("ann"))
-        assert found[CARD].holds
+
+    (matches,) = await matches_in_all([found], [text], turns.pace("ann"))
 
     turns.close()
-    short, long = used
-    assert short == threading.get_ident() != long
+    assert matches[found].holds
+    assert [it == threading.get_ident() for it in used] == [is_on_loop]
 
 
 async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
