@@ -82,8 +82,17 @@ async def matches_in_all(
         DeadlineExceededError: the texts are not read in time.
     """
     places = [[_Place(it, text, 0) for it in _searches(patterns)] for text in texts]
-    found = await _found_at(chain.from_iterable(places), pace)
-    return tuple(_states({it.search: found[it] for it in own}) for own in places)
+    found = {it: list[FoundSpan]() for it in chain.from_iterable(places)}
+    states = list[Matches]()
+
+    def steps() -> Iterator[None]:
+        yield from _steps(found)
+        for own in places:
+            states.append(_states({it.search: found[it] for it in own}))
+            yield
+
+    await _take(steps(), found, pace)
+    return tuple(states)
 
 
 class GrowingMatches:
@@ -117,8 +126,9 @@ class GrowingMatches:
         Raises:
             DeadlineExceededError: the text is not read in time, and is read again next time.
         """
-        places = [_Place(it, text, begin) for it, begin in self._reads_from.items()]
-        found = await _found_at(places, pace)
+        places = (_Place(it, text, begin) for it, begin in self._reads_from.items())
+        found = {it: list[FoundSpan]() for it in places}
+        await _take(_steps(found), found, pace)
         now, settled = dict[_Search, Sequence[FoundSpan]](), self.settled(text, len(text))
         for (search, _, begin), spans in found.items():
             kept = [it for it in spans if it.start < settled]
@@ -137,21 +147,18 @@ def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
     return [_Search(it, is_normal) for is_normal in (False, True) for it in own]
 
 
-async def _found_at(places: Iterable[_Place], pace: Pace) -> Mapping[_Place, list[FoundSpan]]:
-    """Return the matches from each place on. A long search has the thread for a turn at a time."""
-    found = {it: list[FoundSpan]() for it in places}
-    steps = _steps(found)
+async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
+    """Take the steps about places. A long search has the thread for a turn at a time."""
 
     def take_turn(_: Check) -> bool:
         end = time.monotonic() + TURN_S
         return any(time.monotonic() >= end for _ in steps)
 
-    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, found))):
+    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, places))):
         while await pace.on_thread(take_turn):
             pass
     else:
         deque(steps, maxlen=0)
-    return found
 
 
 def _num_steps(place: _Place) -> int:
@@ -232,12 +239,14 @@ NORMAL: Final = _Normal()
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
     return {
-        it.pattern: _state((*spans, *found[it._replace(is_normal=True)]))
+        it.pattern: _state(spans, found[it._replace(is_normal=True)])
         for it, spans in found.items()
         if not it.is_normal
     }
 
 
-def _state(spans: Iterable[FoundSpan]) -> ConditionState:
-    found = tuple(sorted(set(spans), key=lambda it: (it.start, it.end)))
+def _state(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
+    found = tuple(written)
+    if written != shown:
+        found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))
     return ConditionState(holds=bool(found), score=float(bool(found)), spans=found)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.conditions import UNKNOWN, FoundSpan
+from nunatak_server.outputs.conditions import UNKNOWN, ConditionState, FoundSpan
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.verdicts import patterns
 from nunatak_server.verdicts.patterns import (
@@ -345,14 +346,19 @@ async def test_what_may_take_long_is_read_on_a_thread(
 
         return regex._replace(find=find)
 
+    def said(**values: Any) -> ConditionState:  # noqa: ANN401
+        used.append(threading.get_ident())
+        return ConditionState(**values)
+
     monkeypatch.setattr(patterns, "compiled", noted)
+    monkeypatch.setattr(patterns, "ConditionState", said)
     turns = Turns()
 
     (matches,) = await matches_in_all([found], [text], turns.pace("ann"))
 
     turns.close()
     assert matches[found].holds
-    assert [it == threading.get_ident() for it in used] == [is_on_loop]
+    assert [it == threading.get_ident() for it in used] == [is_on_loop] * 2
 
 
 async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
