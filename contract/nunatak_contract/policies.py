@@ -8,7 +8,7 @@ strongest action of the rules that apply is the decision.
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -24,6 +24,9 @@ MAX_CONDITIONS: Final = 32
 MAX_LABELS_OF_A_CONDITION: Final = 256
 MAX_COMPILED: Final = 2 * MAX_RULES * MAX_CONDITIONS
 """More than one policy has, because each text is read by all patterns of a policy in turn."""
+MAX_PROGRAM_BYTES: Final = 1024 * 1024
+"""Of a compiled pattern, about. RE2's own limit of 8 MiB lets a pattern compile for half a minute,
+in which no other thread runs."""
 OUTSIDE: Final = "O"
 """The label of tokens that belong to no entity. No condition can name this label."""
 
@@ -159,21 +162,29 @@ class Policy(Record, frozen=True):
         return rules
 
 
-@lru_cache(MAX_COMPILED)
-def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
-    """Return the function from a text and a place to the matches of a pattern from there on.
+class Regex(NamedTuple):
+    """A pattern that RE2 has compiled."""
 
-    A match is a begin and an end, in characters. RE2 finds each in a time linear in the text.
+    find: Callable[[str, int], Iterator[tuple[int, int]]]
+    """From a text and a place to the matches from there on: begin and end, in characters."""
+    size: int
+    """Steps for one character, at worst."""
+
+
+@lru_cache(MAX_COMPILED)
+def compiled(pattern: str) -> Regex:
+    """Compile a pattern. RE2 finds each match in a time linear in the text and in the pattern.
 
     Raises:
         MissingExtraError: RE2 is not installed.
-        ValueError: RE2 refuses the pattern; or the pattern may match no character, and then the
-            characters there are read no more; or it reads bytes.
+        ValueError: RE2 refuses the pattern, also for its size; or the pattern may match no
+            character, and then the characters there are read no more; or it reads bytes.
     """
     with needs_extra("server"):
         import re2  # noqa: PLC0415 - the client compiles no pattern
     options = re2.Options()
     options.log_errors, options.never_capture = False, True
+    options.max_mem = MAX_PROGRAM_BYTES
     try:
         regex = re2.compile(pattern, options)
     except re2.error as error:
@@ -188,7 +199,11 @@ def compiled(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
         )
     if r"\C" in pattern.replace(r"\\", ""):
         raise ValueError(rf"the pattern {pattern!r} reads single bytes; use (?s:.) in place of \C")
-    return lambda text, begin: (it.span() for it in regex.finditer(text, begin))
+
+    def find(text: str, begin: int) -> Iterator[tuple[int, int]]:
+        return (it.span() for it in regex.finditer(text, begin))
+
+    return Regex(find, regex.programsize)
 
 
 def labels_in_answers(kind: enums.HeadKind, labels: Iterable[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ or that show a letter or a digit in another width, hide no match from a reader.
 
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
-it cannot change.
+it cannot change. Characters that show nothing do not count, as they could make any match longer.
 """
 
 import re
@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain, islice
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -24,17 +24,22 @@ from nunatak_server.outputs.conditions import LOST, UNKNOWN, ConditionState, Fou
 from nunatak_server.scheduler.turns import Check, Pace
 
 MAX_MATCH: Final = 256
-MAX_STEPS_ON_LOOP: Final = 4_000_000
-"""Squares of lengths, for each pattern, that are read without a thread: a pattern such as
-`a[^b]*b|a` reads up to the end of the text for each match."""
+MAX_STEPS_ON_LOOP: Final = 40_000_000
+"""Squares of lengths times the size of the pattern that are read without a thread: each match of a
+pattern such as `a[^b]*b|a` reads up to the end, and RE2 may go through the whole pattern for each
+character."""
+LEAST_CHARS: Final = 64
+"""Characters that cost as much as any search."""
 TURN_S: Final = 0.02
 """Time after which a long search lets other work use the thread."""
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 UNSEEN: Final = re.compile(
-    f"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\uffa0{SELECTOR}]"
+    "[\x1c-\x1f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
+    f"{SELECTOR}\U000e0000-\U000e0fff]"
 )
-"""Letters and marks that show nothing, next to characters of control and format."""
+"""What shows nothing by Unicode, also where no character is assigned yet, and is no control or
+format; and controls that Python counts as white space."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 
@@ -77,8 +82,17 @@ async def matches_in_all(
         DeadlineExceededError: the texts are not read in time.
     """
     places = [[_Place(it, text, 0) for it in _searches(patterns)] for text in texts]
-    found = await _found_at(chain.from_iterable(places), pace)
-    return tuple(_states({it.search: found[it] for it in own}) for own in places)
+    found = {it: list[FoundSpan]() for it in chain.from_iterable(places)}
+    states = list[Matches]()
+
+    def steps() -> Iterator[None]:
+        yield from _steps(found)
+        for own in places:
+            states.append(_states({it.search: found[it] for it in own}))
+            yield
+
+    await _take(steps(), found, pace)
+    return tuple(states)
 
 
 class GrowingMatches:
@@ -90,7 +104,10 @@ class GrowingMatches:
 
     def settled(self, text: str, place: int) -> int:
         """Return the last place, at most `place`, before which no further match can begin."""
-        return max(0, min(place, len(text) - MAX_MATCH)) if self._reads_from else place
+        if not self._reads_from:
+            return place
+        shown = (it for it in range(len(text), 0, -1) if NORMAL[ord(text[it - 1])])
+        return min(place, next(islice(shown, MAX_MATCH, None), 0))
 
     @property
     def known(self) -> Matches:
@@ -109,8 +126,9 @@ class GrowingMatches:
         Raises:
             DeadlineExceededError: the text is not read in time, and is read again next time.
         """
-        places = [_Place(it, text, begin) for it, begin in self._reads_from.items()]
-        found = await _found_at(places, pace)
+        places = (_Place(it, text, begin) for it, begin in self._reads_from.items())
+        found = {it: list[FoundSpan]() for it in places}
+        await _take(_steps(found), found, pace)
         now, settled = dict[_Search, Sequence[FoundSpan]](), self.settled(text, len(text))
         for (search, _, begin), spans in found.items():
             kept = [it for it in spans if it.start < settled]
@@ -129,22 +147,23 @@ def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
     return [_Search(it, is_normal) for is_normal in (False, True) for it in own]
 
 
-async def _found_at(places: Iterable[_Place], pace: Pace) -> Mapping[_Place, list[FoundSpan]]:
-    """Return the matches from each place on. A long search has the thread for a turn at a time."""
-    found = {it: list[FoundSpan]() for it in places}
-    steps = _steps(found)
+async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
+    """Take the steps about places. A long search has the thread for a turn at a time."""
 
     def take_turn(_: Check) -> bool:
         end = time.monotonic() + TURN_S
         return any(time.monotonic() >= end for _ in steps)
 
-    sizes = (max(len(it.text) - it.begin, MAX_MATCH) for it in found)
-    if sum(it**2 for it in sizes) <= MAX_STEPS_ON_LOOP:
-        deque(steps, maxlen=0)
-    else:
+    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, places))):
         while await pace.on_thread(take_turn):
             pass
-    return found
+    else:
+        deque(steps, maxlen=0)
+
+
+def _num_steps(place: _Place) -> int:
+    num_chars = max(len(place.text) - place.begin, LEAST_CHARS)
+    return num_chars**2 * compiled(place.search.pattern.pattern).size
 
 
 def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
@@ -181,20 +200,18 @@ class _Reading:
 
 def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
     places, skipped = reading.places, reading.skipped
-    for start, end in compiled(pattern.pattern)(reading.text, reading.begin):
+    for start, end in compiled(pattern.pattern).find(reading.text, reading.begin):
         first, last = places[start], places[end - 1]
         yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
 
 
 def _readings(text: str, begin: int) -> tuple[_Reading, _Reading]:
     """Return a text from a place on as it is written, and in its normal form."""
-    # One character before the begin says whether a word or a line begins there.
+    # One character before the begin says whether a word or a line begins there. It shows something,
+    # in the normal form too: a text settles and a match ends behind such a character.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
     written = _Reading(part, begin - skipped, range(len(part)), skipped)
-    while skipped and not NORMAL[ord(text[skipped])] and begin - skipped < MAX_MATCH:
-        skipped -= 1
-    part = HALF.sub(LOST, text[skipped:])
     shown = part.translate(NORMAL)
     if shown == written.text:
         return written, written
@@ -222,12 +239,14 @@ NORMAL: Final = _Normal()
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
     return {
-        it.pattern: _state((*spans, *found[it._replace(is_normal=True)]))
+        it.pattern: _state(spans, found[it._replace(is_normal=True)])
         for it, spans in found.items()
         if not it.is_normal
     }
 
 
-def _state(spans: Iterable[FoundSpan]) -> ConditionState:
-    found = tuple(sorted(set(spans), key=lambda it: (it.start, it.end)))
+def _state(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
+    found = tuple(written)
+    if written != shown:
+        found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))
     return ConditionState(holds=bool(found), score=float(bool(found)), spans=found)

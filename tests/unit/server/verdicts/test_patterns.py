@@ -4,9 +4,9 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import isqrt
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -17,10 +17,10 @@ from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Rule, compiled
+from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.conditions import UNKNOWN, FoundSpan
+from nunatak_server.outputs.conditions import UNKNOWN, ConditionState, FoundSpan
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.verdicts import patterns
 from nunatak_server.verdicts.patterns import (
@@ -58,6 +58,7 @@ PARTS = (
     "\n",
     "zyzzyzy",
     "\u200b",
+    "end " + "\u200b" * FEW,
     "12\u200b34",
     "\uff11\uff12\uff13\uff14",
     "a\u00adnn",
@@ -141,6 +142,7 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
         "key1",
         "k\u2060ey1",
         "\u200b",
+        "\u200b" * FEW,
         "\uff11",
         "e\u0301",
         "\ufb03",
@@ -186,6 +188,18 @@ async def test_a_match_that_begins_in_released_text_blocks_the_rest() -> None:
     assert ">" not in found.text
 
 
+async def test_characters_that_show_nothing_make_no_match_too_long_for_the_hold() -> None:
+    policy = make_policy(rule(Pattern(pattern=r"(?:\d{4} ?){4}", label="CARD"), action=MASK))
+    text = "card " + "1234 5678 1234 5678".replace(" ", " " + "\u200b" * MAX_MATCH) + "; end "
+
+    found = await StreamBench(TokenizerFamily.BERT, policy).streamed(
+        [text[it : it + 100] for it in range(0, len(text), 100)]
+    )
+
+    assert found.text == "card [CARD]; end "
+    assert (found.final.action, found.final.is_by_failure) == (MASK, False)
+
+
 @pytest.mark.parametrize(
     ("combine", "score", "expected"),
     [
@@ -226,6 +240,7 @@ def test_a_pattern_needs_no_task_to_block() -> None:
         (r"\b^a?", "matches the empty text"),
         (r"x?\b$", "matches the empty text"),
         (r"sk-\C", "reads single bytes"),
+        ("a(?:[ax]{0,1000}" + "[az]{0,1000}" * 60 + "b)?", "pattern too large"),
     ],
 )
 def test_a_policy_with_a_pattern_that_cannot_serve_is_refused(pattern: str, problem: str) -> None:
@@ -280,6 +295,8 @@ def test_no_match_takes_exponential_time() -> None:
         ("\uff11\uff12\uff13\uff14\uff0d5678", "[CARD]"),
         ("12\x0034-5678", "[CARD]"),
         ("12\U000e003434-5678", "[CARD]"),
+        ("1\x1f234-56\u206578 1234-\ufff35678", "[CARD] [CARD]"),
+        ("1234-\U000e00805\U000e0fff678", "[CARD]"),
         ("1234\x0c-5678", None),
         ("\ufb03 \u2460234-5678", "\ufb03 [CARD]"),
     ],
@@ -306,22 +323,42 @@ def test_places_count_characters_and_halves_of_pairs_are_read() -> None:
     assert found.spans == (FoundSpan(start=5, end=14, label="CARD"),)
 
 
-async def test_long_texts_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("found", "text", "is_on_loop"),
+    [
+        (CARD, "1234-5678 " * 10, True),
+        (CARD, "1234-5678 " * 200, False),
+        (Pattern(pattern="a(?:[ax]{0,999}[ay]{0,999}b)?", label="X"), "a" * 100, False),
+    ],
+    ids=["short", "long", "large"],
+)
+async def test_what_may_take_long_is_read_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, found: Pattern, text: str, *, is_on_loop: bool
+) -> None:
     used = list[int]()
 
-    def noted(pattern: str) -> Callable[[str, int], Iterator[tuple[int, int]]]:
+    def noted(pattern: str) -> Regex:
+        regex = compiled(pattern)
+
+        def find(text: str, begin: int) -> Iterator[tuple[int, int]]:
+            used.append(threading.get_ident())
+            return regex.find(text, begin)
+
+        return regex._replace(find=find)
+
+    def said(**values: Any) -> ConditionState:  # noqa: ANN401
         used.append(threading.get_ident())
-        return compiled(pattern)
+        return ConditionState(**values)
 
     monkeypatch.setattr(patterns, "compiled", noted)
+    monkeypatch.setattr(patterns, "ConditionState", said)
     turns = Turns()
-    for text in ("1234-5678 ", "1234-5678 ".rjust(isqrt(MAX_STEPS_ON_LOOP) + 1)):
-        (found,) = await matches_in_all([CARD], [text], turns.pace("ann"))
-        assert found[CARD].holds
+
+    (matches,) = await matches_in_all([found], [text], turns.pace("ann"))
 
     turns.close()
-    short, long = used
-    assert short == threading.get_ident() != long
+    assert matches[found].holds
+    assert [it == threading.get_ident() for it in used] == [is_on_loop] * 2
 
 
 async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
