@@ -111,7 +111,7 @@ def run(words: list[str], *, registry: Path | None = None, typed: str = "") -> s
 
 def copied(case: str, folder: Path, **addresses: str) -> Path:
     """A copy of an example that asks other addresses."""
-    for file in (EXAMPLES / case).iterdir():
+    for file in filter(Path.is_file, (EXAMPLES / case).iterdir()):
         text = file.read_text(encoding="utf-8")
         for old, new in addresses.items():
             text = text.replace(f"http://127.0.0.1:{old.removeprefix('port')}", new)

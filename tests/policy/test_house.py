@@ -15,21 +15,21 @@ CEILINGS = {
     "nunatak_exchange": (3871, 14),
     "nunatak_cli": (7330, 40),
     "nunatak": (526, 3),
-    "nunatak_client": (2062, 7),
+    "nunatak_client": (2089, 7),
     "nunatak_cluster": (563, 6),
-    "nunatak_contract": (4334, 20),
+    "nunatak_contract": (4350, 20),
     "nunatak_rows": (788, 7),
     "nunatak_loadtest": (1036, 7),
     "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4337, 23),
-    "nunatak_server": (20795, 98),
+    "nunatak_registry": (4342, 23),
+    "nunatak_server": (21025, 98),
     "nunatak_training": (9213, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_616, 322
-CEILINGS_BESIDE = {"benchmarks": 11_197, "tests": 76_817}
+MAX_LINES, MAX_FILES = 64_894, 322
+CEILINGS_BESIDE = {"benchmarks": 11_206, "tests": 77_103}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
