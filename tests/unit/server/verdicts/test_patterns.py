@@ -95,7 +95,7 @@ BY_PATTERNS = (
     [
         (BY_PATTERNS, MAX_STEPS_ON_LOOP, 80),
         (BY_PATTERNS, 0, 40),
-        ((*guard().rules, *BY_PATTERNS), MAX_STEPS_ON_LOOP, 40),
+        ((*guard().rules, *BY_PATTERNS), MAX_STEPS_ON_LOOP, 80),
     ],
     ids=["alone", "on-threads", "all"],
 )
