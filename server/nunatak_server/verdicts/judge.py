@@ -75,8 +75,8 @@ class Judgement:
     answers: Answers
     failures: tuple[TaskFailure, ...]
     timings: StageTimes
-    is_read: bool
-    """Whether the patterns have read the texts in time."""
+    unread: NunatakError | None
+    """Why the patterns have not read the texts; None if they have."""
 
     @property
     def decided(self) -> VerdictAction:
@@ -106,10 +106,12 @@ class Judgement:
         said = next((it.message for it in rules if it.action is decided and it.message), None)
         if said is not None or not self.is_by_failure:
             return said
-        failed = [it.reference for it in self.failures] + ["its patterns"] * (not self.is_read)
+        failed = {it.reference: it.error for it in self.failures}
+        if self.unread is not None:
+            failed["its patterns"] = self.unread
         if not failed:
             return "what the rules have found cannot be masked"
-        is_late = all(it.error.code in LATE for it in self.failures)
+        is_late = all(it.code in LATE for it in failed.values())
         return f"no answer{' in time' if is_late else ''} from {', '.join(failed)}"
 
 
@@ -200,8 +202,9 @@ class Judge:
     def late(self, published: PublishedPolicy, text: str, *problem: str) -> Judgement:
         """Return the decision about a text about which tasks and patterns are late."""
         policy = published.document
-        answers = _all_failed(policy.references, {}, DeadlineExceededError(*problem))
-        return _judged(published, answers, [], (text,), unmatched(policy.patterns, 1))
+        error = DeadlineExceededError(*problem)
+        answers = _all_failed(policy.references, {}, error)
+        return _judged(published, answers, [], (text,), unmatched(policy.patterns, 1), error)
 
     async def ask(
         self,
@@ -256,6 +259,7 @@ class Judge:
             if not (is_dry or isinstance(error, DeadlineExceededError)):
                 raise
             answers = _all_failed(policy.references, answers, error)
+            return _judged(published, answers, times, texts, matches, error)
         return _judged(published, answers, times, texts, matches)
 
 
@@ -265,6 +269,7 @@ def _judged(
     times: list[StageTimes],
     texts: Sequence[str],
     matches: Sequence[Matches],
+    problem: NunatakError | None = None,
 ) -> Judgement:
     return Judgement(
         published=published,
@@ -272,7 +277,7 @@ def _judged(
         answers=answers,
         failures=failures_in(published.document, answers),
         timings=StageTimes.slowest(times),
-        is_read=all(it.is_complete for own in matches for it in own.values()),
+        unread=None if all(it.is_complete for own in matches for it in own.values()) else problem,
     )
 
 

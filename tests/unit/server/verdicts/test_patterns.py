@@ -15,7 +15,7 @@ from doubles.policies import make_policy, scored, when
 from doubles.refusals import raises
 from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
-from nunatak_contract.enums import Combine, OnFailure, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
@@ -278,6 +278,9 @@ async def test_patterns_read_no_text_that_is_too_long(monkeypatch: pytest.Monkey
         await bench.whole("a" * 20_000)
     with raises("text_too_long"):
         await bench.streamed(["a" * 20_000, " b"])
+    policy = make_policy(rule(CARD, action=MASK), mode=PolicyMode.DRY_RUN)
+    found = await StreamBench(TokenizerFamily.BERT, policy).whole("a" * 20_000)
+    assert (found.decided, found.message) == (BLOCK, "no answer from its patterns")
 
 
 def test_no_match_takes_exponential_time() -> None:
