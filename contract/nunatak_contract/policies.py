@@ -190,7 +190,7 @@ def compiled(pattern: str) -> Regex:
     except re2.error as error:
         (problem,) = error.args
         raise ValueError(f"RE2 cannot read the pattern {pattern!r}: {problem.decode()}") from error
-    # Whether no character matches at a place depends on the kinds of the characters beside it.
+    # A match of no character depends on two things: the kinds of the characters on both sides.
     sides = product(("", "\n", " ", "a"), repeat=2)
     if any(regex.fullmatch(a + b, len(a), len(a)) for a, b in sides):
         raise ValueError(

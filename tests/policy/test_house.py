@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4342, 23),
-    "nunatak_server": (21030, 98),
+    "nunatak_server": (21026, 98),
     "nunatak_training": (9213, 43),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_899, 322
-CEILINGS_BESIDE = {"benchmarks": 11_206, "tests": 77_106}
+MAX_LINES, MAX_FILES = 64_895, 322
+CEILINGS_BESIDE = {"benchmarks": 11_206, "tests": 77_109}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

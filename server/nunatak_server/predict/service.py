@@ -214,7 +214,7 @@ class PredictionService:
         """Return the pace of a request, or refuse what the server would not answer.
 
         Raises:
-            NunatakError: as for `stream`, but for reasons of its tasks and of the queue.
+            NunatakError: as for `stream`. Refusals by its tasks and by the queue come later.
         """
         with self._refusals():
             self._readiness.check(has_begun=request.growing is not None)

@@ -102,15 +102,14 @@ class FairSemaphore:
 class Turns:
     """The turns of all requests at the event loop and at a thread; for the event loop thread."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._slices = FairSemaphore(num_slots=1)
         self._outputs = FairSemaphore(num_slots=1)
         # One thread, because more would only compete for the lock of the interpreter.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-outputs")
 
     def pace(self, caller: str, *, deadline: float = inf) -> "Pace":
-        return Pace(self, caller, deadline=deadline, clock=self._clock)
+        return Pace(self, caller, deadline=deadline)
 
     async def pause(self, caller: str) -> None:
         """Let others use the event loop, until the caller may run one slice."""
@@ -137,14 +136,11 @@ class Turns:
 class Pace:
     """Counts what one request does on the event loop, and pauses after each `SLICE` rows."""
 
-    def __init__(
-        self, turns: Turns, caller: str, *, deadline: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, turns: Turns, caller: str, *, deadline: float) -> None:
         self.deadline = deadline
-        """The clock reading after which the answer of the request is useless."""
+        """The reading of `time.monotonic` after which the answer of the request is useless."""
         self._turns = turns
         self._caller = caller
-        self._clock = clock
         self._num_rows = 0
 
     async def count(self, num_rows: int) -> None:
@@ -167,7 +163,7 @@ class Pace:
         Raises:
             DeadlineExceededError: there is no result in time.
         """
-        left_s = self.deadline - self._clock()
+        left_s = self.deadline - time.monotonic()
         if left_s <= 0:
             raise DeadlineExceededError
         waiting = self._turns.on_thread(work, caller=self._caller)

@@ -111,7 +111,7 @@ class GrowingMatches:
 
     @property
     def known(self) -> Matches:
-        """What is certain of the text as far as it is read; more of it may match."""
+        """The certain matches in the text that is read. The rest of the text may have more."""
         return {
             it: replace(state, is_complete=False) if state.holds else UNKNOWN
             for it, state in _states(self._kept).items()

@@ -15,7 +15,7 @@ from doubles.policies import make_policy, scored, when
 from doubles.refusals import raises
 from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
-from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
@@ -104,7 +104,10 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
 ) -> None:
     monkeypatch.setattr(patterns, "MAX_STEPS_ON_LOOP", most_steps)
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
-    bench, chance = StreamBench(TokenizerFamily.BERT, make_policy(*rules)), random.Random(7)
+    # Tasks also decide about texts with hidden characters, so that not all of them are blocked.
+    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
+    policy = make_policy(*rules).model_copy(update=passes)
+    bench, chance = StreamBench(TokenizerFamily.BERT, policy), random.Random(7)
     actions = set[VerdictAction]()
     for _ in range(num_texts):
         text = "".join(chance.choices(PARTS, k=chance.randrange(1, 30))) + "a"
