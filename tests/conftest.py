@@ -105,8 +105,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
                 products[item.nodeid.partition("[")[0], size].append(item)
     for (_, size), product in products.items():
+        # Combinations share the objects of their values; the text of a tensor takes long.
         kept = _cover(
-            [[(name, repr(value)) for name, value in it.callspec.params.items()] for it in product],
+            [[(name, id(value)) for name, value in it.callspec.params.items()] for it in product],
             size=size,
         )
         for index in set(range(len(product))) - kept:
@@ -119,7 +120,7 @@ def _is_of_a_copy(item: pytest.Function) -> bool:
     return any(parameters.get(name) in COPIES for name in ("factory", "family"))
 
 
-def _cover(combined: Sequence[list[tuple[str, str]]], *, size: int) -> set[int]:
+def _cover(combined: Sequence[list[tuple[str, int]]], *, size: int) -> set[int]:
     """Return the places of combinations in which all values of `size` parameters occur together."""
     parts = [set(combinations(sorted(values), size)) for values in combined]
     missing, kept = set[object]().union(*parts), set[int]()

@@ -24,7 +24,7 @@ from torture.mutants import Mutant
 from torture.scale import fill, measure
 from torture.upgrades import OldRegistries, kill_upgrades
 
-# Another process may hold the CPU for a while; `make torture` measures on a quiet machine.
+# A collection of garbage may fall into any call; `make torture` measures in a fresh process.
 PATIENCE = 20
 # Far above the goal of 20 ms, which `make torture` measures: other processes run at the same time.
 LIMIT_MS = 400
