@@ -1,12 +1,10 @@
 """Kill -9 of upgrades at random times, on registries of many versions of the layout before."""
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -33,6 +31,8 @@ NUM_TASKS: Final = 20
 TEXTS: Final = ("where is my parcel?", "all is well", "")
 PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 LIFE_LIMIT_S = 60
+MAX_KILLS: Final = 3
+"""Most kills of the upgrades of one registry."""
 
 Answers = dict[str, list[list[float]]]
 
@@ -88,22 +88,24 @@ def kill_upgrades(
     """Kill upgrades until `num_kills` of them have died; look at the registry after each."""
     tally, source = Tally(campaign="kill -9 of upgrades", seed=seed), random.Random(seed)
     scratch.mkdir()
-    longest_s = None
+    whole_s = 0.0
     with Forks() as forks:
         while tally.injected < num_kills:
             location = new_location()
-            before, signal_number = rows_of(location), signal.SIGKILL
-            while signal_number == signal.SIGKILL:
-                lives_s = None if longest_s is None else source.uniform(0, longest_s)
-                began = time.monotonic()
-                signal_number = forks.upgrade(location, scratch, lives_s)
-                longest_s = longest_s or time.monotonic() - began
+            before = rows_of(location)
+            # The last life ends by itself, however slow the machine has become.
+            deaths_s = [source.uniform(0, whole_s) for _ in range(MAX_KILLS)] if whole_s else []
+            for longest_s in (*deaths_s, None):
+                signal_number, lived_s = forks.upgrade(location, scratch, longest_s)
                 lost = lost_rows(before, rows_of(location))
-                tally.injected += signal_number == signal.SIGKILL
-                tally.survived += signal_number == signal.SIGKILL and not lost
                 tally.lost += len(lost)
                 for problem in lost:
                     tally.note(problem)
+                if signal_number != signal.SIGKILL:
+                    break
+                tally.injected += 1
+                tally.survived += not lost
+            whole_s = lived_s
             if signal_number:
                 tally.wrong += 1
                 tally.note(f"the upgrade of {location} ended with {signal_number}")
@@ -128,19 +130,18 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._process.communicate(timeout=LIFE_LIMIT_S)
 
-    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> int:
-        """Upgrade, and kill the process after some time; return the signal that ended it."""
+    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> tuple[int, float]:
+        """Upgrade, but kill the process after some time.
+
+        Returns the signal that ended the process, and the seconds that the process has lived.
+        """
         commands, answers = self._process.stdin, self._process.stdout
         assert commands is not None
         assert answers is not None
-        commands.write(json.dumps([location, str(folder)]) + "\n")
+        commands.write(json.dumps([location, str(folder), lives_s]) + "\n")
         commands.flush()
-        child = int(answers.readline())
-        if lives_s is not None:
-            time.sleep(lives_s)
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        return int(answers.readline())
+        signal_number, lived_s = json.loads(answers.readline())
+        return signal_number, lived_s
 
 
 def answers_of(location: str, backbone: Backbone) -> Answers:
