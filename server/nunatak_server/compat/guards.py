@@ -79,7 +79,7 @@ NAMES_OF_PARTS: Final = {
     ),
     UnjudgedPart.TOOLS: _names("functions tool_choice tools"),
     UnjudgedPart.TOOL_CALLS: _names(
-        "function_call functionCall server_tool_use tool_calls tool_use"
+        "function_call functionCall server_tool_use tool_calls tool_use toolUse"
     ),
     UnjudgedPart.OTHER: _names("logprobs"),
 }
