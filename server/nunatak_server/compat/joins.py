@@ -288,6 +288,8 @@ def _with_borders(
     of_borders: Sequence[Matches],
 ) -> Sequence[Matches]:
     across = _across(borders, of_borders)
+    if not across:
+        return own
 
     def more(text: str) -> Mapping[Pattern, Collection[FoundSpan]]:
         found = defaultdict[Pattern, dict[FoundSpan, None]](dict, across[text])
@@ -311,6 +313,8 @@ def _across(
     found = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
     for pieces, own in zip(borders.values(), matches, strict=True):
         for pattern, state in own.items():
+            if not state.holds:
+                continue
             parts = list(parts_in(merged_spans(state.spans), pieces))
             num_parts = Counter(index for index, _, _ in parts)
             for index, text, part in parts:
