@@ -84,6 +84,7 @@ Joined = Mapping[str, Collection[Piece]]
 Ends = Callable[[str], Sequence[Piece]]
 Glue = Callable[[Piece, Piece], bool]
 """Whether no line break stands between two pieces."""
+GLUES: Final[Sequence[Glue]] = (lambda *_: True, lambda *_: False)
 
 
 def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: int) -> Joined:
@@ -108,7 +109,7 @@ def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: in
 def _joined(
     pieces: Sequence[Piece], *, max_chars: int, overlap: int
 ) -> Iterator[tuple[str, Sequence[Piece]]]:
-    glues: Sequence[Glue] = (_never, _is_in_a_word)
+    glues: Sequence[Glue] = (lambda *_: False, _is_in_a_word)
     for glue in glues[: 1 + any(_is_in_a_word(*it) for it in pairwise(pieces))]:
         for part in _parts(pieces, max_chars=max_chars, overlap=overlap):
             yield _put_together(part, glue)
@@ -122,14 +123,6 @@ def _put_together(pieces: Iterable[Piece], glue: Glue) -> tuple[str, Sequence[Pi
         placed.append(replace(piece, place=len(text)))
         text += piece.characters
     return text, placed
-
-
-def _never(_one: Piece, _other: Piece) -> bool:
-    return False
-
-
-def _always(_one: Piece, _other: Piece) -> bool:
-    return True
 
 
 def _pieces(texts: Iterable[str], ends_of: Ends) -> Sequence[Piece]:
@@ -232,23 +225,23 @@ def border_texts(sequences: Iterable[Sequence[str]], *, max_chars: int) -> Joine
     for texts in sequences:
         pieces = chain.from_iterable(map(ends_of, texts))
         for group in _groups(pieces, max_chars=max_chars):
-            for glue in (_always, _never) if len(group) > 1 else ():
+            for glue in GLUES if len(group) > 1 else ():
                 text, placed = _put_together(group, glue)
                 found.setdefault(text, {}).update(dict.fromkeys(placed))
     return found
 
 
 def _written_ends(text: str) -> Sequence[Piece]:
-    first, last = _end_size(text, slice), _end_size(text, lambda size: slice(-size, None))
+    first, last = _end_size(text), _end_size(text[::-1])
     if first + last >= len(text):
         return (Piece(text=text, begin=0, size=len(text)),)
     behind = Piece(text=text, begin=len(text) - last, size=last)
     return Piece(text=text, begin=0, size=first), behind
 
 
-def _end_size(text: str, part_of: Callable[[int], slice]) -> int:
+def _end_size(text: str) -> int:
     size = END
-    while size < len(text) and _num_shown(text[part_of(size)]) < END:
+    while size < len(text) and _num_shown(text[:size]) < END:
         size *= 2
     return min(size, len(text))
 
