@@ -5,20 +5,16 @@ the string is a setting that no model reads as text. So a new field of a provide
 not skipped. Objects that hold other content than text are unread parts, which a policy must name.
 Data that a model reads whole has no settings, and its parts are judged as text too.
 
-An attack may be cut in the middle of a sentence, and each piece may look harmless. So the borders
-between texts are judged too. A joined text has the ends of long texts, and short texts whole, with
-line breaks between them. Some models put texts together without a space, so if a word may go on in
-the next text, there is a second joined text without these line breaks. Texts of one author with
-others between are joined only where a sentence may go on, because tasks that are trained on single
-texts find attacks in harmless conversations whose turns are joined.
+An attack may be cut over several texts, so what a model may read as one is judged as one too. Texts
+of one author with others between are joined only where a sentence may go on, because tasks that are
+trained on single texts find attacks in harmless conversations whose turns are joined.
 """
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import chain, groupby, pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Final
 
@@ -26,155 +22,13 @@ from fastapi import Request
 from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_server.compat.joins import Joined, goes_on, joined_texts, matches_in_call, parts_in
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import runtime_of
-from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
-
-END: Final = 256
-"""Characters of runs at each end of a long text that are judged with the texts next to it."""
-RUN: Final = re.compile(r"\w+(?:\W{1,3}\w+){0,255}")
-"""Words with little between them. Long white space and rows of symbols are left out of joined
-texts, because a task may read nothing there. A text read backwards has the same runs."""
-SENTENCE_END: Final = re.compile(r"\W*?[.!?\u2026\u3002\uff01\uff1f\u061f\u0964]")
-"""The end of a sentence, read backwards from the end of a text."""
-ENDS_IN_A_TEXT: Final = 5
-"""A joined text has room for at least this number of ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    text: str
-    begin: int
-    size: int
-    place: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.size
-
-    @property
-    def characters(self) -> str:
-        return self.text[self.begin : self.end]
-
-    def of_text(self, span: FoundSpan) -> FoundSpan | None:
-        """Return the part of a span of the joined text that is in this piece, by the text."""
-        start, end = max(span.start, self.place), min(span.end, self.place + self.size)
-        shift = self.begin - self.place
-        if start >= end:
-            return None
-        return FoundSpan(start=start + shift, end=end + shift, label=span.label)
-
-
-Joined = Mapping[str, Collection[Piece]]
-"""Joined texts with their pieces, in all sequences that give the joined text."""
-Ends = Callable[[str], Sequence[Piece]]
-
-
-def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: int) -> Joined:
-    """Return what a model may read as one of texts that follow each other, for each sequence.
-
-    No joined text is longer than `max_chars`. If there are more characters, each joined text begins
-    with at least one end's characters of the joined text before. No sequence is joined once there
-    are more than `most` texts, because a call with so many is refused.
-    """
-    size = min(END, max_chars // ENDS_IN_A_TEXT)
-    # A text may follow many others, and to find its ends takes the most time.
-    ends_of = cache(partial(_ends, size=size))
-    found = dict[str, dict[Piece, None]]()
-    for texts in sequences:
-        if len(found) > most:
-            break
-        for text, placed in _joined(_pieces(texts, ends_of), max_chars=max_chars, overlap=size):
-            found.setdefault(text, {}).update(dict.fromkeys(placed))
-    return found
-
-
-def _joined(
-    pieces: Sequence[Piece], *, max_chars: int, overlap: int
-) -> Iterator[tuple[str, Sequence[Piece]]]:
-    for glues in (False, True)[: 1 + any(_is_in_a_word(*it) for it in pairwise(pieces))]:
-        for part in _parts(pieces, max_chars=max_chars, overlap=overlap):
-            text, placed = "", list[Piece]()
-            for piece in part:
-                if placed and not (glues and _is_in_a_word(placed[-1], piece)):
-                    text += "\n"
-                placed.append(replace(piece, place=len(text)))
-                text += piece.characters
-            yield text, placed
-
-
-def _pieces(texts: Iterable[str], ends_of: Ends) -> Sequence[Piece]:
-    """Return the pieces of texts; none if less than two texts have words."""
-    pieces, num_texts = list[Piece](), 0
-    for text in texts:
-        ends = ends_of(text)
-        pieces += ends
-        num_texts += bool(ends)
-        if len(pieces) > MAX_VALUES:
-            problem = "a guarded call has too many words with long white space or symbols between"
-            raise invalid_request(problem)
-    return pieces if num_texts > 1 else ()
-
-
-def _ends(text: str, size: int) -> Sequence[Piece]:
-    found = list(_runs(text, 2 * size))
-    if sum(it.size for it in found) == 2 * size:
-        back = (replace(it, text=text, begin=len(text) - it.end) for it in _runs(text[::-1], size))
-        found = [*_runs(text, size), *reversed(list(back))]
-    return found
-
-
-def _runs(text: str, size: int) -> Iterator[Piece]:
-    """Yield the runs of a text up to a number of characters, with a character around each."""
-    end = 0
-    for run in RUN.finditer(text):
-        begin, end = max(end, run.start() - 1), min(len(text), run.end() + 1)
-        piece = Piece(text=text, begin=begin, size=min(size, end - begin))
-        yield piece
-        if not (size := size - piece.size):
-            return
-
-
-def _parts(pieces: Sequence[Piece], *, max_chars: int, overlap: int) -> Iterator[Sequence[Piece]]:
-    if not pieces:
-        return
-    begin = used = 0
-    for end, piece in enumerate(pieces):
-        if used + piece.size >= max_chars:
-            yield pieces[begin:end]
-            while used - pieces[begin].size > overlap:
-                used -= 1 + pieces[begin].size
-                begin += 1
-        used += 1 + piece.size
-    yield pieces[begin:]
-
-
-def _is_in_a_word(one: Piece, other: Piece) -> bool:
-    """Return whether a word may go on in the next text: letters, or an address such as `a@|b.org`.
-
-    A full stop or colon before a new sentence ends the word.
-    """
-    if one.end < len(one.text) or other.begin:
-        return False
-    before, after = one.characters[-2:], other.characters[:2]
-    if before[-1].isalnum():
-        return after[0].isalnum() or _reaches(before[-1], after)
-    return before[-1] != ":" and _goes_on(before, after) and _reaches(before, after)
-
-
-def _reaches(before: str, after: str) -> bool:
-    (word,) = whole_words(before + after, [FoundSpan(start=0, end=1, label="")])
-    return word.end > len(before)
-
-
-def _goes_on(before: str, after: str) -> bool:
-    """Return whether a sentence of one text may go on in the other."""
-    first = next((it for it in after if it.isalnum()), "")
-    return first.islower() or SENTENCE_END.match(before[::-1]) is None
 
 
 def _names(text: str) -> frozenset[str]:
@@ -182,8 +36,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 MAX_VALUES: Final = 4_000
-"""Most values of a call, and most pieces of texts that follow each other. The event loop reads this
-many in about ten milliseconds."""
+"""Most values of a call. The event loop reads this many in about ten milliseconds."""
 USER: Final = "user"
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(
@@ -226,7 +79,7 @@ NAMES_OF_PARTS: Final = {
     ),
     UnjudgedPart.TOOLS: _names("functions tool_choice tools"),
     UnjudgedPart.TOOL_CALLS: _names(
-        "function_call functionCall server_tool_use tool_calls tool_use"
+        "function_call functionCall server_tool_use tool_calls tool_use toolUse"
     ),
     UnjudgedPart.OTHER: _names("logprobs"),
 }
@@ -271,7 +124,7 @@ class CallContent:
             spoken = [it.text for it in said if it.name in TEXT_FIELDS or not it.name]
             self._follow(spoken)
             self._follow(it.text for it in said)
-            if spoken:
+            if spoken := [it for it in spoken if it.strip()]:
                 runs.setdefault(author, []).append(spoken)
         self._said.clear()
         for own in runs.values():
@@ -282,7 +135,7 @@ class CallContent:
         """Collect the runs of an author that go on in the author's next run."""
         begin = 0
         for end in range(1, len(runs) + 1):
-            if end == len(runs) or not _goes_on(runs[end - 1][-1], runs[end][0]):
+            if end == len(runs) or not goes_on(runs[end - 1][-1], runs[end][0]):
                 if end - begin > 1:
                     self.turns.append(tuple(chain.from_iterable(runs[begin:end])))
                 begin = end
@@ -333,12 +186,16 @@ class CallContent:
         return role if isinstance(role, str) and role in ROLES else USER
 
     def _text(self, text: str, name: str) -> str:
-        if text.strip() and not _is_setting(text, name):
+        if not text or _is_setting(text, name):
+            return text
+        author = self._role or (USER if self._place in CONVERSATION else self._place)
+        if text.strip():
             self.texts[text] = None
-            author = self._role or (USER if self._place in CONVERSATION else self._place)
-            self._said.append(_Said(author=author, name=name, text=text))
-            return self.changes.get(text, text)
-        return text
+        elif not self._said or self._said[-1].author != author:
+            # White space counts for patterns that read on over it, and parts no texts of others.
+            return text
+        self._said.append(_Said(author=author, name=name, text=text))
+        return self.changes.get(text, text)
 
     def _name(self, name: str, parent: str) -> str:
         """Return a name, changed like a text if it may be one: a model reads data and schemas."""
@@ -396,7 +253,14 @@ async def judge_call(
     sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
     joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
     asked = tuple({**content.texts, **joined})
-    judgement = await judge.ask(found, asked, left)
+    match = partial(
+        matches_in_call,
+        *(published.patterns, asked, joined, sequences),
+        max_chars=settings.max_text_chars,
+    )
+    judgement = await judge.ask(
+        found, asked, left, match=match if published.patterns and sequences else None
+    )
     masks: Mapping[str, str] = {}
     if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:
         unread = next((it for it in content.unread if it not in published.unjudged), None)
@@ -419,13 +283,8 @@ def _masks(
 ) -> Mapping[str, str]:
     spans = {text: list(decisions[text].masking) for text in content.texts}
     for text, pieces in joined.items():
-        found = merged_spans(decisions[text].masking)
-        ends = [it.end for it in found]
-        for piece in pieces:
-            for index in range(bisect_right(ends, piece.place), len(found)):
-                if (own := piece.of_text(found[index])) is None:
-                    break
-                spans[piece.text].append(own)
+        for _, own, span in parts_in(merged_spans(decisions[text].masking), pieces):
+            spans[own].append(span)
     return {text: mask(text, found) for text, found in spans.items() if found}
 
 
@@ -453,4 +312,4 @@ def _text_of(item: JsonValue, name: str) -> str | None:
             pass
         case _:
             return None
-    return text if text.strip() else None
+    return text or None

@@ -239,13 +239,14 @@ NORMAL: Final = _Normal()
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
     return {
-        it.pattern: _state(spans, found[it._replace(is_normal=True)])
+        it.pattern: state_of(spans, found[it._replace(is_normal=True)])
         for it, spans in found.items()
         if not it.is_normal
     }
 
 
-def _state(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
+def state_of(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
+    """Return what a pattern says that matches at places of two readings."""
     found = tuple(written)
     if written != shown:
         found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))

@@ -294,9 +294,15 @@ async def test_a_policy_of_patterns_alone_masks_by_every_route_within_the_limits
 
     found = await judged(caller, ["my key is sk-abcd1.", "calm"])
     by_portkey = await post(caller, f"{GUARD}/portkey", portkey("use sk-abcd1 now"))
+    parts = [{"type": "text", "text": it} for it in ("use sk", "-", "abcd1 now")]
+    cut = {"json": {"messages": [{"role": "user", "content": parts}]}}
+    by_parts = await post(caller, f"{GUARD}/portkey", portkey("", request=cut))
     long = await post(caller, GUARD, {"inputs": "a" * 200_000}, status=422)
 
     assert (found.action, found.texts) == (VerdictAction.MASK, ("my key is [KEY].", "calm"))
     assert (found.tasks, found.failures) == ((), ())
     assert "use [KEY] now" in str(by_portkey["transformedData"])
+    masked = [{"type": "text", "text": it} for it in ("use [KEY]", "[KEY]", "[KEY] now")]
+    (message,) = by_parts["transformedData"]["request"]["json"]["messages"]
+    assert message["content"] == masked
     assert long["code"] == "text_too_long"

@@ -99,6 +99,7 @@ UNREAD: dict[str, Place] = {
     "video": lambda _: said([{"type": "video_url", "video_url": {"url": "https://nowhere/"}}]),
     "inline": lambda _: {"role": "user", "parts": [{"inlineData": {"data": "aaaa"}}]},
     "tool-use": lambda it: said([{"type": "tool_use", "input": {"a": it}}], "assistant"),
+    "tool-use-of-bedrock": lambda it: said([{"toolUse": {"input": {"id": "a", "n": 5, "b": it}}}]),
     "tool-calls": lambda it: said(None, "assistant", tool_calls=[{"function": {"name": it}}]),
     "function-call": lambda it: said(None, "assistant", function_call={"arguments": it}),
     "new-type": lambda it: said([{"type": "hologram", "hologram": it}]),

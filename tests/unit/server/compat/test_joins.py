@@ -2,16 +2,20 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.compat.guards import END, CallContent, Joined, joined_texts
+from nunatak_contract.policies import Pattern
+from nunatak_server.compat.guards import CallContent
+from nunatak_server.compat.joins import END, Joined, border_texts, joined_texts, matches_in_call
 from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.scheduler.turns import Turns
+from nunatak_server.verdicts.patterns import matches_in
 
 LIMIT = 32_768
 TEXTS = st.lists(st.text("ab .!", min_size=1, max_size=700), min_size=2, max_size=6)
@@ -149,3 +153,93 @@ def test_turns_of_a_role_are_joined_where_a_sentence_may_go_on(
     content.read([said("user", "Hi!", before), said("assistant", "Ok."), said("user", after)])
 
     assert content.turns == ([("Hi!", before, after)] if goes_on else [])
+
+
+PATTERNS = [
+    Pattern(pattern=it, label="X")
+    for it in (
+        r"\bsk-[A-Z]{3,8}",
+        r"\d{4}[ -]?\d{4}",
+        "to ann",
+        r"<\|end\|>",
+        r"key:\s{0,9}[a-z]{1,9}",
+    )
+]
+PIECES = ("sk", "-", "ABC", "1234", " ", "\n", "to", "ann", "<|", "end", "|>", "key:", "x")
+LONG = ("y" * 700, "\u200b" * 700, "y" * 700 + "\u200b" * 300, " " * 300)
+CUT = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
+
+
+def places(text: str) -> Iterator[int]:
+    for state in matches_in(PATTERNS, text).values():
+        for span in state.spans:
+            yield from range(span.start, span.end)
+
+
+@settings(deadline=None)
+@example(texts=["sk", "-", "ABC"], max_chars=4)
+@given(
+    texts=st.lists(CUT | st.sampled_from(LONG), min_size=2, max_size=7),
+    max_chars=SIZES | st.just(8),
+)
+async def test_what_matches_in_texts_together_is_found_in_each_of_them_however_they_are_cut(
+    texts: list[str], max_chars: int
+) -> None:
+    content = CallContent()
+    content.read({"messages": [{"content": [{"type": "text", "text": it} for it in texts]}]})
+    asked, turns = list(content.texts), Turns()
+
+    read = await matches_in_call(
+        PATTERNS, asked, {}, content.sequences, turns.pace("ann"), max_chars=max_chars
+    )
+    turns.close()
+
+    found = {
+        (text, place)
+        for text, own in zip(asked, read, strict=True)
+        for state in own.values()
+        for span in state.spans
+        for place in range(span.start, span.end)
+    }
+    for glue in ("", "\n"):
+        together = glue.join(texts)
+        begins = itertools.accumulate((len(it + glue) for it in texts), initial=0)
+        owners = [
+            (text, place - begin)
+            for begin, text in zip(begins, texts, strict=False)
+            for place in range(begin, begin + len(text + glue))
+        ]
+        covered = {owners[it] for it in places(together) if together[it].strip(" \n\u200b")}
+        assert covered <= found
+
+
+async def test_what_matches_across_a_border_is_found_in_the_joined_text_too() -> None:
+    texts = ("calm words, sk", "-", "ABC now")
+    joined = joins(texts)
+    (text,) = (it for it in joined if "\n" not in it)
+    asked, pace = (*texts, text), Turns().pace("ann")
+
+    read = await matches_in_call(PATTERNS, asked, joined, [texts], pace, max_chars=LIMIT)
+
+    (*parts, whole) = (
+        {text[it.start : it.end] for it in own[PATTERNS[0]].spans}
+        for text, own in zip(asked, read, strict=True)
+    )
+    assert (parts, whole) == ([{"sk"}, {"-"}, {"ABC"}], {"sk", "ABC"})
+
+
+async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
+    texts, begin = (
+        ("x" * 2 * END + "key" + "y" * (END - 3), "z"),
+        Pattern(pattern="^key", label="X"),
+    )
+
+    read = await matches_in_call([begin], texts, {}, [texts], Turns().pace("ann"), max_chars=LIMIT)
+
+    assert not any(own[begin].holds for own in read)
+
+
+def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
+    texts = ["x" + "\u200b" * 999] * 300
+
+    assert sum(map(len, border_texts([texts], max_chars=LIMIT))) < 12 * len("".join(texts))

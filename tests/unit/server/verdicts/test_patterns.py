@@ -119,7 +119,10 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
             said = [
                 it.judgement.decisions[0] for it in found.events if isinstance(it, StreamedVerdict)
             ]
-            rules_so_far = [{it.rule.name for it in each.applied} for each in said]
+            # A certain block waits for no other task, so it may name fewer rules.
+            rules_so_far = [
+                {it.rule.name for it in each.applied} for each in said if each.action is not BLOCK
+            ]
             assert all(before <= after for before, after in pairwise(rules_so_far))
             (decision,) = whole.decisions
             if whole.action is BLOCK:
