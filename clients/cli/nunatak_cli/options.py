@@ -274,6 +274,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**{it.name: given.pop(it.name) for it in fields(kind)})
         command(**given)
 
+    # Typer would keep the line breaks of the source within the lines of a terminal.
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(it.split()) for it in paragraphs)
     run.__signature__ = Signature(  # pyrefly: ignore[missing-attribute] - `inspect` and Typer read it
         [
             option
