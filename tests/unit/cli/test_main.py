@@ -66,6 +66,8 @@ def test_the_help_of_every_command_can_be_read_in_80_columns(path: tuple[str, ..
 
     shown = {it.strip(",") for it in helped.split()}
     assert [it for it in options if it.startswith("--") and it not in shown] == []
+    # An option that is given or not takes no value; Typer itself makes `--help`.
+    assert helped.count("<bool>") == 1
 
 
 def test_a_paragraph_of_help_is_broken_where_the_terminal_ends() -> None:
