@@ -177,8 +177,8 @@ TRAINING: Mapping[str, Reason] = {
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
         "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
-        "--text-column, --label-column and --pair-column name columns of other names "
-        "(text_column=... in Python, text_column: ... in task files)"
+        "text_column, label_column and pair_column name columns of other names (`nunatak train "
+        "--text-column NAME`)"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(
