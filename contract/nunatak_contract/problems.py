@@ -177,7 +177,8 @@ TRAINING: Mapping[str, Reason] = {
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
         "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
-        "text_column, label_column and pair_column name columns of other names"
+        "text_column, label_column and pair_column name columns of other names (`nunatak train "
+        "--text-column NAME`)"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(
@@ -434,8 +435,8 @@ CLIENT: Mapping[str, Reason] = {
     "connection_failed": Reason("{problem}"),
     "invalid_response": Reason("{problem}"),
     "wrong_head": Reason(
-        "this property belongs to {wanted} tasks, and the answer is of a {head} task; read the "
-        "property of that kind, or `outputs`"
+        "this property belongs to {wanted} tasks, and the answer is of a {head} task; read "
+        "`{instead}` or `outputs`"
     ),
 }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 SILENT_S: Final = 10.0
-"""Least time before a line about work that goes on; such a line follows a tenth of the work."""
+"""Least time before a line about work that goes on: the first at once then, others at a tenth."""
 EVENT_S: Final = 1.0
 """Least time before a JSON event about work that goes on."""
 
@@ -109,7 +109,7 @@ class _Lines(Progress):
         work.name, work.begun = visible(work.name), self._clock()
         work.share = work.done / work.total if work.total else work.share
         work.skipped = work.done, work.share
-        self._work, self._last, self._tenths = work, work.begun, int(work.share * 10)
+        self._work, self._last, self._tenths = work, work.begun, int(work.share * 10) - 1
         self._begun(work)
 
     def advance(self, num: int = 1, *, share: float | None = None, note: str = "") -> None:

@@ -119,6 +119,7 @@ def score(
     *,
     tasks: Iterable[str] = ("tone",),
     on_chunk: Callable[[Chunk, int], None] | None = None,
+    on_batch: Callable[[Chunk, int, float], None] = lambda *_: None,
     **options: Any,  # noqa: ANN401 - the other fields of a job
 ) -> Outcome | None:
     """Score a corpus in this process, in small chunks."""
@@ -127,7 +128,7 @@ def score(
         corpus=str(corpus), out=out, references=tuple(tasks), chunk_rows=CHUNK_ROWS, **options
     )
     with Registry.open(place / "registry", create=False) as registry:
-        return run_job(job, registry, settings=settings, on_chunk=on_chunk)
+        return run_job(job, registry, settings=settings, on_chunk=on_chunk, on_batch=on_batch)
 
 
 def run_killed(

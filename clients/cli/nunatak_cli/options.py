@@ -7,12 +7,13 @@ A parameter of a command may be a class of options: each field of the class is a
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -274,14 +275,27 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**{it.name: given.pop(it.name) for it in fields(kind)})
         command(**given)
 
+    # Typer would keep the line breaks of the source within the lines of a terminal.
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(it.split()) for it in paragraphs)
     run.__signature__ = Signature(  # pyrefly: ignore[missing-attribute] - `inspect` and Typer read it
         [
-            option
+            _without_value(option)
             for it in parameters
             for option in (_options_of(it.annotation) if it.name in classes else [it])
         ]
     )
     return run
+
+
+def _without_value(option: Parameter) -> Parameter:
+    """Return an option that is given or not: its help must not ask for a value, as Typer's does."""
+    kind, *infos = get_args(option.annotation) or (None,)
+    if kind is not bool:
+        return option
+    info: Any = copy(infos[0])
+    info.metavar = ""
+    return option.replace(annotation=Annotated[bool, info])
 
 
 def _options_of(kind: type[Any]) -> list[Parameter]:

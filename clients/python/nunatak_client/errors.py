@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError, place_of_input
 
 
@@ -35,11 +36,20 @@ class InvalidResponseError(NunatakClientError):
         super().__init__("invalid_response", problem=problem)
 
 
+PROPERTIES: Mapping[HeadKind, str] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: "predicted",
+    HeadKind.TOKEN_CLASSIFICATION: "entities",
+    HeadKind.QUESTION_ANSWERING: "answers",
+    HeadKind.RANKING: "ranking",
+}
+"""The property of an answer that holds what a task of each kind says."""
+
+
 class WrongHeadError(NunatakClientError):
     """The answer of this kind of task does not have the wanted part."""
 
     def __init__(self, head: str, wanted: str) -> None:
-        super().__init__("wrong_head", head=head, wanted=wanted)
+        super().__init__("wrong_head", head=head, wanted=wanted, instead=PROPERTIES[HeadKind(head)])
 
 
 class ApiError(NunatakClientError):

@@ -7,7 +7,7 @@ chunk depend on the chunk alone, so a chunk that is scored again gives the same 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -136,8 +136,11 @@ class Scorer:
             refusals=refusals,
         )
 
-    def score(self, read: ReadInputs) -> ScoredInputs:
-        logits = self._logits(read)
+    def score(
+        self, read: ReadInputs, on_batch: Callable[[float], None] = lambda _: None
+    ) -> ScoredInputs:
+        """Answer the inputs; `on_batch` gets the scored share of their tokens after each batch."""
+        logits = self._logits(read, on_batch)
         refusals = dict(read.refusals)
         for name, rows in logits.items():
             for position, found in zip(read.positions, rows, strict=True):
@@ -208,7 +211,9 @@ class Scorer:
             ]
         return found
 
-    def _logits(self, read: ReadInputs) -> dict[str, list[InputLogits]]:
+    def _logits(
+        self, read: ReadInputs, on_batch: Callable[[float], None]
+    ) -> dict[str, list[InputLogits]]:
         """Return the logits of the encodings of each input, for each task."""
         encodings = {name: read.encodings[it] for name, it in self._readings.items()}
         wanted = dict[Encoding, list[str]]()
@@ -216,12 +221,15 @@ class Scorer:
             for encoding in dict.fromkeys(chain.from_iterable(of_inputs)):
                 wanted.setdefault(encoding, []).append(name)
         found = dict[tuple[Encoding, str], list[float]]()
+        num_done, num_tokens = 0, sum(it.num_tokens for it in wanted)
         for batch in self._batches(wanted):
             if self._is_stopped:
                 raise CancelledError
             pairs = [(encoding, name) for encoding in batch for name in wanted[encoding]]
             rows = [Row(encoding=it, branch=self._tasks[name].branch) for it, name in pairs]
             found.update(zip(pairs, self._compute(rows), strict=True))
+            num_done += sum(it.num_tokens for it in batch)
+            on_batch(num_done / num_tokens)
         return {
             name: [[found[encoding, name] for encoding in item] for item in of_inputs]
             for name, of_inputs in encodings.items()

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
-from doubles.terminals import get_command, nunatak, ran
+from doubles.terminals import WIDE, get_command, nunatak, ran
 from nunatak_cli.main import app
 from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
@@ -52,6 +52,28 @@ def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) ->
     assert f"Example:  nunatak {' '.join(path)}" in helped.stdout
     _usage, purpose, *_ = (line.strip() for line in helped.stdout.splitlines() if line.strip())
     assert purpose.endswith(".")
+
+
+@pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
+def test_the_help_of_every_command_can_be_read_in_80_columns(path: tuple[str, ...]) -> None:
+    command = get_command(app)
+    for name in path:
+        assert isinstance(command, TyperGroup)
+        command = command.commands[name]
+    options = [it for each in command.params for it in (*each.opts, *each.secondary_opts)]
+
+    helped = CliRunner().invoke(app, [*path, "--help"], env=WIDE | {"COLUMNS": "80"}).stdout
+
+    shown = {it.strip(",") for it in helped.split()}
+    assert [it for it in options if it.startswith("--") and it not in shown] == []
+    # An option that is given or not takes no value; Typer itself makes `--help`.
+    assert helped.count("<bool>") == 1
+
+
+def test_a_paragraph_of_help_is_broken_where_the_terminal_ends() -> None:
+    helped = nunatak("policy", "check", "--help").stdout
+
+    assert "would have caught. With --data, judges labelled rows by the whole policy," in helped
 
 
 def test_the_commands_that_show_progress_are_those_that_the_page_lists() -> None:

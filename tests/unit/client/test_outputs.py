@@ -78,8 +78,9 @@ def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str)
     if head is owner:
         assert getattr(prediction, name)
     else:
-        with pytest.raises(WrongHeadError, match=owner):
+        with pytest.raises(WrongHeadError, match=owner) as caught:
             getattr(prediction, name)
+        assert getattr(prediction, str(caught.value.fields["instead"]))
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -76,6 +76,18 @@ def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
     )
 
 
+def test_work_of_many_units_has_a_line_after_ten_silent_seconds(
+    capfd: Captured, clock: Clock
+) -> None:
+    with shown_progress(clock=clock) as progress:
+        progress.begin(Work("toy", total=1000))
+        for _ in range(12):
+            clock.now += 1.0
+            progress.advance()
+
+    assert capfd.readouterr().err == "toy: 10 of 1,000 steps, 1 step/s, 0:16:30 left\n"
+
+
 @pytest.mark.parametrize(("seconds", "num_lines"), [(0.5, 0), (6.0, 5), (60.0, 10)])
 def test_work_that_tells_nothing_has_a_line_at_a_tenth_after_ten_silent_seconds(
     clock: Clock, capfd: Captured, seconds: float, num_lines: int

@@ -130,7 +130,7 @@ def _missing(column: str, row: FileRow, kind: TaskKind, needed: str | None = Non
         "missing_column",
         where=row.header or row.where,
         column=column,
-        found=", ".join(map(repr, list(row.values)[:20])) or "none",
+        found=", ".join(map(repr, dict.fromkeys(map(row.called, [*row.values][:20])))) or "none",
         kind=kind,
         needed=needed or kind.needed,
     )

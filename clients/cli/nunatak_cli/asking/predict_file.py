@@ -4,6 +4,7 @@
 
 import time
 from pathlib import Path
+from threading import Lock
 from typing import Annotated
 
 import typer
@@ -100,7 +101,8 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     ):
         if "backbone" not in settings.model_fields_set:
             settings = settings.model_copy(update={"backbone": backbone_of(opened, task)})
-        outcome = run_job(job, opened, settings=settings, on_chunk=ChunkProgress(progress))
+        told = ChunkProgress(progress)
+        outcome = run_job(job, opened, settings=settings, on_chunk=told, on_batch=told)
     if outcome is None:
         error_console().print(f"{out} is complete: the last run was killed after its last row")
         return
@@ -122,27 +124,35 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     )
     print_outcome(document, line, as_json=as_json)
     if outcome.num_rejected and not as_json:
-        told = f"rejected {counted(outcome.num_rejected, 'row')}; the reasons are in "
-        error_console().print(f"{told}{outcome.rejected}", soft_wrap=True)
+        line = f"rejected {counted(outcome.num_rejected, 'row')}; the reasons are in "
+        error_console().print(f"{line}{outcome.rejected}", soft_wrap=True)
     if outcome.num_rejected:
         raise typer.Exit(SOME_REJECTED)
 
 
 class ChunkProgress:
-    """Tells the rows of written chunks; those of a killed run took none of this run's time."""
+    """Tells the scored rows; those of a killed run took none of this run's time.
+
+    One thread tells of batches that are scored, and another one of chunks that are written.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._num_rows = 0
         self._has_begun = False
+        self._one_at_a_time = Lock()
         progress.begin(Work("loading the tasks"))
 
-    def __call__(self, chunk: Chunk, num_bytes: int) -> None:
-        self._num_rows += chunk.num_rows
-        share = chunk.end / num_bytes
-        if chunk.is_done or not self._has_begun:
-            # The first chunk includes the time to load.
-            self._has_begun = not chunk.is_done
-            self._progress.begin(Work("scoring", unit="row", done=self._num_rows, share=share))
-        else:
-            self._progress.advance(chunk.num_rows, share=share)
+    def __call__(self, chunk: Chunk, num_bytes: int, scored: float = 1.0) -> None:
+        num_rows = chunk.first_row + round(scored * chunk.num_rows)
+        share = (chunk.begin + scored * (chunk.end - chunk.begin)) / num_bytes
+        with self._one_at_a_time:
+            if num_rows <= self._num_rows:
+                return
+            added, self._num_rows = num_rows - self._num_rows, num_rows
+            if chunk.is_done or not self._has_begun:
+                # The first batch includes the time to load.
+                self._has_begun = not chunk.is_done
+                self._progress.begin(Work("scoring", unit="row", done=num_rows, share=share))
+            else:
+                self._progress.advance(added, share=share)

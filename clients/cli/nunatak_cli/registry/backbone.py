@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nunatak_cli.options import JsonOption, RevisionOption, group
+from nunatak_cli.options import JsonOption, QuietOption, RevisionOption, group
 from nunatak_cli.output import facts_table, plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
     from nunatak_exchange.backbones import AddedBackbone
@@ -35,13 +36,17 @@ def add(
         ),
     ] = None,
     revision: RevisionOption = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
         from nunatak_exchange.backbones import add_backbone
         from nunatak_exchange.hub import HuggingFaceHub
-    added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        progress.begin(Work("adding the backbone"))
+        progress.tell("reading the checkpoint and comparing its vectors with transformers'")
+        added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
     print_outcome(
         added.model_dump(mode="json"),
         f"added {added.name}: {_shape(added)}\n"

@@ -30,6 +30,7 @@ from nunatak_cli.registry.show import (
     versions,
 )
 from nunatak_cli.registry.verify import ProvingOptions, verify
+from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ def delete(
     with existing_registry(registry) as opened:
         reference = opened.resolve(f"{name}/{version}").reference
         if not yes:
-            typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
+            try:
+                typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
+            except typer.Abort as error:
+                raise invalid_option(f"{reference} stays: give --yes to delete it") from error
         opened.delete(name, version)
     document = {"task": name, "version": version, "deleted": True}
     print_outcome(document, f"deleted {reference}", as_json=as_json)

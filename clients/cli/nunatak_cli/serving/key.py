@@ -43,7 +43,7 @@ class ScopeName(StrEnum):
 
 def _quota(resource: str, period: str) -> Any:  # noqa: ANN401 - an option, as typer types it
     text = f"Most {resource} of the key in a {period}, in each process (no limit)."
-    return typer.Option(min=1, metavar="N", help=text)
+    return typer.Option(min=1, metavar="N", rich_help_panel="Quotas", help=text)
 
 
 def create(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -51,7 +51,10 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     file: FileOption,
     scope: Annotated[
-        list[ScopeName] | None, typer.Option(help="Scope of the key (predict). Repeatable.")
+        list[ScopeName] | None,
+        typer.Option(
+            metavar="SCOPE", help="Scope of the key: predict, read or admin (predict). Repeatable."
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -60,7 +63,10 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
     weight: Annotated[
         float,
         typer.Option(
-            min=0.001, max=1000, help="Share of the turns, next to the weights of other keys."
+            min=0.001,
+            max=1000,
+            metavar="N",
+            help="Share of the turns, next to the weights of other keys.",
         ),
     ] = 1.0,
     days: Annotated[

@@ -51,7 +51,7 @@ def server_options() -> tuple[Any, ...]:
             bool | None if is_flag else list[str] | None,
             typer.Option(
                 f"--{option}" + f"/--no-{option}" * is_flag,
-                metavar=None if is_flag else "VALUE",
+                metavar="" if is_flag else "VALUE",
                 help=f"{field.description}" + default * (field.default not in {None, ""}),
                 rich_help_panel=panel,
             ),

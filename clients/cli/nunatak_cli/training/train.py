@@ -54,7 +54,7 @@ def options_of(*names: str) -> tuple[Any, ...]:
                 bool | None if is_flag else str | None,
                 typer.Option(
                     f"--{setting.name.replace('_', '-')}",
-                    metavar=None if is_flag else metavar,
+                    metavar="" if is_flag else metavar,
                     help=setting.description + default * (not is_flag),
                     rich_help_panel=RECIPE if setting.name in recipe_settings() else METHOD,
                 ),

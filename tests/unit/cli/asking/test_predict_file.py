@@ -4,6 +4,7 @@ import csv
 import errno
 import gzip
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from nunatak_contract.progress import Progress, Work
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
-from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
+from nunatak_server.predict.scoring import BATCH_TOKENS, ReadInputs, ScoredInputs, Scorer
 
 TEXTS = ("where is my parcel?", "thank\ryou", 'thank "you",\r\nall\tof you', "a" * 300)
 NUM_ROWS = 50
@@ -388,11 +389,46 @@ def test_rows_of_a_killed_run_and_the_time_to_load_count_for_no_rate() -> None:
             advanced.append((num, share))
 
     tell = ChunkProgress(Recording())
-    for end, is_done in ((100, True), (200, True), (300, False), (500, False)):
-        tell(Chunk(index=0, rows=[], num_rows=1000, end=end, is_done=is_done), 1000)
+    done, first, last = (
+        Chunk(
+            index=index,
+            rows=[],
+            first_row=index * 1000,
+            num_rows=1000,
+            begin=begin,
+            end=end,
+            is_done=not index,
+        )
+        for index, (begin, end) in enumerate(((0, 100), (100, 300), (300, 400)))
+    )
+    tell(done, 1000)
+    # The thread that scores is ahead of the thread that writes.
+    for chunk, scored in ((first, 0.5), (first, 1.0), (last, 0.5)):
+        tell(chunk, 1000, scored)
+    tell(first, 1000)
+    tell(last, 1000)
 
-    assert begun == [(0, 0.0), (1000, 0.1), (2000, 0.2), (3000, 0.3)]
-    assert advanced == [(1000, 0.5)]
+    assert begun == [(0, 0.0), (1000, 0.1), (1500, 0.2)]
+    assert advanced == [(500, 0.3), (500, 0.35), (500, 0.4)]
+
+
+def test_a_chunk_that_takes_long_tells_its_rows_before_it_is_written(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BATCH_TOKENS, "cpu", 8)
+    corpus, told = make_corpus(tmp_path / "in.jsonl", CHUNK_ROWS), list[float]()
+
+    score(
+        place,
+        corpus,
+        tmp_path / "out.jsonl",
+        on_batch=lambda _, __, scored: told.append(scored),
+        on_chunk=lambda *_: told.append(math.inf),
+    )
+
+    assert len(told) > 3
+    assert told == sorted(told)
+    assert told[-2:] == [1.0, math.inf]
 
 
 def test_a_run_ends_with_its_threads(place: Path, tmp_path: Path) -> None:
@@ -409,7 +445,7 @@ def test_an_interrupted_run_waits_for_no_chunk_ahead(
     answer, stopped = Scorer.score, threading.Event()
     scored = list[int]()
 
-    def wait_for_the_end(scorer: Scorer, read: ReadInputs) -> ScoredInputs:
+    def wait_for_the_end(scorer: Scorer, read: ReadInputs, _: object) -> ScoredInputs:
         scored.append(len(read.inputs))
         if len(scored) > 1:
             assert stopped.wait(60)

@@ -215,6 +215,8 @@ def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Regi
 def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
     refused = nunatak("task", "delete", "intent", "3", *place, typed="n\n")
     assert refused.exit_code == 1
+    unasked = nunatak("task", "delete", "intent", "3", *place)
+    assert "error [invalid_option]: intent/3 stays: give --yes to delete it" in unasked.stderr
     assert registry.task("intent").versions == (1, 2, 3)
 
     agreed = nunatak("task", "delete", "intent", "3", *place, typed="y\n")

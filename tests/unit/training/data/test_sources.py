@@ -446,6 +446,13 @@ def test_a_column_that_does_not_exist_is_named(tmp_path: Path) -> None:
         load_task_data(path, spelt=RowFormat(text="body"))
 
 
+def test_a_missing_column_is_told_with_the_columns_of_the_file(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", [{"body": "x", "mood": "a"}])
+
+    with raises("missing_column", match="no column 'label'; found 'mood', 'body'"):
+        load_task_data(path, spelt=RowFormat(text="body"))
+
+
 def test_column_names_of_a_kind_with_other_columns_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "data.jsonl", [{"query": "x", "document": "y", "label": 1}])
 

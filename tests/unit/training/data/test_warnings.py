@@ -1,5 +1,7 @@
 """Laws of suspicious examples: valid in form, but harmful."""
 
+from pathlib import Path
+
 import pytest
 
 from doubles.examples import toy_data
@@ -10,9 +12,15 @@ from nunatak_training.data import (
     LabelSet,
     TaskData,
     data_warnings,
+    load_task_data,
 )
 from nunatak_training.data.splits import MAX_IMBALANCE
 from nunatak_training.kinds import TaskKind
+
+ROOT = Path(__file__).parents[4]
+SHIPPED = sorted(
+    it.parent for it in (*ROOT.glob("demo/data/*/dev.*"), *ROOT.glob("examples/*/dev.jsonl"))
+)
 
 
 def examples(*rows: tuple[str, str], pair: str | None = None) -> ExampleSet:
@@ -39,6 +47,13 @@ def problems(data: TaskData, num_long: tuple[int, int] = (0, 0)) -> list[DataPro
 
 def test_clean_data_has_no_warning() -> None:
     assert problems(data_of(examples(*CLEAN), test=examples(("r", "b")))) == []
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda it: it.name)
+def test_data_that_we_ship_has_no_warning(folder: Path) -> None:
+    data = load_task_data(folder)
+
+    assert data_warnings(data, max_length=128) == ()
 
 
 def test_texts_that_dev_shares_with_train_are_counted() -> None:

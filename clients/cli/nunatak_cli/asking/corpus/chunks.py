@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -39,9 +40,11 @@ class Chunk:
     index: int
     rows: list[FileRow]
     """Empty if an earlier run has written the chunk."""
+    first_row: int
     num_rows: int
+    begin: int
     end: int
-    """Bytes of the corpus up to the end of the chunk."""
+    """Bytes of the corpus up to the begin and the end of the chunk."""
     is_done: bool = False
     inputs: list[Input] = field(default_factory=list[Input])
     places: list[int] = field(default_factory=list[int])
@@ -87,16 +90,20 @@ def read_chunks(
 
     `taken` are the columns of the answers, which no row may have.
     """
-    rows, index = _all_rows(files, spelt), 0
+    rows, index, begin = _all_rows(files, spelt), 0, 0
     while part := list(islice(rows, size)):
-        end = part[-1][1]
-        if index in done:
-            yield Chunk(index=index, rows=[], num_rows=len(part), end=end, is_done=True)
-        else:
-            chunk = Chunk(index=index, rows=[it for it, _ in part], num_rows=len(part), end=end)
-            _find_inputs(chunk, spelt, taken)
-            yield chunk
-        index += 1
+        chunk = Chunk(
+            index=index,
+            rows=[] if index in done else [it for it, _ in part],
+            first_row=index * size,
+            num_rows=len(part),
+            begin=begin,
+            end=part[-1][1],
+            is_done=index in done,
+        )
+        _find_inputs(chunk, spelt, taken)
+        yield chunk
+        index, begin = index + 1, chunk.end
 
 
 def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, int]]:
@@ -145,10 +152,17 @@ def ahead(items: Iterable[Item], stop: Callable[[], None] = lambda: None) -> Gen
             yield item
 
 
+OnBatch = Callable[[Chunk, float], None]
+"""Gets the scored share of a chunk, from 0 to 1, on the thread that scores."""
+
+
 def score_chunks(
-    chunks: Iterable[Chunk], scorer: "Scorer"
+    chunks: Iterable[Chunk], on_batch: OnBatch, *, scorer: "Scorer"
 ) -> "Generator[tuple[Chunk, ScoredInputs | None]]":
-    """Yield each chunk with its answers; None if an earlier run has written the chunk."""
+    """Yield each chunk with its answers; None if an earlier run has written the chunk.
+
+    `on_batch` is called after each batch.
+    """
 
     def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
         for chunk in chunks:
@@ -156,7 +170,7 @@ def score_chunks(
 
     def score() -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
         for chunk, inputs in ahead(read()):
-            yield chunk, None if inputs is None else scorer.score(inputs)
+            yield chunk, None if inputs is None else scorer.score(inputs, partial(on_batch, chunk))
 
     return ahead(score(), scorer.stop)
 

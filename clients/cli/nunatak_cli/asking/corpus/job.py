@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from nunatak_cli.asking.corpus.chunks import (
     CHUNK_ROWS,
     Chunk,
+    OnBatch,
     answered_rows,
     corpus_files,
     read_chunks,
@@ -80,11 +81,13 @@ def run_job(
     *,
     settings: "ServerSettings",
     on_chunk: Callable[[Chunk, int], None] | None = None,
+    on_batch: Callable[[Chunk, int, float], None] = lambda *_: None,
 ) -> Outcome | None:
     """Score the chunks that have no part yet, and write OUT.
 
-    `on_chunk` gets each written chunk, and the number of bytes of the corpus. Returns None if OUT
-    is there already, because the last run was killed after its last step but one.
+    `on_chunk` gets each written chunk, and the number of bytes of the corpus. `on_batch` gets both
+    and the scored share of a chunk, from another thread, after each batch of this process. Returns
+    None if OUT is there already, because the last run was killed after its last step but one.
     """
     folder = RunFolder(job.out)
     # OUT may stand in the folder of the corpus, where a killed run may have left its files.
@@ -122,8 +125,12 @@ def run_job(
                 done=folder.done(layout),
                 size=job.chunk_rows,
             )
+
+            def tell(chunk: Chunk, share: float) -> None:
+                on_batch(chunk, num_bytes, share)
+
             # Closed here, because an interrupt of this loop must not wait for chunks ahead.
-            with closing(scoring.score(chunks)) as scored_chunks:
+            with closing(scoring.score(chunks, tell)) as scored_chunks:
                 for chunk, scored in scored_chunks:
                     if scored is not None:
                         part = layout.part(answered_rows(chunk, scored, columns))
@@ -148,7 +155,7 @@ def run_job(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scoring:
     numerics: str
-    score: "Callable[[Iterable[Chunk]], Generator[tuple[Chunk, ScoredInputs | None]]]"
+    score: "Callable[[Iterable[Chunk], OnBatch], Generator[tuple[Chunk, ScoredInputs | None]]]"
 
 
 @contextmanager
@@ -162,7 +169,7 @@ def _scoring(
         from nunatak_server.predict.scoring import open_scorer
 
         scorer = open_scorer(registry, versions, settings=settings, options=job.options())
-        yield _Scoring(numerics=scorer.numerics, score=lambda chunks: score_chunks(chunks, scorer))
+        yield _Scoring(numerics=scorer.numerics, score=partial(score_chunks, scorer=scorer))
         return
     with needs_extra("ray"):
         from nunatak_cluster.scorers import ray_scorers
@@ -176,7 +183,7 @@ def _scoring(
     ) as scorers:
         yield _Scoring(
             numerics=scorers.numerics,
-            score=lambda chunks: scorers.score(
+            score=lambda chunks, _: scorers.score(
                 (chunk, None if chunk.is_done else chunk.inputs) for chunk in chunks
             ),
         )
