@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.evidence import CalibrationRecord, ReliabilityRecord
+from nunatak_contract.evidence import CalibrationRecord, MetricRecord, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, NO_DEFAULT_LABEL, TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
 from nunatak_contract.methods import HeadOnly, Method, TopK
@@ -56,7 +56,6 @@ from nunatak_training.scoring.calibration import (
     reliability,
     rescaled,
 )
-from nunatak_training.scoring.statistics import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
@@ -66,9 +65,7 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    values: Mapping[Metric, float]
-    intervals: Mapping[Metric, Interval]
-    """At 95 %; a score may have none (see `score_intervals`)."""
+    values: Mapping[Metric, MetricRecord]
     reliability: ReliabilityRecord | None = None
     """The calibration error before and after the temperature."""
 
@@ -82,9 +79,8 @@ class TrainedTask:
     """With its metric filled in."""
     data: TaskData
     parameters: Mapping[str, Tensor]
-    scores: Mapping[Metric, float]
+    scores: Mapping[Metric, MetricRecord]
     """On the dev examples; the recipe's metric comes first."""
-    intervals: Mapping[Metric, Interval]
     confusion: Mapping[tuple[str, str], int] | None
     """The number of dev examples of each pair of true and predicted label."""
     num_long: tuple[int, int]
@@ -177,14 +173,12 @@ def fit_task(
         )
     decided = _over_thresholds(logits, data.labels, thresholds)
     statistics = objective.statistics(data.dev, dev, decided)
-    metrics = tuple(dict.fromkeys((metric, *objective.reported)))
     return TrainedTask(
         spec=spec,
         recipe=recipe,
         data=data,
         parameters=finished,
-        scores={each: statistics.value(each) for each in metrics},
-        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+        scores=statistics.scores((metric, *objective.reported), data.dev, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
         best_epoch=best.epoch,
@@ -406,7 +400,6 @@ def evaluate(
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
     decided = _over_thresholds(logits, trained.data.labels, trained.thresholds)
     statistics = objective.statistics(examples, encoded, decided)
-    metrics = tuple(trained.scores) if metrics is None else metrics
     found: ReliabilityRecord | None = None
     if trained.calibration is not None:
         # The parameters contain the temperature, so the logits before it are larger by this factor.
@@ -416,11 +409,8 @@ def evaluate(
             after=1.0,
             data_digest=examples.digest,
         )
-    return Scores(
-        values={metric: statistics.value(metric) for metric in metrics},
-        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
-        reliability=found,
-    )
+    values = statistics.scores(metrics or trained.scores, examples, seed=recipe.seed)
+    return Scores(values=values, reliability=found)
 
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:

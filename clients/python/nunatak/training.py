@@ -162,11 +162,11 @@ def train(  # noqa: PLR0913 - the arguments of one training
         )
         if promote is not None:
             opened.promote(task, promote, outcome.manifest.version)
-    test = outcome.test
+    manifest = outcome.manifest
     return Trained(
-        manifest=outcome.manifest,
-        scores={metric.value: score for metric, score in outcome.metrics.items()},
-        test_scores=None if test is None else {it.value: test.values[it] for it in test.values},
+        manifest=manifest,
+        scores={it.name: it.value for it in manifest.metrics},
+        test_scores={it.name: it.value for it in manifest.test_metrics} or None,
         _registry=place,
         _backbone=loaded,
     )

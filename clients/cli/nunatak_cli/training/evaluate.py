@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
-    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
-    from nunatak_training.scoring.statistics import Interval
+    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer
 
 SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
@@ -296,26 +295,14 @@ def _scored_json(scored: Scored) -> dict[str, object]:
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
         "trained": scored.trained,
-        "metrics": dict(found.metrics),
-        "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
+        "metrics": {it.name: it.value for it in found.scores.values()},
+        "intervals": {it.name: it.interval for it in found.scores.values() if it.interval},
         "errors": dict(found.errors),
         "majority": found.majority and {"label": found.majority[0], "share": found.majority[1]},
-        "labels": [_label_json(label) for label in found.labels],
+        "labels": [asdict(label) for label in found.labels],
         "confusion": None if found.confusion is None else cells,
         "expected_calibration_error": found.calibration_error,
     }
-
-
-def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
-    return {
-        **asdict(report),
-        "precision_interval": _ends(report.precision_interval),
-        "recall_interval": _ends(report.recall_interval),
-    }
-
-
-def _ends(interval: "Interval | None") -> JsonValue:
-    return None if interval is None else [interval.low, interval.high]
 
 
 def _report(scored: Scored, data: Path) -> list[RenderableType]:
@@ -337,10 +324,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
 
 def _metrics_table(found: "Evaluation") -> Table:
     table = plain_table("metric", "value", "95 %", right=("value", "95 %"))
-    for metric, value in found.metrics.items():
-        interval = found.intervals.get(metric)
-        extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(metric.value, f"{value:.4f}", extent)
+    for it in found.scores.values():
+        extent = "" if it.interval is None else "{:.4f} to {:.4f}".format(*it.interval)
+        table.add_row(it.name, f"{it.value:.4f}", extent)
     if found.majority is not None:
         label, share = found.majority
         table.add_row("majority share", f"{share:.4f}", Text(f"always {label}"))

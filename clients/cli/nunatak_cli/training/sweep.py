@@ -172,14 +172,14 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
             if promote is None
             else registries.promote(opened, task, promote, found.manifest.version)
         )
-    metric, score = next(iter(found.metrics.items()))
+    score = found.manifest.metrics[0]
     match best.outcome:
         case Finished(scores=scores):
-            in_sweep = scores[metric]
+            in_sweep = scores[score.name]
         case _:
             raise AssertionError("the best run has not finished")
     lines = [
-        f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
+        f"dev {score.name} {score.value:.4f}, in the sweep {in_sweep:.4f}",
         registries.published_line(found.manifest.reference, is_new=found.is_new),
         *([] if moved is None else [registries.moved_line(moved[0], has_moved=moved[1])]),
     ]
@@ -188,8 +188,8 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         "is_new": found.is_new,
         "alias": promote,
         "run": best.run.digest,
-        "metric": metric,
-        "dev_score": score,
+        "metric": score.name,
+        "dev_score": score.value,
         "dev_score_in_sweep": in_sweep,
     }
     print_outcome(document, *lines, as_json=as_json)
