@@ -20,11 +20,9 @@ from nunatak_model import (
     BackboneConfig,
     BranchSpec,
     Encoding,
-    Row,
     TrunkStates,
     build_branch,
     default_head,
-    forward,
     initial_parameters,
     maths_of,
     stored_parameters,
@@ -35,7 +33,7 @@ from nunatak_training.data.splits import names_in
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import SavedRun
-from nunatak_training.loop.fit import EncodedSet, fit, predict
+from nunatak_training.loop.fit import EncodedSet, fit, logits_of, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
 from nunatak_training.recipes import (
@@ -281,16 +279,7 @@ def branch_logits(
     parameters: Mapping[str, Tensor],
     trunk: TrunkStates | None = None,
 ) -> BatchLogits:
-    """The function from encodings to logits by these tensors, also while they are trained."""
-    branch = build_branch(spec, backbone.config, parameters)
-
-    def logits(
-        encodings: Sequence[Encoding], *, dropout: float
-    ) -> list[Float[Tensor, "*vectors outputs"]]:
-        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
-        return forward(backbone, rows, dropout=dropout, trunk=trunk)
-
-    return logits
+    return logits_of(backbone, build_branch(spec, backbone.config, parameters), trunk)
 
 
 def _trunk_states(

@@ -61,17 +61,17 @@ class Regularizer:
         """The optimizer has moved the parameters."""
 
 
-def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def layers_of(parameters: Mapping[str, Tensor]) -> Layers:
     """The tensors that masks apply to, from the lowest layer up.
 
     "Every layer apart from the input embedding layers and the task-specific classification layer"
     (O'Neill and Dutta 2023, sec. IV).
     """
-    layers = defaultdict[int, dict[str, Tensor]](dict)
+    layers = defaultdict[int, list[Tensor]](list)
     for name, tensor in parameters.items():
         if name.startswith(LAYER_PREFIX):
-            layers[int(name.split(".")[1])][name] = tensor
-    return dict(sorted(layers.items()))
+            layers[int(name.split(".")[1])].append(tensor)
+    return [layers[number] for number in sorted(layers)]
 
 
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
@@ -87,7 +87,7 @@ class _Dropping(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
     ) -> None:
-        self._layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
+        self._layers = layers_of(parameters)
         self._rate_of = rate
         self._rate = rate(1)
         self._generator = generator
@@ -135,9 +135,7 @@ class EpochGradDrop(Regularizer):
         *,
         num_epochs: int,
     ) -> None:
-        self._tensors = [
-            tensor for layer in tensors_by_layer(parameters).values() for tensor in layer.values()
-        ]
+        self._tensors = list(chain.from_iterable(layers_of(parameters)))
         self._drawn = [draw_epochs(tensor, num_epochs, generator) for tensor in self._tensors]
         self._is_free = is_free
         self._free: list[Tensor] = []
@@ -175,8 +173,7 @@ class GradFreeze(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
     ) -> None:
-        layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
-        self._in_order = list(order(layers))
+        self._in_order = list(order(layers_of(parameters)))
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
@@ -194,12 +191,7 @@ class Mixout(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: float, generator: torch.Generator
     ) -> None:
-        self._tensors = [
-            tensor
-            for layer in tensors_by_layer(parameters).values()
-            for tensor in layer.values()
-            if tensor.ndim > 1
-        ]
+        self._tensors = [it for it in chain.from_iterable(layers_of(parameters)) if it.ndim > 1]
         if not self._tensors:
             raise InvalidRecipeError(
                 "regularizer mixout mixes matrices, and the method tunes none; choose another "

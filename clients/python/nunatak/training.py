@@ -132,7 +132,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.report import ProgressReport
+        from nunatak_training.report import Report
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
@@ -155,7 +155,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
             run,
             registry=opened,
             backbone=loaded,
-            report=ProgressReport(task, progress),
+            report=Report(task, progress),
             trunks=DiskTrunkStore(),
             checkpoints=default_cache_folder(),
             warn=None if strict else _warn,

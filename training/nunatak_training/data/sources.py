@@ -6,8 +6,10 @@ train examples becomes dev.
 """
 
 import math
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -15,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from nunatak_contract.errors import NunatakError, invalid_option
+from nunatak_model import TextInput
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import check_header, printable
 from nunatak_rows.inputs import bad_row
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
-from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher
-from nunatak_training.data.teaching import ask_teacher, taught_labels
+from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher, sorted_labels
+from nunatak_training.data.rows import PROBABILITIES, text_example
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -193,6 +196,47 @@ def load_task_data(
         labels=labels,
         teacher=teacher,
     )
+
+
+_Rows = Iterator[FileRow] | None
+
+
+def ask_teacher(
+    teacher: Teacher, parts: Sequence[_Rows], spelt: RowFormat
+) -> tuple[list[_Rows], Teacher]:
+    """The rows of each part with the teacher's probabilities, and the teacher with its time."""
+    listed = [None if rows is None else list(rows) for rows in parts]
+    inputs = {id(row): _input_of(row, spelt) for rows in listed for row in rows or ()}
+    asked = [it for it in dict.fromkeys(inputs.values()) if it is not None]
+    started = time.perf_counter()
+    said = dict(zip(asked, teacher.ask(asked), strict=True))
+    seconds = time.perf_counter() - started
+
+    def answered(row: FileRow) -> FileRow:
+        text = inputs[id(row)]
+        answer = None if text is None else said[text]
+        if isinstance(answer, NunatakError):
+            return replace(row, problem=f"{teacher.name} has no answer: {answer}")
+        return row if answer is None else replace(row, values={**row.values, PROBABILITIES: answer})
+
+    taught: list[_Rows] = [None if rows is None else map(answered, rows) for rows in listed]
+    return taught, replace(teacher, seconds=seconds)
+
+
+def _input_of(row: FileRow, spelt: RowFormat) -> TextInput | None:
+    """None for a row without a text, whose fault is told when the row is read."""
+    try:
+        return text_example(spelt.usual(row), "").model_input
+    except (NunatakError, KeyError):
+        return None
+
+
+def taught_labels(train: Iterable[ReadExample], teacher: Teacher | None) -> tuple[str, ...]:
+    """The labels of the teacher, or else those of most rows."""
+    if teacher is not None:
+        return sorted_labels(teacher.labels)
+    sets = Counter(tuple(dict(it.example.shares)) for it in train)
+    return sets.most_common(1)[0][0] if sets else ()
 
 
 def load_labelled(

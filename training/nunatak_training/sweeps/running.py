@@ -129,14 +129,6 @@ def _finished(trained: TrainedTask) -> Finished:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OneByOne:
-    context: RunContext
-
-    def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
-        yield from map(self.context.run, runs)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcesses:
     """Does `jobs` runs at once, and divides the CPU's threads between them."""

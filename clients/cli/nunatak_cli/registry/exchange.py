@@ -288,9 +288,7 @@ def _publish(
         registries.published_line(manifest.reference, is_new=is_new),
         *([f"default label: {head.default_label or 'none (a guard needs one)'}"] * is_single),
     ]
-    if alias is not None:
-        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
-        lines.append(registries.moved_line(move, has_moved=has_moved))
+    lines += registries.promoted(registry, manifest.task, alias, manifest.version)
     document = {
         "reference": manifest.reference,
         "task": manifest.task,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_rows import RowFormat
-    from nunatak_training.data import ExampleSet
     from nunatak_training.scoring.evaluation import ConvertedScore
 
 
@@ -129,7 +128,7 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
     from nunatak_training.kinds import Metric
     from nunatak_training.scoring.evaluation import compare, shows_nothing
 
-    examples = _examples(before)
+    examples = before.examples
     if (problem := shows_nothing(examples, before.said)) is not None:
         raise too_few(str(data), problem)
     manifest, metrics = before.manifest, before.evaluation.scores
@@ -143,12 +142,6 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
         (after.evaluation, after.said),
         positive=None if positive is None else str(positive),
     )
-
-
-def _examples(scored: Scored) -> "ExampleSet":
-    from nunatak_training.data import ExampleSet
-
-    return ExampleSet(examples=tuple(it.example for it in scored.read))
 
 
 def _with_evidence(draft: "TaskDraft", scored: Scored, origin: str) -> "TaskDraft":

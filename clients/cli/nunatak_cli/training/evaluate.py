@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -20,6 +20,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
+from nunatak_cli.registry.show import matrix_table
 from nunatak_contract.enums import FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from nunatak_client import TaskResult
     from nunatak_client.payloads import ShownOptions
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_training.data import Example, TaggedWords
+    from nunatak_training.data import Example, ExampleSet, TaggedWords
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer
@@ -50,6 +51,8 @@ OUTSIDE = "O"
 class Scored:
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
+    examples: "ExampleSet"
+    """Those of `read`."""
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
     """Number of inputs that the task did not read to the end."""
@@ -113,6 +116,7 @@ def score_version(
     return Scored(
         manifest=manifest,
         read=read,
+        examples=examples,
         said=said,
         num_truncated=num_truncated,
         trained=_is_trained_on(read, examples.digest, kind, manifest),
@@ -316,7 +320,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
     if found.labels:
         parts.append(_labels_table(found))
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
-        parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
+        labels = scored.manifest.head.labels
+        counts = [[found.confusion.get((own, other), 0) for other in labels] for own in labels]
+        parts.append(matrix_table(labels, counts))
     if scored.num_truncated:
         parts.append(Text(f"{counted(scored.num_truncated, 'input')} truncated", style="yellow"))
     return parts
@@ -343,11 +349,4 @@ def _labels_table(found: "Evaluation") -> Table:
     for label in found.labels:
         scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
         table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
-    return table
-
-
-def _confusion_table(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Table:
-    table = plain_table("true \\ predicted", *labels, right=labels)
-    for truth in labels:
-        table.add_row(truth, *(str(counts.get((truth, predicted), 0)) for predicted in labels))
     return table

@@ -22,7 +22,7 @@ from rich.text import Text
 from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.output import error_console, facts_table, plain_table, tell_rejected
-from nunatak_cli.registry.registries import moved_line, promote, published_line
+from nunatak_cli.registry.registries import promoted, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS, score_of
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
@@ -36,7 +36,7 @@ from nunatak_training.data.sources import check_is_there
 from nunatak_training.fitting import recipe_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, LayerChoice
-from nunatak_training.report import ProgressReport
+from nunatak_training.report import Report
 from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.settings import overlaid, read_mapping
 from nunatak_training.train import TrainOutcome, TrainSettings, train
@@ -51,29 +51,21 @@ def train_and_promote(
     *,
     trunks: TrunkStore | None,
     resume: bool,
-) -> tuple[TrainOutcome, str | None]:
-    """Train, publish, and point the alias, if there is one, at the new version.
-
-    Returns the outcome, and the line about the alias.
-    """
+) -> tuple[TrainOutcome, list[str]]:
+    """Train and publish; return the outcome, and the lines about the version and its alias."""
     outcome = train(
         settings,
         registry=registry,
         backbone=backbone,
-        report=ProgressReport(settings.task, progress),
+        report=Report(settings.task, progress),
         trunks=trunks,
         checkpoints=default_cache_folder() if resume else None,
         warn=lambda found: error_console().print(warnings_table(found, settings.task)),
     )
-    if settings.promote is None:
-        return outcome, None
-    version = outcome.manifest.version
-    move, has_moved = promote(registry, settings.task, settings.promote, version)
-    return outcome, moved_line(move, has_moved=has_moved)
-
-
-def published_text(outcome: TrainOutcome) -> str:
-    return published_line(outcome.manifest.reference, is_new=outcome.is_new)
+    manifest = outcome.manifest
+    published = published_line(manifest.reference, is_new=outcome.is_new)
+    moved = promoted(registry, settings.task, settings.promote, manifest.version)
+    return outcome, [published, *moved]
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
@@ -276,10 +268,10 @@ def train_in_turn(
     results = list[TaskResult]()
     for number, run in enumerate(runs, start=1):
         try:
-            found, _ = train_and_promote(
+            found, lines = train_and_promote(
                 run, registry, backbone, progress, trunks=trunks, resume=resume
             )
-            line = f"{published_text(found)}, dev {score_of(found.manifest)}"
+            line = f"{lines[0]}, dev {score_of(found.manifest)}"
             progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
             tell_rejected(run.spelt)
         except NunatakError as error:
