@@ -29,13 +29,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from nunatak_contract.methods import Method, TopK
-from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.recipes import GOES_BY_EPOCHS, RegularizerName, RegularizerSettings
 
 LAYER_PREFIX = "layers."
-LAYERWISE = frozenset(
-    {recipes.RegularizerName.LAYER_GRADDROP, recipes.RegularizerName.ANNEAL_LAYER_GRADDROP}
-)
+LAYERWISE = {RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}
+ANNEALED = {RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}
+FREEZING = {RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP}
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
 Layers = list[list[Tensor]]
@@ -227,7 +227,7 @@ class Mixout(Regularizer):
 
 
 def build_regularizer(
-    settings: recipes.RegularizerSettings,
+    settings: RegularizerSettings,
     parameters: Mapping[str, Tensor],
     *,
     num_epochs: int,
@@ -238,29 +238,23 @@ def build_regularizer(
     To resume a run, build it again on the initial parameters and a new generator of the same seed.
     Then set the parameters and the generator's state, and begin the epoch again.
     """
-    match settings:
-        case recipes.UnregularizedSettings():
+    name, rate = settings.name, settings.rate or 0.0
+    match name:
+        case RegularizerName.NONE:
             return Regularizer()
-        case recipes.GradDropSettings() | recipes.AnnealedGradDropSettings():
-            is_annealed = isinstance(settings, recipes.AnnealedGradDropSettings)
-            rate: RateOfEpoch = (
-                annealed_rate(settings.rate, num_epochs=num_epochs)
-                if is_annealed
-                else lambda _: settings.rate
-            )
-            is_of_layers = settings.name in LAYERWISE
-            return (LayerGradDrop if is_of_layers else GradDrop)(parameters, rate, generator)
-        case recipes.EpochGradDropSettings():
-            stays_free = settings.name is recipes.RegularizerName.GRADDROP_EPOCH
+        case RegularizerName.GRADDROP_EPOCH | RegularizerName.GRADDROP_EPOCH_TOGGLE:
             # A freed entry stays free to the end, or (toggled) is frozen again in the next epoch.
-            is_free = operator.le if stays_free else operator.eq
+            is_free = operator.le if name is RegularizerName.GRADDROP_EPOCH else operator.eq
             return EpochGradDrop(parameters, is_free, generator, num_epochs=num_epochs)
-        case recipes.GradFreezeSettings():
-            is_top_down = settings.name is recipes.RegularizerName.GRADFREEZE_TOPDOWN
-            order = reversed if is_top_down else iter
+        case RegularizerName.GRADFREEZE_TOPDOWN | RegularizerName.GRADFREEZE_BOTTOMUP:
+            order = reversed if name is RegularizerName.GRADFREEZE_TOPDOWN else iter
             return GradFreeze(parameters, order, num_epochs=num_epochs)
-        case recipes.MixoutSettings():
-            return Mixout(parameters, settings.rate, generator)
+        case RegularizerName.MIXOUT:
+            return Mixout(parameters, rate, generator)
+        case _:
+            annealed = annealed_rate(rate, num_epochs=num_epochs)
+            rates = annealed if name in ANNEALED else lambda _: rate
+            return (LayerGradDrop if name in LAYERWISE else GradDrop)(parameters, rates, generator)
 
 
 def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
@@ -268,22 +262,22 @@ def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Gener
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
-def check_method(settings: recipes.RegularizerSettings, method: Method) -> None:
+def check_method(settings: RegularizerSettings, method: Method) -> None:
     name = settings.name
-    if method.kind == "head" and name is not recipes.RegularizerName.NONE:
+    if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
         )
-    if isinstance(settings, recipes.GradFreezeSettings) and method == TopK(num_layers=1):
+    if name in FREEZING and method == TopK(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"
         )
 
 
-def check_course(settings: recipes.RegularizerSettings, *, num_epochs: int) -> None:
-    if settings.name in recipes.GOES_BY_EPOCHS and num_epochs < 2:
+def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
+    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )
