@@ -40,8 +40,7 @@ def add(
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
         from nunatak_exchange.backbones import add_backbone
-        from nunatak_exchange.hub import HuggingFaceHub
-    added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
+    added = add_backbone(place, name=name, revision=revision)
     print_outcome(
         added.model_dump(mode="json"),
         f"added {added.name}: {_shape(added)}\n"
