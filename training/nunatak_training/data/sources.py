@@ -67,41 +67,22 @@ Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubReference:
-    """A data set of the hub, with one of its configurations if it has several."""
-
-    name: str
-    config: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "HubReference":
-        """Read `datasets:NAME` or `datasets:NAME:CONFIG`."""
-        name, _, config = text.removeprefix(HUB_PREFIX).partition(":")
-        return cls(name=name, config=config or None)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.config}" if self.config else self.name
-
-
 class DatasetLoader(Protocol):
-    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
+    def __call__(self, name: str, config: str | None) -> "Mapping[str, Dataset]": ...
 
 
 def _not_found(where: str, problem: str) -> NunatakError:
     return NunatakError("data_not_found", where=where, problem=problem)
 
 
-def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
+def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
 
     try:
-        loaded = load_dataset(reference.name, reference.config)
+        loaded = load_dataset(name, config)
     except (OSError, ValueError, RuntimeError) as error:
-        raise _not_found(
-            str(reference), f"not a data set that `datasets` can load: {error}"
-        ) from error
+        raise _not_found(name, f"not a data set that `datasets` can load: {error}") from error
     return cast("Mapping[str, Dataset]", loaded)
 
 
@@ -314,7 +295,7 @@ def _open_source(source: Data, spelt: RowFormat, load_dataset: DatasetLoader) ->
         return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
     # A typing error in the name of a file must not become a search of the hub.
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        return _open_hub(HubReference.parse(source), load_dataset)
+        return _open_hub(source.removeprefix(HUB_PREFIX), load_dataset)
     return _open_path(Path(source).expanduser(), spelt)
 
 
@@ -440,15 +421,17 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
-    found = load_dataset(reference)
+def _open_hub(reference: str, load_dataset: DatasetLoader) -> _Source:
+    """A data set of the hub, `NAME` or `NAME:CONFIG`."""
+    name, _, config = reference.partition(":")
+    found = load_dataset(name, config or None)
     if "train" not in found:
         raise _not_found(
-            str(reference), f"the data set must have a split 'train', it has {sorted(found)}"
+            reference, f"the data set must have a split 'train', it has {sorted(found)}"
         )
     dev_name = next((name for name in ("validation", "dev") if name in found), None)
     return _Source(
-        name=str(reference),
+        name=reference,
         train=read_split(found["train"], f"{reference}/train"),
         dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
     )

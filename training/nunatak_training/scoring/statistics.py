@@ -155,7 +155,7 @@ class LabelCounts:
         return hits, expected, predicted
 
     def statistics(self, *metrics: Metric) -> dict[Metric, Statistic]:
-        """All scores of labels; the F1 of the positive label only if there is one."""
+        """The scores of labels; the F1 of the positive label only if there is one."""
         known = (it for it in metrics if it is not Metric.F1 or self.positive is not None)
         return {metric: partial(self._score, metric) for metric in known}
 

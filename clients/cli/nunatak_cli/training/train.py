@@ -306,22 +306,19 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.multitask import SharedTask, train_backbone
+        from nunatak_training.multitask import train_backbone
         from nunatak_training.recipes import default_recipe
         from nunatak_training.report import Report
-    tasks = {
-        name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
-        for name, path in sources.items()
-    }
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     with shown_progress(quiet=quiet, as_json=as_json) as progress:
         outcome = train_backbone(
-            tasks,
+            sources,
             recipe,
             output,
             base,
+            kinds={name: kind_named(it) for name, it in kinds.items()},
             report=Report(", ".join(sources), progress),
             checkpoints=default_cache_folder() if resume else None,
         )

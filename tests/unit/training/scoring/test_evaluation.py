@@ -34,28 +34,25 @@ from nunatak_training.scoring.evaluation import (
     ExampleAnswer,
     evaluation_of,
     label_pair_statistics,
+    label_set_statistics,
 )
 from nunatak_training.scoring.statistics import (
-    LABEL_METRICS,
     Item,
-    Statistics,
     Values,
-    count_items,
     entities_in,
     exact_match,
     ndcg,
     overlap_f1,
     pearson,
-    placed,
     reciprocal_rank,
     spearman,
     uses_bio,
-    weights_of_all,
 )
 
 LABELS = ("a", "b", "c", "never")
 NUM = 80
 NUM_UNITS, NUM_LABELS = 60, 4
+NUMBERS = tuple(map(str, range(9)))
 
 
 def examples_of(labels: Sequence[Label]) -> ExampleSet:
@@ -73,14 +70,6 @@ def single_label() -> tuple[list[str], list[str], Evaluation]:
     ]
     found = evaluation_of(TaskKind.SINGLE_LABEL, LABELS, examples_of(expected), said)
     return expected, predicted, found
-
-
-def scored(
-    expected: Sequence[str], predicted: Sequence[str], *metrics: Metric, positive: str | None = None
-) -> Statistics:
-    right, found = (placed([it] for it in units) for units in (expected, predicted))
-    counts = count_items([*map(str, range(9)), *"ab"], right, found, positive)
-    return Statistics(num_units=len(expected), by_metric=counts.statistics(*metrics))
 
 
 def drawn(seed: int) -> tuple[list[int], list[int]]:
@@ -320,7 +309,7 @@ def test_correlations_match_scipy_for_any_weights(seed: int) -> None:
 def test_equal_predictions_correlate_with_nothing(statistic: type) -> None:
     assert statistic(np.arange(3.0), np.ones(3))(np.ones(3)) == 0.0
     assert statistic(np.full(7, 0.1), np.full(7, 0.7))(np.ones(7)) == 0.0
-    always_one = scored("ab", "aa", Metric.MATTHEWS_CORRELATION)
+    always_one = label_pair_statistics("ab", "ab", "aa")
     assert always_one.value(Metric.MATTHEWS_CORRELATION) == 0.0
 
 
@@ -362,7 +351,8 @@ def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
     expected, predicted = drawn(seed)
     times = weights(seed)
     right, said = (list(map(str, it)) for it in (expected, predicted))
-    statistics = scored(right, said, *LABEL_METRICS, positive="1")
+
+    statistics = label_pair_statistics(NUMBERS, right, said, "1")
 
     found = {name: it(times) for name, it in statistics.by_metric.items()}
 
@@ -382,34 +372,27 @@ def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
 def test_scores_of_label_sets_match_scikit_learn(seed: int) -> None:
     source = np.random.default_rng(seed)
     expected, predicted = (source.random((2, NUM_UNITS, NUM_LABELS)) < 0.4).astype(int)
-    sides = [
-        [[(str(it),) for it in row.nonzero()[0]] for row in side] for side in (expected, predicted)
-    ]
-    counts = count_items([*map(str, range(NUM_LABELS))], *sides, positive="2")
+    right, said = ([[*map(str, it.nonzero()[0])] for it in side] for side in (expected, predicted))
 
-    found = {
-        name: it(weights_of_all(NUM_UNITS))
-        for name, it in counts.statistics(Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1).items()
-    }
+    found = label_set_statistics(NUMBERS, right, said, "2")
 
-    assert found == pytest.approx(
+    assert {name: found.value(name) for name in found.by_metric} == pytest.approx(
         {
             Metric.F1_MICRO: f1_score(expected, predicted, average="micro"),
             Metric.F1_MACRO: f1_score(expected, predicted, average="macro"),
+            Metric.ACCURACY: accuracy_score(expected, predicted),
             Metric.F1: f1_score(expected[:, 2], predicted[:, 2]),
         }
     )
 
 
 def test_labels_that_never_occur_do_not_lower_the_mean() -> None:
-    assert scored("ab", "ab", Metric.F1_MACRO).value(Metric.F1_MACRO) == 1.0
+    assert label_pair_statistics(NUMBERS, "01", "01").value(Metric.F1_MACRO) == 1.0
 
 
 @pytest.mark.parametrize("metric", [Metric.F1_MICRO, Metric.F1_MACRO])
 def test_nothing_expected_and_nothing_predicted_scores_zero(metric: Metric) -> None:
-    counts = count_items("ab", [[]], [[]])
-
-    assert counts.statistics(metric)[metric](weights_of_all(1)) == 0.0
+    assert label_set_statistics("ab", [[]], [[]]).value(metric) == 0.0
 
 
 @pytest.mark.parametrize(("positive", "f1"), [("b", 4 / 5), ("c", 0.0)])
