@@ -26,7 +26,7 @@ from nunatak_contract.progress import shown_progress
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training.report import ProgressReport
+from nunatak_training.report import Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_versions import LoadedTask, load_task
@@ -148,7 +148,7 @@ def train_task(
         ),
     )
     with shown_progress() as progress:
-        report = ProgressReport(question.task, progress)
+        report = Report(question.task, progress)
         return train(settings, registry=registry, backbone=backbone, report=report)
 
 

@@ -20,7 +20,7 @@ from nunatak_rows import file_of_rows, read_rows
 from nunatak_training.kinds import Metric
 from nunatak_training.run_settings import read_settings
 from nunatak_training.scoring.evaluation import label_pair_statistics
-from nunatak_training.scoring.statistics import Statistic, Statistics, score_intervals
+from nunatak_training.scoring.statistics import Statistic, Statistics, bootstrap_intervals
 from nunatak_training.teachers import TeacherChoice
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_training.trunk import DiskTrunkStore
@@ -138,16 +138,14 @@ def gap_interval(
         if asked is None:
             raise ValueError(f"{reference} gives no answers")
         said = [max(it, key=it.__getitem__) for it in asked.ask(texts) if isinstance(it, Mapping)]
-        statistics, _ = label_pair_statistics(asked.labels, expected, said)
-        return statistics.by_metric[Metric.F1_MACRO]
+        return label_pair_statistics(asked.labels, expected, said).by_metric[Metric.F1_MACRO]
 
     own, teacher = map(score_of, references)
     gap = Statistics(
         num_units=len(rows),
         by_metric={Metric.F1_MACRO: lambda weights: own(weights) - teacher(weights)},
     )
-    found = score_intervals(gap, [Metric.F1_MACRO], seed=0)[Metric.F1_MACRO]
-    return found.low, found.high
+    return bootstrap_intervals(gap, [Metric.F1_MACRO], seed=0)[Metric.F1_MACRO]
 
 
 def run(
@@ -202,9 +200,8 @@ def learn_banking(
         if not file.exists():
             asked = {**named, "metric": "accuracy"}
             outcome = run(f"banking77-{way}", parts, asked, registry, backbone)
-            if outcome.test is None:
-                raise ValueError("BANKING77 has test examples")
-            scores = [next(iter(it.values())) for it in (outcome.metrics, outcome.test.values)]
+            scored = outcome.manifest
+            scores = [it[0].value for it in (scored.metrics, scored.test_metrics)]
             file.write_text(json.dumps(scores), "utf-8")
         dev, test = json.loads(file.read_text("utf-8"))
         tries[way] = dev, test

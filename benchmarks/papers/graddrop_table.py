@@ -10,7 +10,7 @@ from benchmarks.papers.elsa_table import named
 from nunatak_contract.cards import markdown_table
 from nunatak_training.recipes import Schedule
 from nunatak_training.sweeps.reporting import (
-    COLUMNS,
+    TASK,
     Cell,
     cells_of,
     deviation,
@@ -21,7 +21,6 @@ from nunatak_training.sweeps.reporting import (
 )
 from nunatak_training.sweeps.results import RunRecord
 
-TASK, REGULARIZER = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
 SFT = "dropout 0.2"
 """The sweep's name for standard fine-tuning with dropout at the rate of GradDrop."""
 
@@ -29,7 +28,7 @@ SFT = "dropout 0.2"
 def variant_of(cell: Cell) -> str:
     """The regularizer, and the schedule if the learning rate does not fall."""
     is_constant = cell.runs[0].recipe.schedule is Schedule.CONSTANT
-    return cell.axes[REGULARIZER] + (", constant rate" if is_constant else "")
+    return cell.columns["regularizer"] + (", constant rate" if is_constant else "")
 
 
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
@@ -44,10 +43,10 @@ def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
     cells = [cell for cell in cells_of(drawn) if cell.scores]
     for cell in cells:
         own = {it.recipe.seed for it in cell.runs}
-        seeds[cell.axes[TASK]] = seeds.get(cell.axes[TASK], own) & own
+        seeds[cell.columns[TASK]] = seeds.get(cell.columns[TASK], own) & own
     for cell in cells:
         pairs = zip(cell.runs, cell.outcomes, strict=True)
-        kept = [it for it in pairs if it[0].recipe.seed in seeds[cell.axes[TASK]]]
+        kept = [it for it in pairs if it[0].recipe.seed in seeds[cell.columns[TASK]]]
         if kept:
             runs, outcomes = zip(*kept, strict=True)
             whole.append(replace(cell, runs=runs, outcomes=outcomes))
@@ -59,7 +58,7 @@ def graddrop_markdown(cells: Sequence[Cell]) -> str:
 
     The average is over the tasks that all variants have.
     """
-    by_key = {(variant_of(cell), cell.axes[TASK]): cell for cell in cells}
+    by_key = {(variant_of(cell), cell.columns[TASK]): cell for cell in cells}
     tasks = sorted({task for _, task in by_key})
     variants = list(dict.fromkeys(variant for variant, _ in by_key))
     whole = [task for task in tasks if all((it, task) in by_key for it in variants)]

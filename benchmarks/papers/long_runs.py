@@ -204,7 +204,7 @@ def transferred(
                 folder / "dev.jsonl.gz", kind=trained.data.kind, labels=trained.data.labels
             )
             part = ExampleSet(examples=tuple(it.example for it in rows[:TRANSFER_CAP]))
-            found[folder.name] = evaluate(trained, part, backbone).values[metric]
+            found[folder.name] = evaluate(trained, part, backbone).values[metric].value
     return found
 
 

@@ -24,7 +24,7 @@ from nunatak_contract.progress import shown_progress
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.kinds import Metric
-from nunatak_training.report import ProgressReport
+from nunatak_training.report import Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
@@ -136,7 +136,7 @@ def train_one(task: RealTask, registry: Registry, backbone: Backbone, data: Path
         task=task.name, data=data, settings=RunSettings(method=task.method, changes=changes)
     )
     with shown_progress() as progress:
-        report = ProgressReport(task.name, progress)
+        report = Report(task.name, progress)
         return train(settings, registry=registry, backbone=backbone, report=report)
 
 

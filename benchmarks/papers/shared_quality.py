@@ -166,8 +166,8 @@ def train(one: Try, data: TaskData, backbone: Backbone, sizes: Sizes, *, seed: i
     return Run(
         name=one.name,
         group=one.group,
-        dev=trained.scores[Metric.F1_MACRO],
-        test=test.values[Metric.F1_MACRO],
+        dev=trained.scores[Metric.F1_MACRO].value,
+        test=test.values[Metric.F1_MACRO].value,
     )
 
 

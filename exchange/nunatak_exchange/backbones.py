@@ -44,7 +44,7 @@ from nunatak_exchange.checkpoint import (
     write_json,
 )
 from nunatak_exchange.checks import tokenizer_files
-from nunatak_exchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
+from nunatak_exchange.hub import Fetched, fetched, is_folder
 from nunatak_model import (
     Backbone,
     BackboneConfig,
@@ -101,9 +101,7 @@ class AddedBackbone(BaseModel, frozen=True):
     """Largest difference from transformers' vectors when it was added, as a part of the largest."""
 
 
-def add_backbone(
-    place: str, *, name: str | None, hub: HuggingFaceHub, revision: str | None = None
-) -> AddedBackbone:
+def add_backbone(place: str, *, name: str | None, revision: str | None = None) -> AddedBackbone:
     """Read a checkpoint by transformers, check it, and write it to the folder of added backbones.
 
     `place` is a folder, or a repository on the hub. The errors are `invalid_option` (a name that is
@@ -113,7 +111,7 @@ def add_backbone(
     wanted = _checked_name(name or place.rstrip("/").rpartition("/")[2])
     target = added_backbones() / wanted
     check_new(target)
-    with _checkpoint(place, hub=hub, revision=revision) as there, new_folder(target) as made:
+    with _checkpoint(place, revision) as there, new_folder(target) as made:
         return write_backbone(Checkpoint(there.folder), made, name=wanted, source=there.origin)
 
 
@@ -206,13 +204,13 @@ def _checked_name(name: str) -> str:
 
 
 @contextmanager
-def _checkpoint(place: str, *, hub: HuggingFaceHub, revision: str | None) -> Generator[Fetched]:
+def _checkpoint(place: str, revision: str | None) -> Generator[Fetched]:
     """Yield the files of a place. Old weights are fetched only if there are no others."""
-    with fetched(place, hub=hub, revision=revision, files=FILES) as there:
+    with fetched(place, revision=revision, files=FILES) as there:
         if is_folder(place) or any(there.folder.glob("*.safetensors")):
             yield there
             return
-    with fetched(place, hub=hub, revision=revision, files=(*FILES, *OLD_FILES)) as there:
+    with fetched(place, revision=revision, files=(*FILES, *OLD_FILES)) as there:
         yield there
 
 

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -118,8 +118,8 @@ class Checkpoint:
             raise self.refuse(found, advice or "take a checkpoint without it") from error
 
     @contextmanager
-    def failures(self, as_error: Callable[[BaseException], NunatakError]) -> Generator[None]:
-        """Turn any error of a library, but none of our own, into an error of this folder."""
+    def refused_by(self, library: str, action: str) -> Generator[None]:
+        """Turn any error of a library, but none of our own, into a refusal of this folder."""
         try:
             yield
         except NunatakError:
@@ -127,19 +127,12 @@ class Checkpoint:
         except BaseException as error:  # the libraries have no common type, and Rust may panic
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            raise as_error(error) from error
-
-    def refused_by(self, library: str, action: str) -> AbstractContextManager[None]:
-
-        def refusal(error: BaseException) -> NunatakError:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            return self.refuse(
+            raise self.refuse(
                 f"{library} cannot {action} ({reason})",
                 "name the backbone it was trained from, and check that the installed "
                 f"{library} loads it",
-            )
-
-        return self.failures(refusal)
+            ) from error
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry of this name, file or not."""

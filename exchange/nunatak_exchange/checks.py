@@ -91,13 +91,13 @@ def check_exact(backbone: Backbone) -> None:
         )
 
 
+@dataclass
 class Import:
     """A foreign folder, the backbone that it shall run on, and the choices of the caller."""
 
-    def __init__(self, checkpoint: Checkpoint, backbone: Backbone, choices: ImportChoices) -> None:
-        self.checkpoint = checkpoint
-        self.backbone = backbone
-        self.choices = choices
+    checkpoint: Checkpoint
+    backbone: Backbone
+    choices: ImportChoices
 
     @cached_property
     def config(self) -> BackboneConfig:

@@ -139,46 +139,38 @@ def _file(role: str) -> str:
     return f"{role}.safetensors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HuggingFaceHub:
-    """The hub itself, with the token of `hf auth login` or HF_TOKEN.
+def upload(repository: str, folder: Path, *, message: str, private: bool) -> str:
+    """Add a commit; return the repository's address. `private` counts for a new repository.
 
-    The methods raise `HubUnavailableError` if the hub refuses, or cannot be reached.
+    The hub has the token of `hf auth login` or HF_TOKEN, and the address HF_ENDPOINT.
     """
+    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
-    endpoint: str | None = None
-    """The address of the hub. None: the public hub, or HF_ENDPOINT."""
+    api = HfApi()
+    with _hub_errors(repository, "push to"):
+        url = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    return str(url)
 
-    def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
-        """Add a commit; return the repository's address. `private` counts for a new repository."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
-        api = HfApi(endpoint=self.endpoint)
-        with _hub_errors(repository, "push to"):
-            url = api.create_repo(repository, private=private, exist_ok=True)
-            api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
-        return str(url)
+def download(repository: str, folder: Path, *, revision: str | None, files: Sequence[str]) -> str:
+    """Copy the files that match these patterns into a folder; return the commit's id.
 
-    def download(
-        self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
-    ) -> str:
-        """Copy the files that match these patterns into a folder; return the commit's id.
+    With HF_HUB_OFFLINE, the files come from the hub's cache.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
+    from huggingface_hub.constants import is_offline_mode  # noqa: PLC0415
 
-        With HF_HUB_OFFLINE, the files come from the hub's cache.
-        """
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
-        from huggingface_hub.constants import is_offline_mode  # noqa: PLC0415
-
-        if is_offline_mode():
-            return _copy_cached(repository, folder, revision=revision, files=files)
-        api = HfApi(endpoint=self.endpoint)
-        with _hub_errors(repository, "pull from"):
-            commit = api.model_info(repository, revision=revision).sha
-            # Real files are written, because links into a cache would lead out of the folder.
-            api.snapshot_download(
-                repository, revision=commit, local_dir=folder, allow_patterns=list(files)
-            )
-        return str(commit)
+    if is_offline_mode():
+        return _copy_cached(repository, folder, revision=revision, files=files)
+    api = HfApi()
+    with _hub_errors(repository, "pull from"):
+        commit = api.model_info(repository, revision=revision).sha
+        # Real files are written, because links into a cache would lead out of the folder.
+        api.snapshot_download(
+            repository, revision=commit, local_dir=folder, allow_patterns=list(files)
+        )
+    return str(commit)
 
 
 def _copy_cached(
@@ -214,14 +206,7 @@ def is_folder(place: str) -> bool:
     return place.startswith((".", "/", "~")) or Path(place).is_dir()
 
 
-def push(
-    manifest: TaskManifest,
-    blobs: Mapping[str, bytes],
-    place: str,
-    *,
-    hub: HuggingFaceHub,
-    private: bool,
-) -> str:
+def push(manifest: TaskManifest, blobs: Mapping[str, bytes], place: str, *, private: bool) -> str:
     """Write a version to a place in the hub's layout; return its address."""
     if is_folder(place):
         folder = Path(place).expanduser()
@@ -230,13 +215,11 @@ def push(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "task"
         write_hub_folder(manifest, blobs, folder, source=place)
-        return hub.upload(place, folder, message=f"Push {manifest.reference}", private=private)
+        return upload(place, folder, message=f"Push {manifest.reference}", private=private)
 
 
 @contextmanager
-def fetched(
-    place: str, *, hub: HuggingFaceHub, revision: str | None, files: Sequence[str]
-) -> Generator[Fetched]:
+def fetched(place: str, *, revision: str | None, files: Sequence[str]) -> Generator[Fetched]:
     """Yield the files of a place for reading; downloaded files are removed afterwards."""
     if is_folder(place):
         folder = Path(place).expanduser()
@@ -249,7 +232,7 @@ def fetched(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / place.rpartition("/")[2]
         try:
-            commit = hub.download(place, folder, revision=revision, files=files)
+            commit = download(place, folder, revision=revision, files=files)
         except HubUnavailableError as error:
             both = f"there is no such folder here, and the hub gives none ({error.reason})"
             raise HubUnavailableError(place, error.action, both) from error

@@ -95,15 +95,13 @@ class _Found:
     found: str
 
 
+@dataclass
 class _PeftImport(checks.Import):
-    def __init__(
-        self, checkpoint: Checkpoint, backbone: Backbone, choices: checks.ImportChoices
-    ) -> None:
-        super().__init__(checkpoint, backbone, choices)
-        self.fields = peft_config.read_fields(checkpoint)
+    def __post_init__(self) -> None:
+        self.fields = peft_config.read_fields(self.checkpoint)
         self.method = str(self.fields["peft_type"])
-        self.kind = peft_config.head_kind(checkpoint, self.fields)
-        self.names = layout.ClassLayout(backbone.config, self.kind)
+        self.kind = peft_config.head_kind(self.checkpoint, self.fields)
+        self.names = layout.ClassLayout(self.backbone.config, self.kind)
 
     def task(self) -> checks.ImportedTask:
         self._check_types()

@@ -57,15 +57,20 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     weights = layout.bare_to_stored(own, base.config)
     if base.pooler is not None:
         weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
-    config: dict[str, JsonValue] = {
-        "architectures": [f"{layout.FAMILIES[base.config.model_type].class_prefix}Model"],
-        **layout.config_fields(base, base.pooling),
-        "dtype": "float32",
-    }
+    config = _bare_config(base)
     if base.pooling is Pooling.MEAN:
         config[layout.POOLING] = "mean"
     with new_folder(folder) as made:
-        write_model(made, config, weights, base, max_length=base.config.max_tokens)
+        write_meaning(made, config, base, max_length=base.config.max_tokens)
+        write_weights(made, weights)
+
+
+def _bare_config(backbone: Backbone) -> dict[str, JsonValue]:
+    return {
+        "architectures": [f"{layout.FAMILIES[backbone.config.model_type].class_prefix}Model"],
+        **layout.config_fields(backbone, backbone.pooling),
+        "dtype": "float32",
+    }
 
 
 def check_exportable(base: Backbone) -> None:
@@ -115,7 +120,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         **meaning_fields(head),
     }
     with new_folder(folder) as made:
-        write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
+        write_meaning(made, config, backbone, max_length=task.manifest.max_length)
+        write_weights(made, weights)
 
 
 def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
@@ -187,18 +193,6 @@ def meaning_fields(head: HeadRecord) -> dict[str, JsonValue]:
     if head.kind is HeadKind.RANKING:
         fields |= activation_fields(head.score)
     return fields
-
-
-def write_model(
-    folder: Path,
-    config: Mapping[str, JsonValue],
-    weights: Mapping[str, Tensor],
-    backbone: Backbone,
-    *,
-    max_length: int,
-) -> None:
-    write_meaning(folder, config, backbone, max_length=max_length)
-    write_weights(folder, weights)
 
 
 def write_meaning(
@@ -281,18 +275,13 @@ def export_sentence_transformers(task: LoadedTask, folder: Path, backbone: Backb
         raise export_refusal(task, part, f"write it with --format transformers, or {KEEP_IT}")
     parameters = merged_weights(task.branch, backbone)
     own = {name: parameters[name] for name in encoder_shapes(backbone.config)}
-    config: dict[str, JsonValue] = {
-        "architectures": [f"{layout.FAMILIES[backbone.config.model_type].class_prefix}Model"],
-        **layout.config_fields(backbone, backbone.pooling),
-        "dtype": "float32",
-        **meaning_fields(task.manifest.head),
-    }
+    config = {**_bare_config(backbone), **meaning_fields(task.manifest.head)}
     length = task.manifest.max_length
     flags = {flag: POOLINGS.get(name) is head.pooling for flag, name in FLAGS.items()}
     layers = [(head.dense, ACTIVATIONS[head.activation]), (head.output, IDENTITY)]
     with new_folder(folder) as made:
-        weights = layout.bare_to_stored(own, backbone.config)
-        write_model(made, config, weights, backbone, max_length=length)
+        write_meaning(made, config, backbone, max_length=length)
+        write_weights(made, layout.bare_to_stored(own, backbone.config))
         write_json(made, SENTENCE_CONFIG, {"model_type": EMBEDDER})
         write_json(made, ENCODER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False})
         modules = [_module("Transformer", ""), _module("Pooling", "1_Pooling")]

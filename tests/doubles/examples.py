@@ -96,6 +96,7 @@ class RecordingReport(Report):
     """Remembers every call of a run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_prepared = 0
         self.num_steps = 0
         self.num_epochs = 0

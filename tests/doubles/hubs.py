@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote, urlsplit
+
+import huggingface_hub
 
 from doubles.listeners import Exchange, listening
 
@@ -31,10 +34,14 @@ class FakeHub:
 
 @contextlib.contextmanager
 def running_hub() -> Generator[FakeHub]:
-    """Run a hub on a free port."""
+    """Run a hub on a free port, which is the hub of this process."""
     hub = FakeHub()
     with listening(partial(_Exchange, hub)) as hub.address:
-        yield hub
+        known = huggingface_hub.constants
+        template = known.HUGGINGFACE_CO_URL_TEMPLATE.replace(known.ENDPOINT, hub.address)
+        here = {"ENDPOINT": hub.address, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+        with mock.patch.multiple(known, **here):
+            yield hub
 
 
 class _Exchange(Exchange):

@@ -14,7 +14,6 @@ from doubles.backbones import tiny_config
 from doubles.refusals import raises
 from doubles.trained_tokenizers import PIECES, SENTENCES
 from nunatak_exchange.backbones import add_backbone
-from nunatak_exchange.hub import HuggingFaceHub
 from nunatak_model import load_backbone
 
 TEXTS = [*SENTENCES, *(piece for piece in PIECES if piece.strip() and "\x00" not in piece)]
@@ -71,7 +70,7 @@ def test_pieces_and_merges_become_a_tokenizer_of_the_same_tokens(
     checkpoint(folder, model_type, written(folder))
     theirs = cast("Any", AutoTokenizer).from_pretrained(folder)
 
-    add_backbone(str(folder), name="mine", hub=HuggingFaceHub())
+    add_backbone(str(folder), name="mine")
     ours = load_backbone("mine").tokenizer
 
     for text in TEXTS:
@@ -85,4 +84,4 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path) -> None:
     checkpoint(folder, "roberta", 100)
 
     with raises("unsupported_import", match="file of a tokenizer"):
-        add_backbone(str(folder), name="mine", hub=HuggingFaceHub())
+        add_backbone(str(folder), name="mine")

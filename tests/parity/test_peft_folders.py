@@ -25,7 +25,6 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
 from nunatak_exchange.backbones import add_backbone
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices, ImportedTask
-from nunatak_exchange.hub import HuggingFaceHub
 from nunatak_exchange.importing import draft_imported, import_folder
 from nunatak_exchange.peft_folders import export_peft, import_peft
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
@@ -431,7 +430,7 @@ def test_a_base_is_known_by_its_last_name_or_by_the_checkpoint_that_it_was_added
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     base = bases["bert"]
     folder = plain(base, tmp_path / "theirs")
-    add_backbone(str(base.folder), name="mine", hub=HuggingFaceHub())
+    add_backbone(str(base.folder), name="mine")
     added = load_backbone("mine")
 
     assert (added.name, added.source) == ("mine", base.folder.name)

@@ -22,17 +22,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
-from torch import Tensor
 
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.methods import HeadOnly
-from nunatak_model import Backbone, Encoding, Row, TextInput, embedding_branch, forward
+from nunatak_model import Backbone, TextInput, embedding_branch
 from nunatak_training.data import Data, RowFormat, load_labelled
 from nunatak_training.data.examples import ReadExample, sorted_labels
 from nunatak_training.errors import too_few
 from nunatak_training.fitting import check_length
 from nunatak_training.kinds import TaskKind
-from nunatak_training.loop.fit import predict
+from nunatak_training.loop.fit import logits_of, predict
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import Report
 from nunatak_training.trunk import MemoryTrunkStore, Progress, TrunkStore
@@ -231,10 +230,5 @@ def _vectors(
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
     depth = backbone.config.num_layers
     states = trunks.states(backbone, encodings, depth=depth, progress=progress)
-    branch = embedding_branch(backbone)
-
-    def pooled(encodings: Sequence[Encoding], *, dropout: float) -> list[Float[Tensor, " width"]]:
-        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
-        return forward(backbone, rows, dropout=dropout, trunk=states)
-
+    pooled = logits_of(backbone, embedding_branch(backbone), states)
     return torch.stack(predict(pooled, encodings)).float().cpu().numpy()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.evidence import CalibrationRecord, ReliabilityRecord
+from nunatak_contract.evidence import CalibrationRecord, MetricRecord, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, NO_DEFAULT_LABEL, TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
 from nunatak_contract.methods import HeadOnly, Method, TopK
@@ -20,11 +20,9 @@ from nunatak_model import (
     BackboneConfig,
     BranchSpec,
     Encoding,
-    Row,
     TrunkStates,
     build_branch,
     default_head,
-    forward,
     initial_parameters,
     maths_of,
     stored_parameters,
@@ -35,7 +33,7 @@ from nunatak_training.data.splits import names_in
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import SavedRun
-from nunatak_training.loop.fit import EncodedSet, fit, predict
+from nunatak_training.loop.fit import EncodedSet, fit, logits_of, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
 from nunatak_training.recipes import (
@@ -56,7 +54,6 @@ from nunatak_training.scoring.calibration import (
     reliability,
     rescaled,
 )
-from nunatak_training.scoring.statistics import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
@@ -66,9 +63,7 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    values: Mapping[Metric, float]
-    intervals: Mapping[Metric, Interval]
-    """At 95 %; a score may have none (see `score_intervals`)."""
+    values: Mapping[Metric, MetricRecord]
     reliability: ReliabilityRecord | None = None
     """The calibration error before and after the temperature."""
 
@@ -82,9 +77,8 @@ class TrainedTask:
     """With its metric filled in."""
     data: TaskData
     parameters: Mapping[str, Tensor]
-    scores: Mapping[Metric, float]
+    scores: Mapping[Metric, MetricRecord]
     """On the dev examples; the recipe's metric comes first."""
-    intervals: Mapping[Metric, Interval]
     confusion: Mapping[tuple[str, str], int] | None
     """The number of dev examples of each pair of true and predicted label."""
     num_long: tuple[int, int]
@@ -177,14 +171,12 @@ def fit_task(
         )
     decided = _over_thresholds(logits, data.labels, thresholds)
     statistics = objective.statistics(data.dev, dev, decided)
-    metrics = tuple(dict.fromkeys((metric, *objective.reported)))
     return TrainedTask(
         spec=spec,
         recipe=recipe,
         data=data,
         parameters=finished,
-        scores={each: statistics.value(each) for each in metrics},
-        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+        scores=statistics.scores((metric, *objective.reported), data.dev, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
         best_epoch=best.epoch,
@@ -287,16 +279,7 @@ def branch_logits(
     parameters: Mapping[str, Tensor],
     trunk: TrunkStates | None = None,
 ) -> BatchLogits:
-    """The function from encodings to logits by these tensors, also while they are trained."""
-    branch = build_branch(spec, backbone.config, parameters)
-
-    def logits(
-        encodings: Sequence[Encoding], *, dropout: float
-    ) -> list[Float[Tensor, "*vectors outputs"]]:
-        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
-        return forward(backbone, rows, dropout=dropout, trunk=trunk)
-
-    return logits
+    return logits_of(backbone, build_branch(spec, backbone.config, parameters), trunk)
 
 
 def _trunk_states(
@@ -406,7 +389,6 @@ def evaluate(
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
     decided = _over_thresholds(logits, trained.data.labels, trained.thresholds)
     statistics = objective.statistics(examples, encoded, decided)
-    metrics = tuple(trained.scores) if metrics is None else metrics
     found: ReliabilityRecord | None = None
     if trained.calibration is not None:
         # The parameters contain the temperature, so the logits before it are larger by this factor.
@@ -416,11 +398,8 @@ def evaluate(
             after=1.0,
             data_digest=examples.digest,
         )
-    return Scores(
-        values={metric: statistics.value(metric) for metric in metrics},
-        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
-        reliability=found,
-    )
+    values = statistics.scores(metrics or trained.scores, examples, seed=recipe.seed)
+    return Scores(values=values, reliability=found)
 
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:

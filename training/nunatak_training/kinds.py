@@ -1,68 +1,56 @@
 """Kinds of task: the fields of a row of each kind, the detection of the kind, and the metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.heads import HeadRecord
 
+_TEXTS = HeadKind.SEQUENCE_CLASSIFICATION
+
 
 class TaskKind(StrEnum):
-    SINGLE_LABEL = "single-label"
-    MULTI_LABEL = "multi-label"
-    REGRESSION = "regression"
-    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - a kind, no secret
-    QUESTION_ANSWERING = "question-answering"
-    RANKING = "ranking"
+    """The kinds, each with its head, the columns that its rows need, and its problem type."""
 
-    @property
-    def head(self) -> HeadKind:
-        return _FORMS[self].head
+    head: HeadKind
+    columns: tuple[str, ...]
+    problem_type: ProblemType | None
 
-    @property
-    def problem_type(self) -> ProblemType | None:
-        return _FORMS[self].problem_type
+    SINGLE_LABEL = "single-label", _TEXTS, ("text", "label"), ProblemType.SINGLE_LABEL
+    MULTI_LABEL = "multi-label", _TEXTS, ("text", "labels"), ProblemType.MULTI_LABEL
+    REGRESSION = "regression", _TEXTS, ("text", "label"), ProblemType.REGRESSION
+    TOKEN_CLASSIFICATION = "token-classification", HeadKind.TOKEN_CLASSIFICATION, ("tokens", "tags")
+    QUESTION_ANSWERING = (
+        "question-answering",
+        HeadKind.QUESTION_ANSWERING,
+        ("question", "context", "answers"),
+    )
+    RANKING = "ranking", HeadKind.RANKING, ("query",)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A query has one `document` or many `documents`."""
-        return _FORMS[self].columns
+    def __new__(
+        cls,
+        value: str,
+        head: HeadKind,
+        columns: tuple[str, ...],
+        problem_type: ProblemType | None = None,
+    ) -> Self:
+        kind = str.__new__(cls, value)
+        kind._value_ = value
+        kind.head, kind.columns, kind.problem_type = head, columns, problem_type
+        return kind
 
     @property
     def needed(self) -> str:
-        pairs = " and, for pairs, 'text_pair'" * (self.head is _TEXTS)
-        return _FORMS[self].needed or f"{', '.join(map(repr, self.columns))}{pairs}"
+        if self.head is HeadKind.RANKING:
+            return "'query', 'document', 'label' (or 'query', 'documents', 'relevance')"
+        *others, last = map(repr, self.columns)
+        if self.head is _TEXTS:
+            return f"{', '.join(others)}, {last} and, for pairs, 'text_pair'"
+        return f"{', '.join(others)} and {last}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    head: HeadKind
-    columns: tuple[str, ...]
-    problem_type: ProblemType | None = None
-    needed: str | None = None
-
-
-_TEXTS = HeadKind.SEQUENCE_CLASSIFICATION
-_FORMS = {
-    TaskKind.SINGLE_LABEL: _Form(_TEXTS, ("text", "label"), ProblemType.SINGLE_LABEL),
-    TaskKind.MULTI_LABEL: _Form(_TEXTS, ("text", "labels"), ProblemType.MULTI_LABEL),
-    TaskKind.REGRESSION: _Form(_TEXTS, ("text", "label"), ProblemType.REGRESSION),
-    TaskKind.TOKEN_CLASSIFICATION: _Form(
-        HeadKind.TOKEN_CLASSIFICATION, ("tokens", "tags"), needed="'tokens' and 'tags'"
-    ),
-    TaskKind.QUESTION_ANSWERING: _Form(
-        HeadKind.QUESTION_ANSWERING,
-        ("question", "context", "answers"),
-        needed="'question', 'context' and 'answers'",
-    ),
-    TaskKind.RANKING: _Form(
-        HeadKind.RANKING,
-        ("query",),
-        needed="'query', 'document', 'label' (or 'query', 'documents', 'relevance')",
-    ),
-}
 _TELLING_COLUMNS = {
     "labels": TaskKind.MULTI_LABEL,
     "tokens": TaskKind.TOKEN_CLASSIFICATION,

@@ -217,14 +217,6 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTask:
-    data: str | Path
-    """A file, a folder, or the name of a data set (see `load_task_data`)."""
-    kind: TaskKind | None = None
-    """Absent: the first train row decides."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MultitaskOutcome:
     folder: Path
     digest: str
@@ -233,16 +225,19 @@ class MultitaskOutcome:
 
 
 def train_backbone(
-    tasks: Mapping[str, SharedTask],
+    tasks: Mapping[str, str | Path],
     recipe: Recipe,
     output: Path,
     backbone: Backbone,
     *,
+    kinds: Mapping[str, TaskKind | None] | None = None,
     report: Report | None = None,
     checkpoints: Path | None = None,
 ) -> MultitaskOutcome:
     """Read the data of all tasks, train one encoder, and write it as a new backbone.
 
+    `tasks` names files, folders or data sets (see `load_task_data`); without a kind in `kinds`, the
+    first train row decides.
     `output` is a new or empty folder, whose name becomes the backbone's. Nothing is written after
     an error. After a kill, the same call continues from the folder `checkpoints`, to the same
     weights.
@@ -251,8 +246,8 @@ def train_backbone(
     check_exportable(backbone)
     check_new(output)
     data = {
-        check_task_name(name): load_task_data(task.data, kind=task.kind)
-        for name, task in tasks.items()
+        check_task_name(name): load_task_data(source, kind=(kinds or {}).get(name))
+        for name, source in tasks.items()
     }
     with run_checkpoint(data, recipe, backbone, checkpoints) as checkpoint:
         fitted = fit_encoder(

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import cast
@@ -22,7 +22,6 @@ from nunatak_training.fitting import TrainedTask, branch_spec, evaluate
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
 from nunatak_training.scoring.evaluation import ExampleAnswer, evaluation_of
-from nunatak_training.scoring.statistics import Interval
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4
@@ -88,10 +87,8 @@ def draft_trained(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=evidence.RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
-            metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
-            test_metrics=()
-            if test is None or trained.data.test is None
-            else metric_records(test.values, test.intervals, trained.data.test),
+            metrics=tuple(trained.scores.values()),
+            test_metrics=() if test is None else tuple(test.values.values()),
             confusion=_confusion_record(trained),
             calibration=calibration,
             teacher=_teacher_record(trained, backbone),
@@ -140,23 +137,6 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def metric_records(
-    scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
-) -> tuple[evidence.MetricRecord, ...]:
-    digest = examples.digest
-    return tuple(
-        evidence.MetricRecord(
-            name=metric.value,
-            value=value,
-            interval=None if (it := intervals.get(metric)) is None else (it.low, it.high),
-            interval_method=None if it is None else it.method,
-            data_digest=digest,
-            num_examples=len(examples),
-        )
-        for metric, value in scores.items()
-    )
-
-
 def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.TeacherRecord | None:
     """The agreement with the teacher, and both scores where texts have labels of their own."""
     data, teacher = trained.data, trained.data.teacher
@@ -174,8 +154,7 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
         agreement = metric = Metric.SPEARMAN
 
     def score(examples: ExampleSet, metric: Metric) -> evidence.MetricRecord:
-        found = evaluate(trained, examples, backbone, (metric,))
-        return metric_records(found.values, found.intervals, examples)[0]
+        return evaluate(trained, examples, backbone, (metric,)).values[metric]
 
     def score_of_teacher() -> evidence.MetricRecord:
         answers = list[ExampleAnswer]()
@@ -183,8 +162,7 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
             label = said_by(it)
             value = label.names if isinstance(label, LabelSet) else cast("str | float", label)
             answers.append(ExampleAnswer(value=value, scores=dict(it.shares)))
-        found = evaluation_of(data.kind, data.labels, labelled, answers)
-        return metric_records({metric: found.metrics[metric]}, found.intervals, labelled)[0]
+        return evaluation_of(data.kind, data.labels, labelled, answers).scores[metric]
 
     return evidence.TeacherRecord(
         name=teacher.name if teacher else data.name,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
@@ -50,56 +50,35 @@ class RegularizerName(StrEnum):
     MIXOUT = "mixout"
 
 
-class UnregularizedSettings(Settings):
-    """No regularizer except dropout and weight decay."""
+RATES: Mapping[str, float] = {
+    RegularizerName.GRADDROP: 0.2,
+    RegularizerName.LAYER_GRADDROP: 0.2,
+    RegularizerName.ANNEAL_GRADDROP: 0.9,
+    RegularizerName.ANNEAL_LAYER_GRADDROP: 0.9,
+    RegularizerName.MIXOUT: 0.9,
+}
+"""The usual rate of each regularizer that has one; an annealed one falls to 0 in the last epoch."""
 
-    name: Literal[RegularizerName.NONE] = Field(
+
+class RegularizerSettings(Settings):
+    name: RegularizerName = Field(
         default=RegularizerName.NONE, description="the rule that masks gradients or weights"
     )
+    rate: Rate | None = later(None, "masked share; for annealed rates the first one")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_usual_rate(cls, given: object) -> object:
+        named = cast("Mapping[str, object]", given if isinstance(given, Mapping) else {})
+        usual = RATES.get(str(named.get("name")))
+        return given if usual is None or named.get("rate") is not None else {**named, "rate": usual}
 
-class GradDropSettings(Settings):
-    """Drops gradients in every batch: single entries (eq. 4), or whole layers."""
+    @model_validator(mode="after")
+    def _masks_a_share_if_it_has_a_rate(self) -> "RegularizerSettings":
+        if self.rate is not None and self.name not in RATES:
+            raise ValueError(f"regularizer {self.name!s} has no rate, got {self.rate:g}")
+        return self
 
-    name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
-    rate: Rate = Field(default=0.2, description="masked share; for annealed rates the first one")
-
-
-class AnnealedGradDropSettings(Settings):
-    """Drops gradients at a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
-
-    name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
-    rate: Rate = Field(default=0.9, description="masked share in the first epoch")
-
-
-class EpochGradDropSettings(Settings):
-    """Every epoch frees another random part of the entries (sec. III-B)."""
-
-    name: Literal[RegularizerName.GRADDROP_EPOCH, RegularizerName.GRADDROP_EPOCH_TOGGLE]
-
-
-class GradFreezeSettings(Settings):
-    """Every epoch frees more layers: gradual unfreezing (sec. IV; Howard and Ruder 2018)."""
-
-    name: Literal[RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP]
-
-
-class MixoutSettings(Settings):
-    """Every forward pass reads a random part of the weights at their pretrained values."""
-
-    name: Literal[RegularizerName.MIXOUT]
-    rate: Rate = 0.9
-
-
-RegularizerSettings = Annotated[
-    UnregularizedSettings
-    | GradDropSettings
-    | AnnealedGradDropSettings
-    | EpochGradDropSettings
-    | GradFreezeSettings
-    | MixoutSettings,
-    Field(discriminator="name"),
-]
 
 REPLACES_DROPOUT = frozenset(RegularizerName) - {
     RegularizerName.NONE,
@@ -213,7 +192,7 @@ class Recipe(Settings):
     dropout: Share = Field(
         default=0.1, description="dropout in own layers and head; 0 if a regularizer replaces it"
     )
-    regularizer: RegularizerSettings = UnregularizedSettings()
+    regularizer: RegularizerSettings = RegularizerSettings()
     max_grad_norm: Annotated[
         float, Field(gt=0, description="largest norm of a gradient; longer gradients are cut")
     ] = 1.0

@@ -29,13 +29,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from nunatak_contract.methods import Method, TopK
-from nunatak_training import recipes
 from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.recipes import GOES_BY_EPOCHS, RegularizerName, RegularizerSettings
 
 LAYER_PREFIX = "layers."
-LAYERWISE = frozenset(
-    {recipes.RegularizerName.LAYER_GRADDROP, recipes.RegularizerName.ANNEAL_LAYER_GRADDROP}
-)
+LAYERWISE = {RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}
+ANNEALED = {RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}
+FREEZING = {RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP}
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
 Layers = list[list[Tensor]]
@@ -61,17 +61,17 @@ class Regularizer:
         """The optimizer has moved the parameters."""
 
 
-def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def layers_of(parameters: Mapping[str, Tensor]) -> Layers:
     """The tensors that masks apply to, from the lowest layer up.
 
     "Every layer apart from the input embedding layers and the task-specific classification layer"
     (O'Neill and Dutta 2023, sec. IV).
     """
-    layers = defaultdict[int, dict[str, Tensor]](dict)
+    layers = defaultdict[int, list[Tensor]](list)
     for name, tensor in parameters.items():
         if name.startswith(LAYER_PREFIX):
-            layers[int(name.split(".")[1])][name] = tensor
-    return dict(sorted(layers.items()))
+            layers[int(name.split(".")[1])].append(tensor)
+    return [layers[number] for number in sorted(layers)]
 
 
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
@@ -87,7 +87,7 @@ class _Dropping(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
     ) -> None:
-        self._layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
+        self._layers = layers_of(parameters)
         self._rate_of = rate
         self._rate = rate(1)
         self._generator = generator
@@ -135,9 +135,7 @@ class EpochGradDrop(Regularizer):
         *,
         num_epochs: int,
     ) -> None:
-        self._tensors = [
-            tensor for layer in tensors_by_layer(parameters).values() for tensor in layer.values()
-        ]
+        self._tensors = list(chain.from_iterable(layers_of(parameters)))
         self._drawn = [draw_epochs(tensor, num_epochs, generator) for tensor in self._tensors]
         self._is_free = is_free
         self._free: list[Tensor] = []
@@ -175,8 +173,7 @@ class GradFreeze(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
     ) -> None:
-        layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
-        self._in_order = list(order(layers))
+        self._in_order = list(order(layers_of(parameters)))
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
@@ -194,12 +191,7 @@ class Mixout(Regularizer):
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: float, generator: torch.Generator
     ) -> None:
-        self._tensors = [
-            tensor
-            for layer in tensors_by_layer(parameters).values()
-            for tensor in layer.values()
-            if tensor.ndim > 1
-        ]
+        self._tensors = [it for it in chain.from_iterable(layers_of(parameters)) if it.ndim > 1]
         if not self._tensors:
             raise InvalidRecipeError(
                 "regularizer mixout mixes matrices, and the method tunes none; choose another "
@@ -235,7 +227,7 @@ class Mixout(Regularizer):
 
 
 def build_regularizer(
-    settings: recipes.RegularizerSettings,
+    settings: RegularizerSettings,
     parameters: Mapping[str, Tensor],
     *,
     num_epochs: int,
@@ -246,29 +238,23 @@ def build_regularizer(
     To resume a run, build it again on the initial parameters and a new generator of the same seed.
     Then set the parameters and the generator's state, and begin the epoch again.
     """
-    match settings:
-        case recipes.UnregularizedSettings():
+    name, rate = settings.name, settings.rate or 0.0
+    match name:
+        case RegularizerName.NONE:
             return Regularizer()
-        case recipes.GradDropSettings() | recipes.AnnealedGradDropSettings():
-            is_annealed = isinstance(settings, recipes.AnnealedGradDropSettings)
-            rate: RateOfEpoch = (
-                annealed_rate(settings.rate, num_epochs=num_epochs)
-                if is_annealed
-                else lambda _: settings.rate
-            )
-            is_of_layers = settings.name in LAYERWISE
-            return (LayerGradDrop if is_of_layers else GradDrop)(parameters, rate, generator)
-        case recipes.EpochGradDropSettings():
-            stays_free = settings.name is recipes.RegularizerName.GRADDROP_EPOCH
+        case RegularizerName.GRADDROP_EPOCH | RegularizerName.GRADDROP_EPOCH_TOGGLE:
             # A freed entry stays free to the end, or (toggled) is frozen again in the next epoch.
-            is_free = operator.le if stays_free else operator.eq
+            is_free = operator.le if name is RegularizerName.GRADDROP_EPOCH else operator.eq
             return EpochGradDrop(parameters, is_free, generator, num_epochs=num_epochs)
-        case recipes.GradFreezeSettings():
-            is_top_down = settings.name is recipes.RegularizerName.GRADFREEZE_TOPDOWN
-            order = reversed if is_top_down else iter
+        case RegularizerName.GRADFREEZE_TOPDOWN | RegularizerName.GRADFREEZE_BOTTOMUP:
+            order = reversed if name is RegularizerName.GRADFREEZE_TOPDOWN else iter
             return GradFreeze(parameters, order, num_epochs=num_epochs)
-        case recipes.MixoutSettings():
-            return Mixout(parameters, settings.rate, generator)
+        case RegularizerName.MIXOUT:
+            return Mixout(parameters, rate, generator)
+        case _:
+            annealed = annealed_rate(rate, num_epochs=num_epochs)
+            rates = annealed if name in ANNEALED else lambda _: rate
+            return (LayerGradDrop if name in LAYERWISE else GradDrop)(parameters, rates, generator)
 
 
 def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
@@ -276,22 +262,22 @@ def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Gener
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
-def check_method(settings: recipes.RegularizerSettings, method: Method) -> None:
+def check_method(settings: RegularizerSettings, method: Method) -> None:
     name = settings.name
-    if method.kind == "head" and name is not recipes.RegularizerName.NONE:
+    if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
         )
-    if isinstance(settings, recipes.GradFreezeSettings) and method == TopK(num_layers=1):
+    if name in FREEZING and method == TopK(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"
         )
 
 
-def check_course(settings: recipes.RegularizerSettings, *, num_epochs: int) -> None:
-    if settings.name in recipes.GOES_BY_EPOCHS and num_epochs < 2:
+def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
+    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )

@@ -1,4 +1,4 @@
-"""Reports of a running training run: the base, which ignores everything, and the progress."""
+"""The report of a running training run."""
 
 from dataclasses import asdict, dataclass
 
@@ -22,48 +22,24 @@ class EpochResult:
 
 
 class Report:
-    """Receives the progress of a run, from the thread that trains; this one ignores it."""
+    """Tells the progress of a run of this name, from the thread that trains."""
 
-    def tried(self, method: Method) -> None:
-        """The next run of a search trains by this method."""
-
-    def taught(self, done: int, num_inputs: int) -> None:
-        """A teacher has answered a number of inputs."""
-
-    def prepared(self, done: int, num_inputs: int) -> None:
-        """A number of inputs have passed the trunk. Not called for cached inputs."""
-
-    def started(self, *, num_steps: int, num_epochs: int) -> None:
-        """Training begins."""
-
-    def resumed(self, *, num_steps: int) -> None:
-        """Training continues an earlier process, after `num_steps` steps."""
-
-    def stepped(self, *, loss: float) -> None:
-        """One optimizer step is done."""
-
-    def evaluated(self, result: EpochResult) -> None:
-        """One epoch is done and was scored."""
-
-    def ended(self) -> None: ...
-
-
-class ProgressReport(Report):
-    """Tells the progress of a run of this name."""
-
-    def __init__(self, label: str, progress: Progress) -> None:
+    def __init__(self, label: str = "", progress: Progress | None = None) -> None:
         self._label = self._task = label
-        self._progress = progress
+        self._progress = progress or Progress()
         self._num_counted = 0
         self._num_steps = self._num_epochs = 0
 
     def tried(self, method: Method) -> None:
+        """The next run of a search trains by this method."""
         self._label = f"{self._task}, {method.text}"
 
     def taught(self, done: int, num_inputs: int) -> None:
+        """A teacher has answered a number of inputs."""
         self._count("teacher", done, num_inputs)
 
     def prepared(self, done: int, num_inputs: int) -> None:
+        """A number of inputs have passed the trunk. Not called for cached inputs."""
         self._count("trunk", done, num_inputs)
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
@@ -71,12 +47,14 @@ class ProgressReport(Report):
         self._progress.begin(Work(self._label, total=num_steps))
 
     def resumed(self, *, num_steps: int) -> None:
+        """Training continues an earlier process, after `num_steps` steps."""
         self._progress.begin(Work(self._label, total=self._num_steps, done=num_steps))
 
     def stepped(self, *, loss: float) -> None:
         self._progress.advance(note=f"loss {loss:.3f}")
 
     def evaluated(self, result: EpochResult) -> None:
+        """One epoch is done and was scored."""
         line = (
             f"epoch {result.epoch} of {self._num_epochs}: dev score {result.dev_score:.4f}, "
             f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}"

@@ -115,6 +115,7 @@ def all_settings() -> tuple[Setting, ...]:
     defaults_in_words = {
         **dict.fromkeys(recipes.DEFAULTS_BY_METHOD, "by method"),
         "patience": str(recipes.PATIENCE),
+        "regularizer.rate": "by name",
     }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))

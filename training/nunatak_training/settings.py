@@ -186,12 +186,9 @@ def _settings_in(
 ) -> Iterator[Setting]:
     for name, described in properties.items():
         variants = _variants(described, shared)
-        models = [each["properties"] for each in variants if "properties" in each]
-        if models:
-            inner: Mapping[str, JsonValue] = described.get("default") or {}
-            yield from _settings_in(
-                _merged(models), shared, prefix=f"{prefix}{name}.", defaults=inner
-            )
+        if "properties" in variants[0]:
+            members, inner = variants[0]["properties"], described.get("default") or {}
+            yield from _settings_in(members, shared, prefix=f"{prefix}{name}.", defaults=inner)
             continue
         default = defaults.get(name, described.get("default", ...))
         is_text = any(it.get("type") == "string" and not _names(it) for it in variants)
@@ -216,23 +213,6 @@ def _variants(described: Schema, shared: Schema) -> list[Schema]:
     if "items" in described:
         return [{**described, "items": _variants(described["items"], shared)[0]}]
     return [] if described.get("type") == "null" else [described]
-
-
-def _merged(models: list[Schema]) -> dict[str, Schema]:
-    """The fields of all members of a union; the first field distinguishes the members."""
-    names = dict.fromkeys(name for properties in models for name in properties)
-    merged: dict[str, Schema] = {}
-    for name in names:
-        fields = [properties[name] for properties in models if name in properties]
-        merged[name] = fields[0]
-        if len(fields) > 1:
-            described = [it["description"] for it in fields if "description" in it]
-            merged[name] = {
-                "anyOf": fields,
-                "default": f"by {next(iter(names))}",
-                "description": next(iter(described), ""),
-            }
-    return merged
 
 
 def _names(schema: Schema) -> list[str]:

@@ -27,15 +27,13 @@ from nunatak_model import (
     BranchSpec,
     Encoding,
     HeadSpec,
-    Row,
     TextTokenizer,
     build_branch,
-    forward,
     initial_parameters,
 )
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.loop.checkpoint import SavedRun, snapshot
-from nunatak_training.loop.fit import run_epochs, shuffled_batches
+from nunatak_training.loop.fit import logits_of, run_epochs, shuffled_batches
 from nunatak_training.loop.step import HEAD_PREFIX
 from nunatak_training.recipes import Recipe, RegularizerName, TaptSettings, changed_recipe
 from nunatak_training.report import Report
@@ -211,7 +209,7 @@ def _language_model(
     own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
     fresh = initial_parameters(spec, backbone, generator=generator)
     head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}
-    branch = build_branch(spec, config, {**own, **head})
+    logits = logits_of(backbone, build_branch(spec, config, {**own, **head}))
     decoder = {
         NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
         NORM_BIAS: torch.zeros(config.hidden_width, device=device),
@@ -219,8 +217,7 @@ def _language_model(
     }
 
     def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
-        rows = [Row(encoding=text.encoding, branch=branch) for text in texts]
-        vectors = forward(backbone, rows, dropout=recipe.dropout)
+        vectors = logits([text.encoding for text in texts], dropout=recipe.dropout)
         return language_loss(vectors, texts, decoder, words, epsilon=config.layer_norm_epsilon)
 
     return {**own, **head, **decoder}, loss

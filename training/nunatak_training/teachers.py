@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-import torch
 
 from nunatak_client import Client
 from nunatak_client.calls import Call
@@ -31,14 +30,14 @@ from nunatak_contract.upstreams import (
     UpstreamProtocol,
     read_reply,
 )
-from nunatak_model import Backbone, Encoding, Row, TextInput, forward, load_backbone
+from nunatak_model import Backbone, TextInput, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.cache import usable
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
 from nunatak_training.kinds import TaskKind, kind_of_head
 from nunatak_training.loop.checkpoint import held_files
-from nunatak_training.loop.fit import predict
+from nunatak_training.loop.fit import logits_of, predict
 from nunatak_versions import PARAMETERS_ROLE, load_task
 
 OF_A_TEXT: Final = frozenset({400, 413, 422, 500, 502, 504})
@@ -164,11 +163,8 @@ def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Tea
     head, kind = manifest.head, kind_of_head(manifest.head)
     if kind not in TEXT_KINDS:
         raise invalid_option(f"{manifest.reference} is a {kind} task, which teaches nothing")
-    branch = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone).branch
-
-    def logits(encodings: Sequence[Encoding], *, dropout: float) -> list[torch.Tensor]:
-        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
-        return forward(backbone, rows, dropout=dropout)
+    data = registry.read_blob(manifest, PARAMETERS_ROLE)
+    logits = logits_of(backbone, load_task(manifest, data, backbone).branch)
 
     def answers(inputs: Sequence[TextInput]) -> Iterator[Shares | NunatakError]:
         encodings = backbone.tokenizer.encode(inputs, max_length=manifest.max_length)

@@ -28,15 +28,14 @@ from nunatak_training.data import (
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.splits import majority
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
-from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.fitting import TrainedTask, fit_task, recipe_on
+from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.publishing import check_publishable, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
-from nunatak_training.scoring.statistics import Interval
 from nunatak_training.teachers import TeacherChoice, kept_answers
 from nunatak_training.trunk import TrunkStore
 
@@ -98,7 +97,7 @@ def _candidates(
 
 
 def _score(trained: TrainedTask) -> float:
-    return next(iter(trained.scores.values()))
+    return next(iter(trained.scores.values())).value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +133,10 @@ class TrainOutcome:
     manifest: TaskManifest
     is_new: bool
     """False: the registry had its content already."""
-    metrics: Mapping[Metric, float]
-    """On the dev examples; the recipe's metric comes first."""
-    intervals: Mapping[Metric, Interval]
-    """At 95 %; a metric may have none (see `score_intervals`)."""
-    test: Scores | None
     best_epoch: int
     num_epochs: int
     """Planned. Fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
-    layer_choice: LayerChoice | None
     majority: tuple[str, float] | None
     """The most frequent label of the dev examples and its share."""
     seconds: float
@@ -239,13 +232,9 @@ def run(  # noqa: PLR0913 - a run has many parts
         manifest=manifest,
         # A version with the same content keeps the time of its own training.
         is_new=manifest.created_at == created_at,
-        metrics=trained.scores,
-        intervals=trained.intervals,
-        test=trained.test,
         best_epoch=trained.best_epoch,
         num_epochs=trained.num_epochs,
         history=trained.history,
-        layer_choice=trained.recipe.layer_choice,
         majority=majority(it.label for it in data.dev.examples),
         seconds=time.perf_counter() - started,
     )

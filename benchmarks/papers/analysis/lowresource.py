@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_contract.errors import NunatakError
-from nunatak_training.sweeps.reporting import COLUMNS, Cell, deviation, legend_below
+from nunatak_training.sweeps.reporting import AXES, Cell, deviation, legend_below
 from nunatak_training.sweeps.results import (
     BackboneDescription,
     DataDescription,
@@ -23,7 +23,7 @@ from nunatak_training.sweeps.results import (
 )
 
 BASELINE = "full"
-METHOD = tuple(COLUMNS).index("method")
+METHOD = tuple(AXES).index("method")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 
 from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
-from nunatak_training.sweeps.reporting import COLUMNS, Cell, legend_below, panels_by_task
+from nunatak_training.sweeps.reporting import AXES, Cell, legend_below, panels_by_task
 from nunatak_training.sweeps.results import RunRecord
 
-METHOD = tuple(COLUMNS).index("method")
+METHOD = tuple(AXES).index("method")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
     legend_below(drawing, [axes for axes, _ in panels])
     return Findings(
         name="robustness",
-        header=(*COLUMNS, "min", "first quartile", "median", "third quartile", "max", "seeds"),
+        header=(*AXES, "min", "first quartile", "median", "third quartile", "max", "seeds"),
         rows=tuple((*cell.axes, *_numbers(box(cell.scores)), len(cell.scores)) for cell in cells),
         drawing=drawing,
     )

@@ -336,14 +336,12 @@ def group(
     return app
 
 
-def assignments(
-    option: str, given: Iterable[str] | None, *, may_be_empty: bool = False
-) -> dict[str, str]:
+def assignments(option: str, given: Iterable[str] | None) -> dict[str, str]:
     """Return the values of an option such as `--set epochs=3`, by name."""
     values = dict[str, str]()
     for text in given or ():
         name, equals, value = text.partition("=")
-        if not (name and equals and (value or may_be_empty)):
+        if not (name and equals and value):
             raise invalid_option(f"{option} expects NAME=VALUE, got {text!r}")
         if name in values:
             raise invalid_option(f"{option} names {name!r} twice")

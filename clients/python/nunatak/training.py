@@ -132,7 +132,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.report import ProgressReport
+        from nunatak_training.report import Report
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
@@ -155,18 +155,18 @@ def train(  # noqa: PLR0913 - the arguments of one training
             run,
             registry=opened,
             backbone=loaded,
-            report=ProgressReport(task, progress),
+            report=Report(task, progress),
             trunks=DiskTrunkStore(),
             checkpoints=default_cache_folder(),
             warn=None if strict else _warn,
         )
         if promote is not None:
             opened.promote(task, promote, outcome.manifest.version)
-    test = outcome.test
+    manifest = outcome.manifest
     return Trained(
-        manifest=outcome.manifest,
-        scores={metric.value: score for metric, score in outcome.metrics.items()},
-        test_scores=None if test is None else {it.value: test.values[it] for it in test.values},
+        manifest=manifest,
+        scores={it.name: it.value for it in manifest.metrics},
+        test_scores={it.name: it.value for it in manifest.test_metrics} or None,
         _registry=place,
         _backbone=loaded,
     )

@@ -13,7 +13,7 @@ from doubles.sweeps import toy_folder, toy_runs
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
-from nunatak_training.sweeps.running import OneByOne, RunContext
+from nunatak_training.sweeps.running import RunContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_NODES = 4
@@ -52,7 +52,7 @@ def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path)
 
     recipe: JsonValue = {"epochs": 100, "max_length": 32}
     runs = toy_runs(toy_folder(tmp_path), seeds=list(range(NUM_RUNS)), recipe=recipe)
-    alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
+    alone = {it.run.digest: it.outcome for it in map(RunContext().run, runs)}
 
     found = dict[str, object]()
     with doomed_nodes() as doomed:

@@ -8,7 +8,7 @@ import pytest
 from doubles.sweeps import toy_folder, toy_runs
 from doubles.terminals import nunatak
 from nunatak_training.sweeps.results import Finished, ResultsFolder
-from nunatak_training.sweeps.running import OneByOne, RunContext
+from nunatak_training.sweeps.running import RunContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 
@@ -18,7 +18,7 @@ def test_runs_on_a_cluster_give_the_weights_of_runs_alone(tmp_path: Path) -> Non
     from nunatak_cluster.session import joined  # noqa: PLC0415 - imports Ray, in two seconds
 
     runs = toy_runs(toy_folder(tmp_path), seeds=[1, 2])
-    alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
+    alone = {it.run.digest: it.outcome for it in map(RunContext().run, runs)}
 
     with joined("ray"):
         found = {it.run.digest: it.outcome for it in OnRay(checkpoints=tmp_path / "results")(runs)}

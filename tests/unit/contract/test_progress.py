@@ -11,7 +11,7 @@ import pytest
 from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_contract.methods import TopK
 from nunatak_contract.progress import Progress, Work, shown_progress
-from nunatak_training.report import EpochResult, ProgressReport
+from nunatak_training.report import EpochResult, Report
 
 PROGRAM = """
 from nunatak_contract.progress import Work, shown_progress
@@ -57,7 +57,7 @@ def test_without_a_terminal_each_thing_told_is_one_line_with_rate_and_time_left(
 ) -> None:
     clock = Clock()
     with shown_progress(clock=clock) as progress:
-        report = ProgressReport("toy", progress)
+        report = Report("toy", progress)
         report.tried(TopK(num_layers=3))
         report.prepared(0, 2)
         report.prepared(2, 2)

@@ -27,7 +27,7 @@ from nunatak_exchange.backbones import (
     verify_backbone,
 )
 from nunatak_exchange.checkpoint import Checkpoint
-from nunatak_exchange.hub import HuggingFaceHub, fetched
+from nunatak_exchange.hub import fetched
 from nunatak_exchange.reference import (
     answers_of,
     check_answers,
@@ -51,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add(place: Path, name: str | None = None) -> AddedBackbone:
-    return add_backbone(str(place), name=name, hub=HuggingFaceHub())
+    return add_backbone(str(place), name=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -313,7 +313,7 @@ def test_a_repository_of_the_hub_is_added_with_its_commit(tmp_path: Path) -> Non
         files["pytorch_model.bin"] = (tmp_path / "weights").read_bytes()
         hub.repositories["owner/name"] = files
 
-        added = add_backbone("owner/name", name=None, hub=HuggingFaceHub(endpoint=hub.address))
+        added = add_backbone("owner/name", name=None)
 
     assert added.name == "name"
     assert added.source.startswith("owner/name@")
@@ -340,11 +340,11 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_network_the_cache_of_the_hub_is_read(offline: Path) -> None:
-    added = add_backbone("owner/name", name=None, hub=HuggingFaceHub())
+    added = add_backbone("owner/name", name=None)
 
     assert added.source == "owner/name@0123456789abcdef0123456789abcdef01234567"
     assert load_backbone("name").digest == load_backbone(offline).digest
-    with fetched("owner/name", hub=HuggingFaceHub(), revision="main", files=("*.json",)) as found:
+    with fetched("owner/name", revision="main", files=("*.json",)) as found:
         assert {it.suffix for it in found.folder.iterdir()} == {".json"}
         assert not any(it.is_symlink() for it in found.folder.iterdir())
 
@@ -355,6 +355,6 @@ def test_what_is_not_in_the_cache_without_a_network_is_one_clear_line(
     name: str, revision: str | None
 ) -> None:
     with raises("hub_unavailable", match=r"HF_HUB_OFFLINE is set, and the cache") as refused:
-        add_backbone(name, name=None, hub=HuggingFaceHub(), revision=revision)
+        add_backbone(name, name=None, revision=revision)
 
     assert "\n" not in str(refused.value)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import yaml
 
@@ -21,7 +22,6 @@ from nunatak_exchange.checkpoint import new_folder
 from nunatak_exchange.hub import (
     FILES,
     HubUnavailableError,
-    HuggingFaceHub,
     draft_pulled,
     fetched,
     is_folder,
@@ -89,9 +89,7 @@ def test_what_is_pushed_to_the_hub_is_fetched_from_it(
     there: FakeHub,
     private: bool,  # noqa: FBT001 - the spelling of the option
 ) -> None:
-    hub = HuggingFaceHub(endpoint=there.address)
-
-    address = push(*version, "me/tone", hub=hub, private=private)
+    address = push(*version, "me/tone", private=private)
 
     assert address == f"{there.address}/me/tone"
     assert there.private == {"me/tone": private}
@@ -102,7 +100,7 @@ def test_what_is_pushed_to_the_hub_is_fetched_from_it(
         "parameters.safetensors",
     }
     assert b"nunatak task pull me/tone --task tone" in there.repositories["me/tone"]["README.md"]
-    with fetched("me/tone", hub=hub, revision=None, files=FILES) as found:
+    with fetched("me/tone", revision=None, files=FILES) as found:
         task = read_hub_folder(found.folder)
     assert (task.manifest, dict(task.blobs)) == version
     assert found.origin == f"me/tone@{there.commit('me/tone')}"
@@ -113,24 +111,21 @@ def test_what_is_pushed_to_a_folder_is_fetched_from_it(
     version: tuple[TaskManifest, dict[str, bytes]], tmp_path: Path
 ) -> None:
     place = str(tmp_path / "tone")
-    hub = HuggingFaceHub(endpoint="http://127.0.0.1:9")
+    assert push(*version, place, private=True) == place
 
-    assert push(*version, place, hub=hub, private=True) == place
-
-    with fetched(place, hub=hub, revision=None, files=FILES) as found:
+    with fetched(place, revision=None, files=FILES) as found:
         assert read_hub_folder(found.folder).manifest == version[0]
         assert found.origin == "tone"
     assert found.folder.is_dir()
     with raises("folder_in_use"):
-        push(*version, place, hub=hub, private=True)
+        push(*version, place, private=True)
 
 
-def test_a_repository_that_is_not_there_is_an_error(there: FakeHub) -> None:
-    hub = HuggingFaceHub(endpoint=there.address)
-
+@pytest.mark.usefixtures("there")
+def test_a_repository_that_is_not_there_is_an_error() -> None:
     with (
         pytest.raises(HubUnavailableError, match="'me/nothing': there is no such folder here"),
-        fetched("me/nothing", hub=hub, revision=None, files=FILES),
+        fetched("me/nothing", revision=None, files=FILES),
     ):
         pass
 
@@ -140,25 +135,26 @@ def test_a_malformed_name_is_an_error(
     version: tuple[TaskManifest, dict[str, bytes]], there: FakeHub, name: str
 ) -> None:
     with pytest.raises(HubUnavailableError, match="check its name"):
-        push(*version, name, hub=HuggingFaceHub(endpoint=there.address), private=True)
+        push(*version, name, private=True)
 
     assert there.repositories == {}
 
 
 def test_a_hub_that_cannot_be_reached_is_an_error(
-    version: tuple[TaskManifest, dict[str, bytes]],
+    version: tuple[TaskManifest, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_hub() as gone:
         pass
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", gone.address)
 
     with pytest.raises(HubUnavailableError, match="your network"):
-        push(*version, "me/tone", hub=HuggingFaceHub(endpoint=gone.address), private=True)
+        push(*version, "me/tone", private=True)
 
 
 def test_a_folder_that_is_not_there_is_an_error() -> None:
     with (
         raises("invalid_folder", match="no such folder"),
-        fetched("./nowhere", hub=HuggingFaceHub(), revision=None, files=FILES),
+        fetched("./nowhere", revision=None, files=FILES),
     ):
         pass
 
@@ -166,7 +162,7 @@ def test_a_folder_that_is_not_there_is_an_error() -> None:
 def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     with (
         raises("invalid_option", match="give no revision"),
-        fetched(str(tmp_path), hub=HuggingFaceHub(), revision="v2", files=FILES),
+        fetched(str(tmp_path), revision="v2", files=FILES),
     ):
         pass
 

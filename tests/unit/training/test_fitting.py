@@ -76,7 +76,7 @@ def learn(request: pytest.FixtureRequest, backbone: Backbone) -> TrainedTask:
 
 def test_every_method_learns_a_separable_task(learnt: TrainedTask) -> None:
     # One half is chance, and a frozen random encoder allows no higher score than this.
-    assert learnt.scores[Metric.ACCURACY] >= 0.85
+    assert learnt.scores[Metric.ACCURACY].value >= 0.85
     assert learnt.history[-1].train_loss < learnt.history[0].train_loss
 
 
@@ -108,7 +108,7 @@ def test_own_layers_are_quantized_and_scored_as_they_are_served(method: Method) 
     weight = result.parameters["layers.2.qkv.weight"]
     assert weight.dtype is torch.int8
     assert "layers.2.qkv.weight_scale" in result.parameters
-    assert result.scores[Metric.ACCURACY] >= 0.85
+    assert result.scores[Metric.ACCURACY].value >= 0.85
     assert result.scores == evaluate(result, result.data.dev, backbone).values
     assert set(result.parameters) > set(parameter_shapes(result.spec, backbone.config))
 
@@ -126,7 +126,7 @@ def test_dev_scores_of_own_layers_come_from_the_integers(monkeypatch: pytest.Mon
 
     result = trained(TopK(num_layers=2), backbone)
 
-    assert result.scores[Metric.ACCURACY] == 0.5
+    assert result.scores[Metric.ACCURACY].value == 0.5
 
 
 def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone) -> None:
@@ -144,7 +144,7 @@ def test_scores_match_the_returned_parameters(backbone: Backbone) -> None:
 
     expected = [result.data.labels.index(label) for label in result.data.dev.labels(str)]
     hits = torch.stack(logits).argmax(dim=1) == torch.tensor(expected)
-    assert hits.float().mean().item() == result.scores[Metric.ACCURACY]
+    assert hits.float().mean().item() == result.scores[Metric.ACCURACY].value
 
 
 def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Backbone) -> None:

@@ -18,13 +18,7 @@ from nunatak_model import Backbone, load_backbone, run_trunk
 from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.multitask import (
-    FittedEncoder,
-    MultitaskOutcome,
-    SharedTask,
-    fit_encoder,
-    train_backbone,
-)
+from nunatak_training.multitask import FittedEncoder, MultitaskOutcome, fit_encoder, train_backbone
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
 
@@ -141,9 +135,9 @@ def test_every_seed_of_a_recipe_can_be_trained_with(
 MODELS: Any = AutoModel
 
 
-def settings_in(folder: Path) -> tuple[dict[str, SharedTask], Recipe, Path]:
+def settings_in(folder: Path) -> tuple[dict[str, Path], Recipe, Path]:
     tasks = {
-        name: SharedTask(data=write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40))))
+        name: write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40)))
         for name in ("first", "second")
     }
     changes = {"epochs": 1, "batch_size": 8, "max_length": 32}
@@ -229,7 +223,7 @@ def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> 
         (tmp_path / "bad").mkdir(exist_ok=True)
         rows = [{"text": "a b", "label": label}, {"text": "y z", "label": "late"}] * 4
         write_jsonl(tmp_path / "bad" / f"{name}.jsonl", rows)
-    tasks["bad"] = SharedTask(data=tmp_path / "bad")
+    tasks["bad"] = tmp_path / "bad"
 
     with raises("invalid_row"):
         train_backbone(tasks, recipe, output, base)

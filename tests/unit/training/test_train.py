@@ -50,7 +50,10 @@ def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable
     def run(recipe: Recipe) -> TrainedTask:
         layers = layers_of(recipe)
         score = full if layers is None else score_of(layers)
-        return replace(TEMPLATE, recipe=recipe, scores=dict.fromkeys(TEMPLATE.scores, score))
+        scores = {
+            metric: it.model_copy(update={"value": score}) for metric, it in TEMPLATE.scores.items()
+        }
+        return replace(TEMPLATE, recipe=recipe, scores=scores)
 
     return run
 

@@ -6,8 +6,10 @@ train examples becomes dev.
 """
 
 import math
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -15,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from nunatak_contract.errors import NunatakError, invalid_option
+from nunatak_model import TextInput
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import check_header, printable
 from nunatak_rows.inputs import bad_row
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
-from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher
-from nunatak_training.data.teaching import ask_teacher, taught_labels
+from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData, Teacher, sorted_labels
+from nunatak_training.data.rows import PROBABILITIES, text_example
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -64,41 +67,23 @@ Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubReference:
-    """A data set of the hub, with one of its configurations if it has several."""
-
-    name: str
-    config: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "HubReference":
-        """Read `datasets:NAME` or `datasets:NAME:CONFIG`."""
-        name, _, config = text.removeprefix(HUB_PREFIX).partition(":")
-        return cls(name=name, config=config or None)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.config}" if self.config else self.name
-
-
 class DatasetLoader(Protocol):
-    def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]": ...
+    def __call__(self, name: str, config: str | None) -> "Mapping[str, Dataset]": ...
 
 
 def _not_found(where: str, problem: str) -> NunatakError:
     return NunatakError("data_not_found", where=where, problem=problem)
 
 
-def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
+def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
 
     try:
-        loaded = load_dataset(reference.name, reference.config)
+        loaded = load_dataset(name, config)
     except (OSError, ValueError, RuntimeError) as error:
-        raise _not_found(
-            str(reference), f"not a data set that `datasets` can load: {error}"
-        ) from error
+        where = f"{name}:{config}" if config else name
+        raise _not_found(where, f"not a data set that `datasets` can load: {error}") from error
     return cast("Mapping[str, Dataset]", loaded)
 
 
@@ -195,6 +180,47 @@ def load_task_data(
     )
 
 
+_Rows = Iterator[FileRow] | None
+
+
+def ask_teacher(
+    teacher: Teacher, parts: Sequence[_Rows], spelt: RowFormat
+) -> tuple[list[_Rows], Teacher]:
+    """The rows of each part with the teacher's probabilities, and the teacher with its time."""
+    listed = [None if rows is None else list(rows) for rows in parts]
+    inputs = {id(row): _input_of(row, spelt) for rows in listed for row in rows or ()}
+    asked = [it for it in dict.fromkeys(inputs.values()) if it is not None]
+    started = time.perf_counter()
+    said = dict(zip(asked, teacher.ask(asked), strict=True))
+    seconds = time.perf_counter() - started
+
+    def answered(row: FileRow) -> FileRow:
+        text = inputs[id(row)]
+        answer = None if text is None else said[text]
+        if isinstance(answer, NunatakError):
+            return replace(row, problem=f"{teacher.name} has no answer: {answer}")
+        return row if answer is None else replace(row, values={**row.values, PROBABILITIES: answer})
+
+    taught: list[_Rows] = [None if rows is None else map(answered, rows) for rows in listed]
+    return taught, replace(teacher, seconds=seconds)
+
+
+def _input_of(row: FileRow, spelt: RowFormat) -> TextInput | None:
+    """None for a row without a text, whose fault is told when the row is read."""
+    try:
+        return text_example(spelt.usual(row), "").model_input
+    except (NunatakError, KeyError):
+        return None
+
+
+def taught_labels(train: Iterable[ReadExample], teacher: Teacher | None) -> tuple[str, ...]:
+    """The labels of the teacher, or else those of most rows."""
+    if teacher is not None:
+        return sorted_labels(teacher.labels)
+    sets = Counter(tuple(dict(it.example.shares)) for it in train)
+    return sets.most_common(1)[0][0] if sets else ()
+
+
 def load_labelled(
     source: Data, *, spelt: RowFormat | None = None, load_dataset: DatasetLoader = load_from_hub
 ) -> tuple[TaskKind, list[ReadExample]]:
@@ -270,7 +296,7 @@ def _open_source(source: Data, spelt: RowFormat, load_dataset: DatasetLoader) ->
         return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
     # A typing error in the name of a file must not become a search of the hub.
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        return _open_hub(HubReference.parse(source), load_dataset)
+        return _open_hub(source.removeprefix(HUB_PREFIX), load_dataset)
     return _open_path(Path(source).expanduser(), spelt)
 
 
@@ -396,15 +422,17 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
-    found = load_dataset(reference)
+def _open_hub(reference: str, load_dataset: DatasetLoader) -> _Source:
+    """A data set of the hub, `NAME` or `NAME:CONFIG`."""
+    name, _, config = reference.partition(":")
+    found = load_dataset(name, config or None)
     if "train" not in found:
         raise _not_found(
-            str(reference), f"the data set must have a split 'train', it has {sorted(found)}"
+            reference, f"the data set must have a split 'train', it has {sorted(found)}"
         )
     dev_name = next((name for name in ("validation", "dev") if name in found), None)
     return _Source(
-        name=str(reference),
+        name=reference,
         train=read_split(found["train"], f"{reference}/train"),
         dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
     )

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model import Encoding
+from nunatak_model import Backbone, Branch, Encoding, Row, TrunkStates, forward
 from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, resume, snapshot
 from nunatak_training.loop.step import BatchLogits, BatchLoss, Stepper, course_of, seeded
 from nunatak_training.recipes import Recipe
@@ -202,6 +202,18 @@ def fit(  # noqa: PLR0913 - a run has many parts
         report=report,
         checkpoint=checkpoint,
     )
+
+
+def logits_of(backbone: Backbone, branch: Branch, trunk: TrunkStates | None = None) -> BatchLogits:
+    """The function from encodings to logits, also while the tensors of the branch are trained."""
+
+    def logits(
+        encodings: Sequence[Encoding], *, dropout: float
+    ) -> list[Float[Tensor, "*vectors outputs"]]:
+        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
+        return forward(backbone, rows, dropout=dropout, trunk=trunk)
+
+    return logits
 
 
 def predict(

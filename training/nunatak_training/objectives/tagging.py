@@ -69,7 +69,7 @@ class Tagging(Objective):
             )
         ]
         named = [[self._tags[number] for number in row] for row in predicted]
-        return tag_statistics(self._tags, expected, named)[0]
+        return tag_statistics(self._tags, expected, named)
 
     def _targets(
         self, windows: Sequence[Encoding], label: TaggedWords

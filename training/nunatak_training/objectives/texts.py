@@ -41,7 +41,7 @@ class _Classifying(OfTexts):
         self, data: TaskData, positive_label: str | None, temperature: float = 1.0
     ) -> None:
         self._number_of = {label: number for number, label in enumerate(data.labels)}
-        self._positive = None if positive_label is None else self._number_of[positive_label]
+        self._positive = positive_label
         self._temperature = temperature
 
     @abstractmethod
@@ -103,7 +103,7 @@ class SingleLabel(_Classifying):
         names = list(self._number_of)
         chosen = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
         predicted = [names[number] for number in chosen]
-        return label_pair_statistics(names, examples.labels(str), predicted, self._positive)[0]
+        return label_pair_statistics(names, examples.labels(str), predicted, self._positive)
 
 
 class MultiLabel(_Classifying):
@@ -133,7 +133,7 @@ class MultiLabel(_Classifying):
             [name for name, applies in zip(names, row >= 0, strict=True) if applies]
             for row in logits
         ]
-        return label_set_statistics(names, expected, predicted, self._positive)[0]
+        return label_set_statistics(names, expected, predicted, self._positive)
 
 
 class Regression(OfTexts):
@@ -195,4 +195,4 @@ class Ranking(OfTexts):
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         scores = torch.cat(list(logits)).double().cpu().numpy()
-        return ranking_statistics(examples.labels(Relevance), scores)[0]
+        return ranking_statistics(examples.labels(Relevance), scores)

@@ -91,7 +91,7 @@ def _parts(label: Label) -> Sequence[Label]:
 def _score(found: Evaluation, metric: Metric, positive: str | None) -> float:
     if metric is Metric.F1:
         return next(it.f1 for it in found.labels if it.label == positive)
-    return found.metrics[metric]
+    return found.scores[metric].value
 
 
 def _moved(

@@ -25,13 +25,15 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from nunatak_contract.enums import IntervalMethod
-from nunatak_contract.evidence import CONFIDENCE, wilson_bounds
+from nunatak_contract.evidence import CONFIDENCE, MetricRecord, wilson_bounds
+from nunatak_training.data.examples import ExampleSet
 from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
@@ -54,9 +56,39 @@ class Statistics:
     """The metrics that are a share of the units: each unit is right or wrong."""
     confusion: Mapping[tuple[str, str], int] | None = None
     """The number of units of each pair of true and predicted label, if a unit has one label."""
+    counts: "LabelCounts | None" = None
+    """Of the labels that have scores of their own."""
 
     def value(self, metric: Metric) -> float:
         return self.by_metric[metric](weights_of_all(self.num_units))
+
+    def scores(
+        self, metrics: Iterable[Metric], examples: ExampleSet, *, seed: int
+    ) -> dict[Metric, MetricRecord]:
+        """Return the records of scores on examples; the same seed gives the same intervals.
+
+        A proportion has Wilson's interval, all others an interval by bootstrap. A score has no
+        interval if every resample scores the same: a bootstrap of examples that are all right would
+        claim that there is no doubt.
+        """
+        values = {metric: self.value(metric) for metric in metrics}
+        found = bootstrap_intervals(self, [it for it in values if it not in self.proportions], seed)
+        methods = dict.fromkeys(found, IntervalMethod.BOOTSTRAP)
+        for metric in self.proportions & values.keys():
+            found[metric] = wilson_bounds(values[metric], self.num_units)
+            methods[metric] = IntervalMethod.WILSON
+        digest = examples.digest
+        return {
+            metric: MetricRecord(
+                name=metric.value,
+                value=value,
+                interval=found.get(metric),
+                interval_method=methods.get(metric),
+                data_digest=digest,
+                num_examples=len(examples),
+            )
+            for metric, value in values.items()
+        }
 
 
 def weights_of_all(num_units: int) -> Weights:
@@ -68,37 +100,11 @@ def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
     return lambda weights: float(weights @ values / weights.sum())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    low: float
-    high: float
-    method: IntervalMethod
-
-
-def score_intervals(
-    statistics: Statistics, metrics: Sequence[Metric], *, seed: int
-) -> Mapping[Metric, Interval]:
-    """Return the interval of each metric; the same seed gives the same intervals.
-
-    A proportion has Wilson's interval, all others an interval by bootstrap. A metric has no
-    interval if every resample scores the same: a bootstrap of examples that are all right would
-    claim that there is no doubt.
-    """
-    resampled = [metric for metric in metrics if metric not in statistics.proportions]
-    found = _bootstrap_intervals(statistics, resampled, seed=seed) if resampled else {}
-    for metric in statistics.proportions.intersection(metrics):
-        found[metric] = wilson_interval(statistics.value(metric), statistics.num_units)
-    return {metric: found[metric] for metric in metrics if metric in found}
-
-
-def wilson_interval(share: float, count: int) -> Interval:
-    low, high = wilson_bounds(share, count)
-    return Interval(low=low, high=high, method=IntervalMethod.WILSON)
-
-
-def _bootstrap_intervals(
-    statistics: Statistics, metrics: Sequence[Metric], *, seed: int
-) -> dict[Metric, Interval]:
+def bootstrap_intervals(
+    statistics: Statistics, metrics: Sequence[Metric], seed: int
+) -> dict[Metric, tuple[float, float]]:
+    if not metrics:
+        return {}
     generator = np.random.default_rng(seed)
     num_units = statistics.num_units
     scores = np.empty((NUM_RESAMPLES, len(metrics)))
@@ -110,9 +116,7 @@ def _bootstrap_intervals(
     low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
     differs = np.ptp(scores, axis=0) > ROUNDING
     return {
-        metric: Interval(
-            low=float(low[column]), high=float(high[column]), method=IntervalMethod.BOOTSTRAP
-        )
+        metric: (float(low[column]), float(high[column]))
         for column, metric in enumerate(metrics)
         if differs[column]
     }
@@ -120,8 +124,10 @@ def _bootstrap_intervals(
 
 Events = Int[np.ndarray, "events 2"]
 PerLabel = Float[np.ndarray, " labels"]
-Tally = tuple[PerLabel, PerLabel, PerLabel]
-"""The three counts: hits, expected, predicted."""
+Item = tuple[str, *tuple[int, ...]]
+"""A label that is counted, and what tells its places in a unit apart."""
+
+
 LABEL_METRICS = (
     Metric.ACCURACY,
     Metric.F1,
@@ -133,125 +139,78 @@ LABEL_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelCounts:
-    num_labels: int
+    labels: Sequence[str]
+    positive: str | None
+    """The label that `Metric.F1` is of."""
     hits: Events
     expected: Events
     predicted: Events
 
-    def tally(self, weights: Weights) -> Tally:
+    def tally(self, weights: Weights) -> tuple[PerLabel, PerLabel, PerLabel]:
+        """The three counts: hits, expected, predicted."""
         hits, expected, predicted = (
-            np.bincount(events[:, 1], weights[events[:, 0]], minlength=self.num_labels)
+            np.bincount(events[:, 1], weights[events[:, 0]], minlength=len(self.labels))
             for events in (self.hits, self.expected, self.predicted)
         )
         return hits, expected, predicted
 
+    def statistics(self, *metrics: Metric) -> dict[Metric, Statistic]:
+        """The scores of labels; the F1 of the positive label only if there is one."""
+        known = (it for it in metrics if it is not Metric.F1 or self.positive is not None)
+        return {metric: partial(self._score, metric) for metric in known}
 
-def count_pairs(
-    expected: Sequence[Sequence[int]], predicted: Sequence[Sequence[int]], *, num_labels: int
+    def _score(self, metric: Metric, weights: Weights) -> float:
+        hits, expected, predicted = self.tally(weights)
+        both = expected + predicted
+        match metric:
+            case Metric.ACCURACY:
+                return _ratio(hits.sum(), expected.sum())
+            case Metric.F1_MICRO:
+                return _ratio(2 * hits.sum(), both.sum())
+            case Metric.F1_MACRO:
+                # Of the labels that were expected or predicted.
+                occurs = both > 0
+                return float((2 * hits[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
+            case Metric.F1 if self.positive is not None:
+                label = self.labels.index(self.positive)
+                return _ratio(2 * hits[label], both[label])
+            case Metric.MATTHEWS_CORRELATION:
+                # Of any number of labels (Gorodkin 2004, eq. 8); 0 where undefined.
+                total = expected.sum()
+                covariance = hits.sum() * total - expected @ predicted
+                spread = (total**2 - expected @ expected) * (total**2 - predicted @ predicted)
+                return _ratio(covariance, float(np.sqrt(spread)))
+            case _:
+                raise ValueError(f"{metric} is no score of labels")
+
+
+def count_items(
+    labels: Sequence[str],
+    expected: Iterable[Iterable[Item]],
+    predicted: Iterable[Iterable[Item]],
+    positive: str | None = None,
 ) -> LabelCounts:
-    """Count labels by place: a hit is the same label in the same place of a unit."""
-    return LabelCounts(
-        num_labels=num_labels,
-        hits=_events(
-            (unit, right)
-            for unit, pair in enumerate(zip(expected, predicted, strict=True))
-            for right, found in zip(*pair, strict=True)
-            if right == found
-        ),
-        expected=_events((unit, label) for unit, row in enumerate(expected) for label in row),
-        predicted=_events((unit, label) for unit, row in enumerate(predicted) for label in row),
+    """Count the items of units, such as labels or entities; a hit is an item of both."""
+    number_of = {label: number for number, label in enumerate(labels)}
+    right, found = ([frozenset(it) for it in units] for units in (expected, predicted))
+    both = [own & other for own, other in zip(right, found, strict=True)]
+    hits, right, found = (
+        np.array(
+            [(unit, number_of[it[0]]) for unit, items in enumerate(units) for it in items],
+            dtype=np.int64,
+        ).reshape(-1, 2)
+        for units in (both, right, found)
     )
+    return LabelCounts(labels=labels, positive=positive, hits=hits, expected=right, predicted=found)
 
 
-def count_sets(
-    expected: Sequence[frozenset[tuple[int, ...]]],
-    predicted: Sequence[frozenset[tuple[int, ...]]],
-    *,
-    num_labels: int,
-) -> LabelCounts:
-    """Count items of units, such as entities; the first number of an item is its label."""
-    hits = [right & found for right, found in zip(expected, predicted, strict=True)]
-    hit, right, found = (
-        _events((unit, thing[0]) for unit, things in enumerate(units) for thing in sorted(things))
-        for units in (hits, expected, predicted)
-    )
-    return LabelCounts(num_labels=num_labels, hits=hit, expected=right, predicted=found)
-
-
-def accuracy(counts: LabelCounts) -> Statistic:
-    def of(weights: Weights) -> float:
-        hits, expected, _ = counts.tally(weights)
-        return _ratio(hits.sum(), expected.sum())
-
-    return of
-
-
-def f1_micro(counts: LabelCounts) -> Statistic:
-    def of(weights: Weights) -> float:
-        hits, expected, predicted = counts.tally(weights)
-        return _ratio(2 * hits.sum(), expected.sum() + predicted.sum())
-
-    return of
-
-
-def f1_macro(counts: LabelCounts) -> Statistic:
-    """Mean of the F1 of all labels that were expected or predicted."""
-
-    def of(weights: Weights) -> float:
-        hits, expected, predicted = counts.tally(weights)
-        total = expected + predicted
-        occurs = total > 0
-        return float((2 * hits[occurs] / total[occurs]).mean()) if occurs.any() else 0.0
-
-    return of
-
-
-def f1_of(counts: LabelCounts, label: int) -> Statistic:
-    """F1 of one label; 0 if the label is never expected and never predicted."""
-
-    def of(weights: Weights) -> float:
-        hits, expected, predicted = counts.tally(weights)
-        return _ratio(2 * hits[label], expected[label] + predicted[label])
-
-    return of
-
-
-def matthews(counts: LabelCounts) -> Statistic:
-    """Matthews correlation of any number of labels (Gorodkin 2004, eq. 8); 0 where undefined."""
-
-    def of(weights: Weights) -> float:
-        hits, expected, predicted = counts.tally(weights)
-        total = expected.sum()
-        covariance = hits.sum() * total - expected @ predicted
-        spread = (total**2 - expected @ expected) * (total**2 - predicted @ predicted)
-        return _ratio(covariance, float(np.sqrt(spread)))
-
-    return of
-
-
-def _events(found: Iterable[tuple[int, int]]) -> Events:
-    return np.array(list(found), dtype=np.int64).reshape(-1, 2)
+def placed(rows: Iterable[Iterable[str]]) -> list[list[Item]]:
+    """The items of labels that only count in their place."""
+    return [[(name, place) for place, name in enumerate(row)] for row in rows]
 
 
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else 0.0
-
-
-def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metric, Statistic]:
-    """Return all scores of labels; `Metric.F1` is the F1 of the positive label, if there is one."""
-    found: dict[Metric, Statistic] = {
-        Metric.ACCURACY: accuracy(counts),
-        Metric.F1_MACRO: f1_macro(counts),
-        Metric.F1_MICRO: f1_micro(counts),
-        Metric.MATTHEWS_CORRELATION: matthews(counts),
-    }
-    if positive is not None:
-        found[Metric.F1] = f1_of(counts, positive)
-    return found
-
-
-def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:
-    return Counter(zip(expected, predicted, strict=True))
 
 
 Entity = tuple[str, int, int]

@@ -21,6 +21,7 @@ from nunatak_training.settings import flattened
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 
 DIGITS = 6
+TASK = "task"
 
 
 def run_text(run: RunDescription) -> str:
@@ -73,8 +74,8 @@ def num_frozen(run: RunDescription) -> int | None:
             return None
 
 
-COLUMNS: dict[str, Callable[[RunDescription], str]] = {
-    "task": lambda run: run.task,
+AXES: dict[str, Callable[[RunDescription], str]] = {
+    TASK: lambda run: run.task,
     "backbone": lambda run: run.backbone.name,
     "examples": lambda run: str(run.data.num_train),
     "method": method_label,
@@ -100,17 +101,19 @@ ORIGINS: dict[str, Callable[[RunDescription], str]] = {
     "weights": lambda run: run.backbone.digest[:DIGITS],
 }
 """What may differ on equal axes: other settings, the examples (train/dev/test), the backbone."""
+COLUMNS = {**AXES, **ORIGINS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    axes: tuple[str, ...]
-    """Values in the order of `COLUMNS`."""
-    origins: tuple[str, ...]
-    """In the order of `ORIGINS`."""
+    columns: Mapping[str, str]
     runs: tuple[RunDescription, ...]
     outcomes: tuple[Finished, ...]
     failures: tuple[Failed, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.columns[name] for name in AXES)
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -124,12 +127,11 @@ def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
     for record in records:
         run = record.run
         settings = run.recipe.model_dump_json(exclude={"seed", "backbone"})
-        same = (*_columns(COLUMNS, run), settings, *_digests(run), run.backbone.digest)
-        found[same].append(record)
+        axes = (column(run) for column in AXES.values())
+        found[*axes, settings, *_digests(run), run.backbone.digest].append(record)
     return tuple(
         Cell(
-            axes=_columns(COLUMNS, members[0].run),
-            origins=_columns(ORIGINS, members[0].run),
+            columns=columns_of(members[0].run),
             runs=tuple(it.run for it in members if isinstance(it.outcome, Finished)),
             outcomes=tuple(it.outcome for it in members if isinstance(it.outcome, Finished)),
             failures=tuple(it.outcome for it in members if isinstance(it.outcome, Failed)),
@@ -138,19 +140,24 @@ def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
     )
 
 
-def telling_origins(cells: Sequence[Cell]) -> tuple[int, ...]:
-    """The positions in `ORIGINS` that distinguish cells on the same axes."""
-    seen = defaultdict[tuple[int, tuple[str, ...]], set[str]](set)
+def columns_of(run: RunDescription) -> dict[str, str]:
+    return {name: column(run) for name, column in COLUMNS.items()}
+
+
+def shown_columns(cells: Sequence[Cell]) -> list[str]:
+    """The task, the axes that vary, and the origins that tell cells of the same axes apart."""
+    by_axes = defaultdict[tuple[str, ...], list[Cell]](list)
     for cell in cells:
-        for position, origin in enumerate(cell.origins):
-            seen[position, cell.axes].add(origin)
-    return tuple(sorted({position for (position, _), found in seen.items() if len(found) > 1}))
-
-
-def _columns(
-    columns: Mapping[str, Callable[[RunDescription], str]], run: RunDescription
-) -> tuple[str, ...]:
-    return tuple(column(run) for column in columns.values())
+        by_axes[cell.axes].append(cell)
+    return [
+        name
+        for name in COLUMNS
+        if name == TASK
+        or any(
+            len({cell.columns[name] for cell in compared}) > 1
+            for compared in ([cells] if name in AXES else by_axes.values())
+        )
+    ]
 
 
 def _digests(run: RunDescription) -> tuple[str, ...]:
@@ -161,9 +168,9 @@ def runs_csv(records: Sequence[RunRecord]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     outcome = ("metric", "dev", "test", "best epoch", "parameters", "seconds", "error")
-    writer.writerow([*COLUMNS, *ORIGINS, "seed", *outcome])
+    writer.writerow([*COLUMNS, "seed", *outcome])
     for record in records:
-        described = [*_columns(COLUMNS, record.run), *_columns(ORIGINS, record.run)]
+        described = columns_of(record.run).values()
         writer.writerow([*described, record.run.recipe.seed, *_outcome_columns(record)])
     return text.getvalue()
 
@@ -189,27 +196,9 @@ def cells_markdown(cells: Sequence[Cell]) -> str:
 
     Columns for examples and weights tell apart rows of equal names.
     """
-    names = tuple(COLUMNS)
-    varied = [
-        column
-        for column, name in enumerate(names)
-        if name == "task" or len({cell.axes[column] for cell in cells}) > 1
-    ]
-    origins = telling_origins(cells)
-    header = [
-        *(names[column] for column in varied),
-        *(tuple(ORIGINS)[origin] for origin in origins),
-        *("metric", "mean", "std", "best", "seeds"),
-    ]
-    rows = [
-        [
-            *(cell.axes[column] for column in varied),
-            *(cell.origins[origin] for origin in origins),
-            *_score_columns(cell),
-        ]
-        for cell in cells
-    ]
-    return markdown_table(header, rows)
+    names = shown_columns(cells)
+    rows = [[*(cell.columns[name] for name in names), *_score_columns(cell)] for cell in cells]
+    return markdown_table([*names, "metric", "mean", "std", "best", "seeds"], rows)
 
 
 def _score_columns(cell: Cell) -> list[str]:
@@ -240,7 +229,6 @@ LOOKS = cycler(color=COLOURS) + cycler(marker=MARKERS)
 LETTER, HANDLE = 0.075, 0.6
 """Inches of a letter and of a line with its gaps, in a legend."""
 LEGEND_SIZE = 8
-TASK = tuple(COLUMNS).index("task")
 COLUMNS_OF_PLOTS = 3
 
 
@@ -321,7 +309,7 @@ def panels_by_task(
 ) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
     by_task: dict[str, list[Cell]] = {}
     for cell in cells:
-        by_task.setdefault(cell.axes[TASK], []).append(cell)
+        by_task.setdefault(cell.columns[TASK], []).append(cell)
     num_rows = -(-len(by_task) // COLUMNS_OF_PLOTS)
     num_columns = min(COLUMNS_OF_PLOTS, len(by_task))
     # Not a figure of pyplot, because pyplot keeps its figures in a global list.
@@ -335,14 +323,9 @@ def panels_by_task(
 
 
 def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The axes that vary in the sweep, except the task."""
-    varied = [
-        value
-        for column, value in enumerate(cell.axes)
-        if column != TASK and len({other.axes[column] for other in cells}) > 1
-    ]
-    origins = [cell.origins[origin] for origin in telling_origins(cells)]
-    return ", ".join((*varied, *origins)) or "all seeds"
+    """The columns that tell cells apart, except the task."""
+    names = (name for name in shown_columns(cells) if name != TASK)
+    return ", ".join(cell.columns[name] for name in names) or "all seeds"
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:

@@ -1,6 +1,5 @@
 """Results of a sweep: one file per run with one JSON line, written as a whole or not at all."""
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
 from nunatak_contract.record import problems_text
+from nunatak_training.cache import replacing
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
 
@@ -123,47 +123,38 @@ class RunRecord(_Record):
     """None in results of earlier releases."""
 
 
+@dataclass(frozen=True, slots=True)
 class ResultsFolder:
     """Results by the digests of their runs; `cat *.jsonl` prints all results."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def path(self) -> Path:
-        return self._path
+    path: Path
 
     def records(self) -> tuple[RunRecord, ...]:
         """Ordered by digest; empty if there is no folder."""
-        return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
+        return tuple(self._read(path) for path in sorted(self.path.glob(f"*{SUFFIX}")))
 
     def add(self, record: RunRecord) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        target = self._path / f"{record.run.digest}{SUFFIX}"
-        # Written next to the target and renamed: a killed sweep leaves no half line.
-        scratch = target.with_suffix(".writing")
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(f"{record.model_dump_json()}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(target)
+        self.path.mkdir(parents=True, exist_ok=True)
+        # A killed sweep leaves no half line.
+        with replacing(self.path / f"{record.run.digest}{SUFFIX}") as partial:
+            partial.write_text(f"{record.model_dump_json()}\n", encoding="utf-8")
 
     def drop_failures(self) -> None:
         """So that these runs are tried again."""
         for record in self.records():
             if isinstance(record.outcome, Failed):
-                (self._path / f"{record.run.digest}{SUFFIX}").unlink()
+                (self.path / f"{record.run.digest}{SUFFIX}").unlink()
 
     @contextmanager
     def held(self) -> Generator[None]:
         """Keep other sweeps out; the lock ends with the process, also with a killed one."""
-        self._path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._path / LOCK_NAME, blocking=False)
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / LOCK_NAME, blocking=False)
         try:
             with lock:
                 yield
         except Timeout as error:
-            raise NunatakError("sweep_running", folder=str(self._path)) from error
+            raise NunatakError("sweep_running", folder=str(self.path)) from error
 
     def _read(self, path: Path) -> RunRecord:
         try:

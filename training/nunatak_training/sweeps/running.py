@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -34,7 +34,6 @@ from nunatak_model import count_parameters, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import TaskData, load_task_data
 from nunatak_training.fitting import TrainedTask, fit_task
-from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.recipes import changed_recipe
 from nunatak_training.report import Report
@@ -100,8 +99,7 @@ class RunContext:
             )
 
     def _outcome(self, run: Run) -> Finished:
-        trained = self.fit(run).tested(self.backbone(run.origin.backbone))
-        return _finished(trained, {} if trained.test is None else trained.test.values)
+        return _finished(self.fit(run).tested(self.backbone(run.origin.backbone)))
 
 
 def _load_data(source: Source) -> TaskData:
@@ -109,15 +107,18 @@ def _load_data(source: Source) -> TaskData:
     return cut_data(data, source.cut)
 
 
-def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Finished:
-    scores = {metric.value: value for metric, value in trained.scores.items()}
+def _finished(trained: TrainedTask) -> Finished:
+    dev, test = (
+        {it.name: it.value for it in scores.values()}
+        for scores in (trained.scores, {} if trained.test is None else trained.test.values)
+    )
     tensors = {
         name: it.detach().cpu().contiguous() for name, it in sorted(trained.parameters.items())
     }
     return Finished(
-        metric=next(iter(scores)),
-        scores=scores,
-        test_scores={metric.value: value for metric, value in test_scores.items()},
+        metric=next(iter(dev)),
+        scores=dev,
+        test_scores=test,
         num_parameters=count_parameters(trained.parameters),
         weights_digest=hashlib.sha256(save(tensors)).hexdigest(),
         best_epoch=trained.best_epoch,
@@ -126,14 +127,6 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
             for it in trained.history
         ),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class OneByOne:
-    context: RunContext
-
-    def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
-        yield from map(self.context.run, runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

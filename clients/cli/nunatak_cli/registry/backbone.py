@@ -42,11 +42,10 @@ def add(
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
         from nunatak_exchange.backbones import add_backbone
-        from nunatak_exchange.hub import HuggingFaceHub
     with shown_progress(quiet=quiet, as_json=as_json) as progress:
         progress.begin(Work("adding the backbone"))
         progress.tell("reading the checkpoint and comparing its vectors with transformers'")
-        added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
+        added = add_backbone(place, name=name, revision=revision)
     print_outcome(
         added.model_dump(mode="json"),
         f"added {added.name}: {_shape(added)}\n"

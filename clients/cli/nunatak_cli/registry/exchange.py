@@ -112,7 +112,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_exchange import importing
         from nunatak_exchange.checkpoint import Checkpoint
         from nunatak_exchange.checks import ImportChoices
-        from nunatak_exchange.hub import HuggingFaceHub, fetched
+        from nunatak_exchange.hub import fetched
         from nunatak_exchange.importing import draft_imported, import_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     choices = ImportChoices(
@@ -134,7 +134,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         progress.begin(Work(f"import {task}", total=3))
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         files = importing.FILES
-        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=files) as there:
+        with fetched(place, revision=revision, files=files) as there:
             progress.step(f"found the files of {place}")
             folder = Checkpoint(there.folder)
             imported = import_folder(folder, loaded, kind=kind, choices=choices)
@@ -205,11 +205,11 @@ def push(
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
-        from nunatak_exchange.hub import HuggingFaceHub, push
+        from nunatak_exchange.hub import push
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         blobs = _blobs(opened, manifest)
-        pushed = push(manifest, blobs, place, hub=HuggingFaceHub(), private=not public)
+        pushed = push(manifest, blobs, place, private=not public)
     document = {"reference": manifest.reference, "place": pushed}
     print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
 
@@ -233,11 +233,11 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
         from nunatak_exchange import hub
-        from nunatak_exchange.hub import HuggingFaceHub, draft_pulled, fetched, read_hub_folder
+        from nunatak_exchange.hub import draft_pulled, fetched, read_hub_folder
         from nunatak_model import load_backbone, source_of
     with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)
-        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
+        with fetched(place, revision=revision, files=hub.FILES) as there:
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or source_of(found.manifest.backbone.name))
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)
@@ -288,9 +288,7 @@ def _publish(
         registries.published_line(manifest.reference, is_new=is_new),
         *([f"default label: {head.default_label or 'none (a guard needs one)'}"] * is_single),
     ]
-    if alias is not None:
-        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
-        lines.append(registries.moved_line(move, has_moved=has_moved))
+    lines += registries.promoted(registry, manifest.task, alias, manifest.version)
     document = {
         "reference": manifest.reference,
         "task": manifest.task,

@@ -206,6 +206,14 @@ def promote(
     return move, move not in earlier
 
 
+def promoted(registry: "Registry", task: str, alias: str | None, version: int) -> list[str]:
+    """Let an alias, if one is named, point to a new version; return the line about it."""
+    if alias is None:
+        return []
+    move, has_moved = promote(registry, task, alias, version)
+    return [moved_line(move, has_moved=has_moved)]
+
+
 def moved_line(move: "AliasEvent", *, has_moved: bool) -> str:
     before = "new" if move.from_version is None else f"was {move.from_version}"
     state = before if has_moved else "it was there already; nothing moved"

@@ -173,7 +173,7 @@ def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
 
     matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
     if matrix is not None:
-        return [_matrix_table(manifest.head.labels, matrix)]
+        return [matrix_table(manifest.head.labels, matrix)]
     if not mistakes:
         return []
     table = plain_table("true", "predicted instead", "times", right=["times"])
@@ -183,7 +183,7 @@ def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
     return [table]
 
 
-def _matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> Table:
+def matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> Table:
     table = plain_table("true \\ predicted", *labels, right=labels)
     table.columns[0].style = "bold"
     for row, (label, counts) in enumerate(zip(labels, matrix, strict=True)):

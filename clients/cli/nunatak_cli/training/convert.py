@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_rows import RowFormat
-    from nunatak_training.data import ExampleSet
     from nunatak_training.scoring.conversion import ConvertedScore
 
 
@@ -129,10 +128,10 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
     from nunatak_training.kinds import Metric
     from nunatak_training.scoring.conversion import compare, shows_nothing
 
-    examples = _examples(before)
+    examples = before.examples
     if (problem := shows_nothing(examples, before.said)) is not None:
         raise too_few(str(data), problem)
-    manifest, metrics = before.manifest, before.evaluation.metrics
+    manifest, metrics = before.manifest, before.evaluation.scores
     chosen = manifest.metrics[0].name if manifest.metrics else None
     positive = manifest.recipe and manifest.recipe.settings.get("positive_label")
     known = [*metrics, *([Metric.F1] if positive else [])]
@@ -145,18 +144,9 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
     )
 
 
-def _examples(scored: Scored) -> "ExampleSet":
-    from nunatak_training.data import ExampleSet
-
-    return ExampleSet(examples=tuple(it.example for it in scored.read))
-
-
 def _with_evidence(draft: "TaskDraft", scored: Scored, origin: str) -> "TaskDraft":
     """The draft with the scores that it will have, and with its origin in the note."""
-    from nunatak_training.publishing import metric_records
-
-    found = scored.evaluation
-    metrics = metric_records(found.metrics, found.intervals, _examples(scored))
+    metrics = tuple(scored.evaluation.scores.values())
     # The end of a long note gives way.
     kept = draft.note[: MAX_NOTE_CHARS - len(origin) - 1]
     return draft.model_copy(update={"metrics": metrics, "note": f"{kept}\n{origin}".strip()})

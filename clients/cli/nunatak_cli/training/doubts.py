@@ -51,7 +51,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     check_rows_file("--out", out, Path(data))
     with needs_extra("training"):
         from nunatak_training.doubts import find_doubts
-        from nunatak_training.report import ProgressReport
+        from nunatak_training.report import Report
         from nunatak_training.trunk import DiskTrunkStore
     spelt = rows.spelt_in(data)
     compute.prepare()
@@ -62,7 +62,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
             spelt=spelt,
             max_length=max_length,
             trunks=DiskTrunkStore() if cache else None,
-            report=ProgressReport("doubts", progress),
+            report=Report("doubts", progress),
         )
     tell_rejected(spelt)
     listed = [_row(doubt) for doubt in found]

@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -20,6 +20,7 @@ from rich.text import Text
 from nunatak_cli import options
 from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
+from nunatak_cli.registry.show import matrix_table
 from nunatak_contract.enums import FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from nunatak_client import TaskResult
     from nunatak_client.payloads import ShownOptions
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_training.data import Example, TaggedWords
+    from nunatak_training.data import Example, ExampleSet, TaggedWords
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
-    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
-    from nunatak_training.scoring.statistics import Interval
+    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer
 
 SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
@@ -51,6 +51,8 @@ OUTSIDE = "O"
 class Scored:
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
+    examples: "ExampleSet"
+    """Those of `read`."""
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
     """Number of inputs that the task did not read to the end."""
@@ -114,6 +116,7 @@ def score_version(
     return Scored(
         manifest=manifest,
         read=read,
+        examples=examples,
         said=said,
         num_truncated=num_truncated,
         trained=_is_trained_on(read, examples.digest, kind, manifest),
@@ -296,26 +299,14 @@ def _scored_json(scored: Scored) -> dict[str, object]:
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
         "trained": scored.trained,
-        "metrics": dict(found.metrics),
-        "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
+        "metrics": {it.name: it.value for it in found.scores.values()},
+        "intervals": {it.name: it.interval for it in found.scores.values() if it.interval},
         "errors": dict(found.errors),
         "majority": found.majority and {"label": found.majority[0], "share": found.majority[1]},
-        "labels": [_label_json(label) for label in found.labels],
+        "labels": [asdict(label) for label in found.labels],
         "confusion": None if found.confusion is None else cells,
         "expected_calibration_error": found.calibration_error,
     }
-
-
-def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
-    return {
-        **asdict(report),
-        "precision_interval": _ends(report.precision_interval),
-        "recall_interval": _ends(report.recall_interval),
-    }
-
-
-def _ends(interval: "Interval | None") -> JsonValue:
-    return None if interval is None else [interval.low, interval.high]
 
 
 def _report(scored: Scored, data: Path) -> list[RenderableType]:
@@ -329,7 +320,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
     if found.labels:
         parts.append(_labels_table(found))
     if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
-        parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
+        labels = scored.manifest.head.labels
+        counts = [[found.confusion.get((own, other), 0) for other in labels] for own in labels]
+        parts.append(matrix_table(labels, counts))
     if scored.num_truncated:
         parts.append(Text(f"{counted(scored.num_truncated, 'input')} truncated", style="yellow"))
     return parts
@@ -337,10 +330,9 @@ def _report(scored: Scored, data: Path) -> list[RenderableType]:
 
 def _metrics_table(found: "Evaluation") -> Table:
     table = plain_table("metric", "value", "95 %", right=("value", "95 %"))
-    for metric, value in found.metrics.items():
-        interval = found.intervals.get(metric)
-        extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
-        table.add_row(metric.value, f"{value:.4f}", extent)
+    for it in found.scores.values():
+        extent = "" if it.interval is None else "{:.4f} to {:.4f}".format(*it.interval)
+        table.add_row(it.name, f"{it.value:.4f}", extent)
     if found.majority is not None:
         label, share = found.majority
         table.add_row("majority share", f"{share:.4f}", Text(f"always {label}"))
@@ -357,11 +349,4 @@ def _labels_table(found: "Evaluation") -> Table:
     for label in found.labels:
         scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
         table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
-    return table
-
-
-def _confusion_table(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Table:
-    table = plain_table("true \\ predicted", *labels, right=labels)
-    for truth in labels:
-        table.add_row(truth, *(str(counts.get((truth, predicted), 0)) for predicted in labels))
     return table

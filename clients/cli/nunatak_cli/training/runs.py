@@ -22,10 +22,11 @@ from rich.text import Text
 from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.output import error_console, facts_table, plain_table, tell_rejected
-from nunatak_cli.registry.registries import moved_line, promote, published_line
-from nunatak_cli.registry.show import SHOWN_LABELS
+from nunatak_cli.registry.registries import promoted, published_line
+from nunatak_cli.registry.show import SHOWN_LABELS, score_of
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.progress import Progress
 from nunatak_model import Backbone, maths_of
 from nunatak_registry import Registry
@@ -35,9 +36,8 @@ from nunatak_training.data.sources import check_is_there
 from nunatak_training.fitting import recipe_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, LayerChoice
-from nunatak_training.report import ProgressReport
+from nunatak_training.report import Report
 from nunatak_training.run_settings import method_settings, read_settings
-from nunatak_training.scoring.statistics import Interval
 from nunatak_training.settings import overlaid, read_mapping
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
@@ -51,29 +51,21 @@ def train_and_promote(
     *,
     trunks: TrunkStore | None,
     resume: bool,
-) -> tuple[TrainOutcome, str | None]:
-    """Train, publish, and point the alias, if there is one, at the new version.
-
-    Returns the outcome, and the line about the alias.
-    """
+) -> tuple[TrainOutcome, list[str]]:
+    """Train and publish; return the outcome, and the lines about the version and its alias."""
     outcome = train(
         settings,
         registry=registry,
         backbone=backbone,
-        report=ProgressReport(settings.task, progress),
+        report=Report(settings.task, progress),
         trunks=trunks,
         checkpoints=default_cache_folder() if resume else None,
         warn=lambda found: error_console().print(warnings_table(found, settings.task)),
     )
-    if settings.promote is None:
-        return outcome, None
-    version = outcome.manifest.version
-    move, has_moved = promote(registry, settings.task, settings.promote, version)
-    return outcome, moved_line(move, has_moved=has_moved)
-
-
-def published_text(outcome: TrainOutcome) -> str:
-    return published_line(outcome.manifest.reference, is_new=outcome.is_new)
+    manifest = outcome.manifest
+    published = published_line(manifest.reference, is_new=outcome.is_new)
+    moved = promoted(registry, settings.task, settings.promote, manifest.version)
+    return outcome, [published, *moved]
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
@@ -86,12 +78,13 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
-    choice = outcome.layer_choice
+    recipe = outcome.manifest.recipe
+    choice = recipe and recipe.settings.get("layer_choice")
     num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
     early = "" if num_run == num_planned else f" (ended early, of {num_planned})"
     told = {
         **dict(_scores(outcome)),
-        **({} if choice is None else {"layers chosen": _choice_text(choice)}),
+        **({"layers chosen": _choice_text(LayerChoice.model_validate(choice))} if choice else {}),
         **facts(outcome.manifest, max_labels=SHOWN_LABELS),
         "best epoch": f"{outcome.best_epoch} of {num_run}{early}",
         "time": f"{outcome.seconds:.1f} s",
@@ -100,21 +93,20 @@ def outcome_table(outcome: TrainOutcome) -> Table:
 
 
 def _scores(outcome: TrainOutcome) -> Iterator[tuple[str, str]]:
-    for metric, value in outcome.metrics.items():
-        yield f"dev {metric}", _score_text(value, outcome.intervals.get(metric))
+    for it in outcome.manifest.metrics:
+        yield f"dev {it.name}", _score_text(it)
     if outcome.majority is not None:
         label, share = outcome.majority
         yield "majority share", f"{share:.4f} of the dev examples are {label}"
-    if outcome.test is not None:
-        for metric, value in outcome.test.values.items():
-            yield f"test {metric}", _score_text(value, outcome.test.intervals.get(metric))
+    for it in outcome.manifest.test_metrics:
+        yield f"test {it.name}", _score_text(it)
 
 
-def _score_text(value: float, interval: Interval | None) -> str:
-    if interval is None:
-        return f"{value:.4f}"
-    low, high = interval.low, interval.high
-    return f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({interval.method})"
+def _score_text(score: MetricRecord) -> str:
+    if score.interval is None:
+        return f"{score.value:.4f}"
+    low, high = score.interval
+    return f"{score.value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({score.interval_method})"
 
 
 def _choice_text(choice: LayerChoice) -> str:
@@ -127,20 +119,20 @@ def _choice_text(choice: LayerChoice) -> str:
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, object]:
-    majority, calibration = outcome.majority, outcome.manifest.calibration
-    teacher = outcome.manifest.teacher
+    manifest, majority = outcome.manifest, outcome.majority
+    calibration, teacher = manifest.calibration, manifest.teacher
     return {
-        "reference": outcome.manifest.reference,
-        "task": outcome.manifest.task,
-        "version": outcome.manifest.version,
+        "reference": manifest.reference,
+        "task": manifest.task,
+        "version": manifest.version,
         "is_new": outcome.is_new,
         "alias": alias,
-        "default_label": outcome.manifest.head.default_label,
-        "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
-        "metrics": dict(outcome.metrics),
-        "intervals": {metric: [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "default_label": manifest.head.default_label,
+        "long_share": manifest.data and manifest.data.long_share,
+        "metrics": {it.name: it.value for it in manifest.metrics},
+        "intervals": {it.name: it.interval for it in manifest.metrics if it.interval},
         "majority": majority and {"label": majority[0], "share": majority[1]},
-        "test_metrics": outcome.test and dict(outcome.test.values),
+        "test_metrics": {it.name: it.value for it in manifest.test_metrics} or None,
         "calibration": calibration
         and calibration.model_dump(mode="json", include={"temperature", "dev", "test"}),
         "teacher": teacher and teacher.model_dump(mode="json"),
@@ -150,7 +142,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, objec
             {name: value for name, value in asdict(result).items() if name != "step"}
             for result in outcome.history
         ],
-        "layer_choice": outcome.layer_choice,
+        "layer_choice": manifest.recipe and manifest.recipe.settings.get("layer_choice"),
         "seconds": outcome.seconds,
     }
 
@@ -276,11 +268,10 @@ def train_in_turn(
     results = list[TaskResult]()
     for number, run in enumerate(runs, start=1):
         try:
-            found, _ = train_and_promote(
+            found, lines = train_and_promote(
                 run, registry, backbone, progress, trunks=trunks, resume=resume
             )
-            metric, value = next(iter(found.metrics.items()))
-            line = f"{published_text(found)}, dev {metric} {value:.4f}"
+            line = f"{lines[0]}, dev {score_of(found.manifest)}"
             progress.tell(f"[{number}/{len(runs)}] {run.task}: {line}", task=run.task)
             tell_rejected(run.spelt)
         except NunatakError as error:
@@ -328,9 +319,8 @@ def results_table(results: Sequence[TaskResult]) -> Table:
         if isinstance(found, NunatakError):
             table.add_row(run.task, f"failed [{found.code}]", "", "")
             continue
-        metric, value = next(iter(found.metrics.items()))
-        version, seconds = found.manifest.version, found.seconds
-        table.add_row(run.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
+        version, score = str(found.manifest.version), score_of(found.manifest)
+        table.add_row(run.task, version, score, f"{found.seconds:.1f} s")
     return table
 
 

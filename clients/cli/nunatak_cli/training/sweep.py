@@ -4,8 +4,9 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.table import Table
@@ -20,7 +21,7 @@ from nunatak_contract.plain_text import counted, visible
 from nunatak_contract.progress import shown_progress
 
 if TYPE_CHECKING:
-    from nunatak_training.sweeps.results import RunRecord
+    from nunatak_training.sweeps.results import Finished, RunRecord
     from nunatak_training.sweeps.running import Runner
 
 ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
@@ -68,7 +69,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         if on is not None:
             runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
         elif jobs == 1:
-            runner = running.OneByOne(context)
+            runner = partial(map, context.run)
         else:
             runner = running.InProcesses(jobs=jobs, device=device)
         progress = held.enter_context(shown_progress(quiet=quiet, as_json=as_json))
@@ -148,9 +149,8 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
-        from nunatak_training.report import ProgressReport
+        from nunatak_training.report import Report
         from nunatak_training.sweeps.reporting import run_text
-        from nunatak_training.sweeps.results import Finished
         from nunatak_training.sweeps.running import RunContext, best_run, publish_best
     if promote is not None:
         check_alias_name(promote)
@@ -163,33 +163,25 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         progress.tell(f"best by dev score: {run_text(best.run)}; trained again")
-        context, report = RunContext(device=device.value), ProgressReport(task, progress)
+        context, report = RunContext(device=device.value), Report(task, progress)
         found = publish_best(
             best, opened, context, task=task, note=note, calibrate=calibrate, report=report
         )
-        moved = (
-            None
-            if promote is None
-            else registries.promote(opened, task, promote, found.manifest.version)
-        )
-    metric, score = next(iter(found.metrics.items()))
-    match best.outcome:
-        case Finished(scores=scores):
-            in_sweep = scores[metric]
-        case _:
-            raise AssertionError("the best run has not finished")
+        moved = registries.promoted(opened, task, promote, found.manifest.version)
+    score = found.manifest.metrics[0]
+    in_sweep = cast("Finished", best.outcome).scores[score.name]
     lines = [
-        f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
+        f"dev {score.name} {score.value:.4f}, in the sweep {in_sweep:.4f}",
         registries.published_line(found.manifest.reference, is_new=found.is_new),
-        *([] if moved is None else [registries.moved_line(moved[0], has_moved=moved[1])]),
+        *moved,
     ]
     document = {
         "reference": found.manifest.reference,
         "is_new": found.is_new,
         "alias": promote,
         "run": best.run.digest,
-        "metric": metric,
-        "dev_score": score,
+        "metric": score.name,
+        "dev_score": score.value,
         "dev_score_in_sweep": in_sweep,
     }
     print_outcome(document, *lines, as_json=as_json)

@@ -120,12 +120,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train a task on your examples and publish it as a new version."""
     named = options.settings_given(settings, context.obj)
     with needs_extra("training"):
-        from nunatak_cli.training.runs import (
-            outcome_json,
-            outcome_table,
-            published_text,
-            train_and_promote,
-        )
+        from nunatak_cli.training.runs import outcome_json, outcome_table, train_and_promote
         from nunatak_training.kinds import kind_named
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
@@ -148,7 +143,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         publishing_registry(registry, create=create) as opened,
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
-        outcome, moved = train_and_promote(
+        outcome, lines = train_and_promote(
             request,
             opened,
             compute.backbone(backbone),
@@ -158,11 +153,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         )
     tell_rejected(request.spelt)
     print_outcome(
-        outcome_json(outcome, alias=promote),
-        outcome_table(outcome),
-        published_text(outcome),
-        *([] if moved is None else [moved]),
-        as_json=as_json,
+        outcome_json(outcome, alias=promote), outcome_table(outcome), *lines, as_json=as_json
     )
 
 
@@ -315,23 +306,20 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.multitask import SharedTask, train_backbone
+        from nunatak_training.multitask import train_backbone
         from nunatak_training.recipes import default_recipe
-        from nunatak_training.report import ProgressReport
-    tasks = {
-        name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
-        for name, path in sources.items()
-    }
+        from nunatak_training.report import Report
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     with shown_progress(quiet=quiet, as_json=as_json) as progress:
         outcome = train_backbone(
-            tasks,
+            sources,
             recipe,
             output,
             base,
-            report=ProgressReport(", ".join(sources), progress),
+            kinds={name: kind_named(it) for name, it in kinds.items()},
+            report=Report(", ".join(sources), progress),
             checkpoints=default_cache_folder() if resume else None,
         )
     line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"

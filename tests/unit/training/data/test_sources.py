@@ -9,7 +9,6 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from doubles.examples import load_examples, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_training.data import ExampleSet, RowFormat, load_task_data
-from nunatak_training.data.sources import HubReference
 from nunatak_training.kinds import TaskKind
 
 TRAIN = toy_examples(40, seed=1)
@@ -21,10 +20,10 @@ class DatasetShelf:
 
     def __init__(self, **splits: Dataset) -> None:
         self._splits = splits
-        self.asked: list[HubReference] = []
+        self.asked: list[tuple[str, str | None]] = []
 
-    def __call__(self, reference: HubReference) -> Mapping[str, Dataset]:
-        self.asked.append(reference)
+    def __call__(self, name: str, config: str | None) -> Mapping[str, Dataset]:
+        self.asked.append((name, config))
         return self._splits
 
 
@@ -157,15 +156,13 @@ def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) 
 
 
 @pytest.mark.parametrize(
-    ("source", "reference"),
+    ("source", "asked"),
     [
-        pytest.param("datasets:imdb", HubReference(name="imdb"), id="prefix"),
-        pytest.param(
-            "datasets:owner/set:small", HubReference(name="owner/set", config="small"), id="config"
-        ),
+        pytest.param("datasets:imdb", ("imdb", None), id="prefix"),
+        pytest.param("datasets:owner/set:small", ("owner/set", "small"), id="config"),
     ],
 )
-def test_name_with_the_prefix_is_a_data_set(source: str, reference: HubReference) -> None:
+def test_name_with_the_prefix_is_a_data_set(source: str, asked: tuple[str, str | None]) -> None:
     texts = [f"text {number}" for number in range(4)]
     shelf = DatasetShelf(
         train=labelled(texts, [0, 1, 0, 1]), validation=labelled(texts[:2], [1, 0])
@@ -173,8 +170,8 @@ def test_name_with_the_prefix_is_a_data_set(source: str, reference: HubReference
 
     data = load_task_data(source, load_dataset=shelf)
 
-    assert shelf.asked == [reference]
-    assert data.name == str(reference)
+    assert shelf.asked == [asked]
+    assert data.name == source.removeprefix("datasets:")
     assert [example.label for example in data.train.examples] == ["no", "yes", "no", "yes"]
     assert [example.label for example in data.dev.examples] == ["yes", "no"]
 

@@ -34,31 +34,25 @@ from nunatak_training.scoring.evaluation import (
     ExampleAnswer,
     evaluation_of,
     label_pair_statistics,
+    label_set_statistics,
 )
 from nunatak_training.scoring.statistics import (
-    Entity,
+    Item,
     Values,
-    count_pairs,
-    count_sets,
     entities_in,
     exact_match,
-    f1_macro,
-    f1_micro,
-    f1_of,
-    label_statistics,
-    matthews,
     ndcg,
     overlap_f1,
     pearson,
     reciprocal_rank,
     spearman,
     uses_bio,
-    weights_of_all,
 )
 
 LABELS = ("a", "b", "c", "never")
 NUM = 80
 NUM_UNITS, NUM_LABELS = 60, 4
+NUMBERS = tuple(map(str, range(9)))
 
 
 def examples_of(labels: Sequence[Label]) -> ExampleSet:
@@ -102,7 +96,7 @@ def test_scores_of_labels_are_those_of_scikit_learn() -> None:
     assert [it.recall for it in found.labels] == pytest.approx(recall)
     assert [it.f1 for it in found.labels] == pytest.approx(f1)
     assert [it.num_expected for it in found.labels] == list(support)  # pyrefly: ignore[bad-argument-type]
-    assert found.metrics[Metric.ACCURACY] == pytest.approx(accuracy_score(expected, predicted))
+    assert found.scores[Metric.ACCURACY].value == pytest.approx(accuracy_score(expected, predicted))
     assert found.confusion is not None
     matrix = confusion_matrix(expected, predicted, labels=LABELS)
     assert [[found.confusion.get((own, other), 0) for other in LABELS] for own in LABELS] == (
@@ -115,9 +109,10 @@ def test_scores_of_labels_are_those_of_scikit_learn() -> None:
 
 def test_shares_have_the_interval_of_wilson() -> None:
     _, _, found = single_label()
+    accuracy = found.scores[Metric.ACCURACY]
     # 1927: the shares p for which (share - p)^2 = z^2 p (1 - p) / n.
     for share, interval, count in [
-        (found.metrics[Metric.ACCURACY], found.intervals[Metric.ACCURACY], NUM),
+        (accuracy.value, accuracy.interval, NUM),
         (found.labels[0].recall, found.labels[0].recall_interval, found.labels[0].num_expected),
         (
             found.labels[0].precision,
@@ -126,7 +121,7 @@ def test_shares_have_the_interval_of_wilson() -> None:
         ),
     ]:
         assert interval is not None
-        for p in (interval.low, interval.high):
+        for p in interval:
             assert (share - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / count)
     assert found.labels[3].recall_interval is found.labels[3].precision_interval is None
 
@@ -168,7 +163,7 @@ def test_several_labels_are_right_if_all_of_them_are() -> None:
     found = evaluation_of(TaskKind.MULTI_LABEL, LABELS[:3], expected, said)
 
     chosen = scores >= 0.5
-    assert found.metrics == pytest.approx(
+    assert {it: own.value for it, own in found.scores.items()} == pytest.approx(
         {
             Metric.F1_MICRO: f1_score(right, chosen, average="micro"),
             Metric.F1_MACRO: f1_score(right, chosen, average="macro"),
@@ -221,8 +216,8 @@ def test_tags_of_entities_are_scored_by_entity() -> None:
         ("X", 1.0, 0.5),
         ("Y", 0.5, 1.0),
     ]
-    assert found.metrics[Metric.ENTITY_F1] == pytest.approx(2 * 2 / (3 + 3))
-    assert found.metrics[Metric.ACCURACY] == pytest.approx(7 / 9)
+    assert found.scores[Metric.ENTITY_F1].value == pytest.approx(2 * 2 / (3 + 3))
+    assert found.scores[Metric.ACCURACY].value == pytest.approx(7 / 9)
     assert found.misses == (0.0, 1.0, 1.0)
 
 
@@ -237,7 +232,7 @@ def test_an_answer_misses_unless_it_is_one_of_the_right_ones() -> None:
     found = evaluation_of(TaskKind.QUESTION_ANSWERING, (), examples_of(expected), said)
 
     assert found.misses == (0.0, 0.0, 1.0)
-    assert found.metrics[Metric.EXACT_MATCH] == pytest.approx(2 / 3)
+    assert found.scores[Metric.EXACT_MATCH].value == pytest.approx(2 / 3)
 
 
 def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
@@ -247,7 +242,7 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
 
     found = evaluation_of(TaskKind.RANKING, (), examples_of(expected), said)
 
-    assert found.metrics[Metric.MRR] == pytest.approx((1 + 1 / 2) / 2)
+    assert found.scores[Metric.MRR].value == pytest.approx((1 + 1 / 2) / 2)
     assert found.misses == (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -269,7 +264,7 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
         pytest.param("X-A B-A", [("A", 1, 2)], id="another-mark"),
     ],
 )
-def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Entity]) -> None:
+def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Item]) -> None:
     assert entities_in(tags.split()) == entities
 
 
@@ -314,8 +309,8 @@ def test_correlations_match_scipy_for_any_weights(seed: int) -> None:
 def test_equal_predictions_correlate_with_nothing(statistic: type) -> None:
     assert statistic(np.arange(3.0), np.ones(3))(np.ones(3)) == 0.0
     assert statistic(np.full(7, 0.1), np.full(7, 0.7))(np.ones(7)) == 0.0
-    counts = count_pairs([[0], [1]], [[0], [0]], num_labels=2)
-    assert matthews(counts)(weights_of_all(2)) == 0.0
+    always_one = label_pair_statistics("ab", "ab", "aa")
+    assert always_one.value(Metric.MATTHEWS_CORRELATION) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -355,11 +350,11 @@ def test_equal_scores_earn_nothing_whatever_the_order_of_the_documents(
 def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
     expected, predicted = drawn(seed)
     times = weights(seed)
-    counts = count_pairs(
-        [[it] for it in expected], [[it] for it in predicted], num_labels=NUM_LABELS
-    )
+    right, said = (list(map(str, it)) for it in (expected, predicted))
 
-    found = {name: it(times) for name, it in label_statistics(counts, 1).items()}
+    statistics = label_pair_statistics(NUMBERS, right, said, "1")
+
+    found = {name: it(times) for name, it in statistics.by_metric.items()}
 
     repeated = [np.repeat(it, times.astype(int)) for it in (expected, predicted)]
     assert found == pytest.approx(
@@ -377,36 +372,31 @@ def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
 def test_scores_of_label_sets_match_scikit_learn(seed: int) -> None:
     source = np.random.default_rng(seed)
     expected, predicted = (source.random((2, NUM_UNITS, NUM_LABELS)) < 0.4).astype(int)
-    counts = count_sets(
-        *(
-            [frozenset((int(it),) for it in row.nonzero()[0]) for row in side]
-            for side in (expected, predicted)
-        ),
-        num_labels=NUM_LABELS,
+    right, said = ([[*map(str, it.nonzero()[0])] for it in side] for side in (expected, predicted))
+
+    found = label_set_statistics(NUMBERS, right, said, "2")
+
+    assert {name: found.value(name) for name in found.by_metric} == pytest.approx(
+        {
+            Metric.F1_MICRO: f1_score(expected, predicted, average="micro"),
+            Metric.F1_MACRO: f1_score(expected, predicted, average="macro"),
+            Metric.ACCURACY: accuracy_score(expected, predicted),
+            Metric.F1: f1_score(expected[:, 2], predicted[:, 2]),
+        }
     )
-
-    once = weights_of_all(NUM_UNITS)
-
-    assert f1_micro(counts)(once) == pytest.approx(f1_score(expected, predicted, average="micro"))
-    assert f1_macro(counts)(once) == pytest.approx(f1_score(expected, predicted, average="macro"))
-    assert f1_of(counts, 2)(once) == pytest.approx(f1_score(expected[:, 2], predicted[:, 2]))
 
 
 def test_labels_that_never_occur_do_not_lower_the_mean() -> None:
-    counts = count_pairs([[0], [1]], [[0], [1]], num_labels=9)
-
-    assert f1_macro(counts)(weights_of_all(2)) == 1.0
+    assert label_pair_statistics(NUMBERS, "01", "01").value(Metric.F1_MACRO) == 1.0
 
 
-def test_nothing_expected_and_nothing_predicted_scores_zero() -> None:
-    counts = count_sets([frozenset()], [frozenset()], num_labels=2)
-
-    assert f1_micro(counts)(weights_of_all(1)) == 0.0
-    assert f1_macro(counts)(weights_of_all(1)) == 0.0
+@pytest.mark.parametrize("metric", [Metric.F1_MICRO, Metric.F1_MACRO])
+def test_nothing_expected_and_nothing_predicted_scores_zero(metric: Metric) -> None:
+    assert label_set_statistics("ab", [[]], [[]]).value(metric) == 0.0
 
 
-@pytest.mark.parametrize(("positive", "f1"), [(1, 4 / 5), (2, 0.0)])
-def test_f1_is_for_the_positive_label(positive: int, f1: float) -> None:
-    found, _ = label_pair_statistics("abc", "aaabbc", "aabbba", positive)
+@pytest.mark.parametrize(("positive", "f1"), [("b", 4 / 5), ("c", 0.0)])
+def test_f1_is_for_the_positive_label(positive: str, f1: float) -> None:
+    found = label_pair_statistics("abc", "aaabbc", "aabbba", positive)
 
     assert found.value(Metric.F1) == pytest.approx(f1)

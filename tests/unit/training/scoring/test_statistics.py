@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from nunatak_contract.enums import IntervalMethod
+from nunatak_contract.evidence import MetricRecord
+from nunatak_training.data import Example, ExampleSet
 from nunatak_training.kinds import Metric
-from nunatak_training.scoring.statistics import Interval, Statistics, mean_of, score_intervals
+from nunatak_training.scoring.statistics import Statistics, mean_of
 
 
 def share_of_ones(num_units: int, share: float, *, is_proportion: bool = False) -> Statistics:
@@ -17,30 +19,31 @@ def share_of_ones(num_units: int, share: float, *, is_proportion: bool = False) 
     )
 
 
-def interval_of(statistics: Statistics, *, seed: int = 0) -> Interval | None:
-    return score_intervals(statistics, [Metric.ACCURACY], seed=seed).get(Metric.ACCURACY)
+def score_of(statistics: Statistics, *, seed: int = 0) -> MetricRecord:
+    examples = ExampleSet(examples=(Example(text="x", label="a"),) * statistics.num_units)
+    return statistics.scores([Metric.ACCURACY], examples, seed=seed)[Metric.ACCURACY]
 
 
 def test_a_perfect_proportion_of_few_examples_leaves_doubt() -> None:
-    found = interval_of(share_of_ones(31, 1.0, is_proportion=True))
+    found = score_of(share_of_ones(31, 1.0, is_proportion=True))
 
-    assert found is not None
-    assert found.low < 0.9
-    assert found.high == 1.0
+    assert found.interval is not None
+    assert found.interval[0] < 0.9
+    assert found.interval[1] == 1.0
+    assert found.interval_method is IntervalMethod.WILSON
 
 
 @pytest.mark.parametrize("num_units", [100, 2500])
 def test_interval_of_a_mean_by_bootstrap_is_that_of_theory(num_units: int) -> None:
-    found = interval_of(share_of_ones(num_units, 0.8))
+    found = score_of(share_of_ones(num_units, 0.8))
 
     half = 1.96 * math.sqrt(0.8 * 0.2 / num_units)
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx((0.8 - half, 0.8 + half), abs=half / 5)
-    assert found.method is IntervalMethod.BOOTSTRAP
+    assert found.interval == pytest.approx((0.8 - half, 0.8 + half), abs=half / 5)
+    assert found.interval_method is IntervalMethod.BOOTSTRAP
 
 
 def test_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
-    first, again, other = (interval_of(share_of_ones(50, 0.5), seed=it) for it in (1, 1, 2))
+    first, again, other = (score_of(share_of_ones(50, 0.5), seed=it).interval for it in (1, 1, 2))
 
     assert first == again != other
 
@@ -49,4 +52,6 @@ def test_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
 def test_a_bootstrap_whose_resamples_all_agree_claims_no_interval(value: float) -> None:
     equal = mean_of(np.full(7, value))
 
-    assert interval_of(Statistics(num_units=7, by_metric={Metric.ACCURACY: equal})) is None
+    found = score_of(Statistics(num_units=7, by_metric={Metric.ACCURACY: equal}))
+
+    assert found.interval is found.interval_method is None

@@ -15,7 +15,7 @@ from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import GradDropSettings, RegularizerName
+from nunatak_training.recipes import RegularizerName, RegularizerSettings
 from nunatak_training.sweeps.planning import Run, cut_data, read_grid
 from nunatak_training.sweeps.reporting import method_label
 from nunatak_training.sweeps.results import Cut
@@ -200,7 +200,7 @@ def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path)
         overrides={"regularizer.name": "graddrop"},
     )
 
-    expected = GradDropSettings(name=RegularizerName.GRADDROP)
+    expected = RegularizerSettings(name=RegularizerName.GRADDROP)
     assert runs
     assert all(run.description.recipe.regularizer == expected for run in runs)
 

@@ -13,7 +13,7 @@ from nunatak_registry import Registry
 from nunatak_training.publishing import publish
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Finished, RunRecord
-from nunatak_training.sweeps.running import OneByOne, RunContext, best_run, publish_best
+from nunatak_training.sweeps.running import RunContext, best_run, publish_best
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ def test_of_equal_scores_the_smaller_task_wins(runs: tuple[Run, ...]) -> None:
 
 def test_the_published_weights_are_those_of_the_run(runs: tuple[Run, ...], tmp_path: Path) -> None:
     context = RunContext()
-    records = tuple(OneByOne(context)(runs))
+    records = tuple(map(context.run, runs))
     best = best_run(records)
     assert isinstance(best.outcome, Finished)
     (run,) = (it for it in runs if it.description == best.run)
@@ -62,7 +62,7 @@ def test_the_published_weights_are_those_of_the_run(runs: tuple[Run, ...], tmp_p
 
     assert same == found.manifest
     assert found.manifest.reference == "tone/1"
-    assert found.metrics == best.outcome.scores
+    assert {it.name: it.value for it in found.manifest.metrics} == best.outcome.scores
     assert found.manifest.recipe is not None
     assert found.manifest.recipe.settings["seed"] == best.run.recipe.seed
 
@@ -70,7 +70,7 @@ def test_the_published_weights_are_those_of_the_run(runs: tuple[Run, ...], tmp_p
 def test_a_result_can_be_repeated_from_any_folder(
     runs: tuple[Run, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (best,) = OneByOne(RunContext())(runs[:1])
+    (best,) = map(RunContext().run, runs[:1])
     monkeypatch.chdir(tmp_path)
 
     with Registry.open(tmp_path / "registry") as registry:
@@ -80,7 +80,7 @@ def test_a_result_can_be_repeated_from_any_folder(
 
 def test_the_published_run_is_calibrated_if_asked(tmp_path: Path) -> None:
     folder = toy_folder(tmp_path, num_dev=60)
-    (best,) = OneByOne(RunContext())(toy_runs(folder))
+    (best,) = map(RunContext().run, toy_runs(folder))
 
     with Registry.open(tmp_path / "registry") as registry:
         found = publish_best(best, registry, RunContext(), task="tone", calibrate=True)
@@ -89,12 +89,12 @@ def test_the_published_run_is_calibrated_if_asked(tmp_path: Path) -> None:
     assert found.manifest.recipe is not None
     assert found.manifest.recipe.settings["calibrate"] is True
     assert isinstance(best.outcome, Finished)
-    assert found.metrics == best.outcome.scores
+    assert {it.name: it.value for it in found.manifest.metrics} == best.outcome.scores
 
 
 def test_changed_examples_publish_nothing(tmp_path: Path) -> None:
     folder = toy_folder(tmp_path)
-    (best,) = OneByOne(RunContext())(toy_runs(folder))
+    (best,) = map(RunContext().run, toy_runs(folder))
     write_jsonl(folder / "toy" / "train.jsonl", rows_of(toy_examples(24, seed=9)))
 
     with (

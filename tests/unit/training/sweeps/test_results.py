@@ -42,7 +42,7 @@ def test_every_run_is_one_line_in_one_file(results: ResultsFolder, runs: tuple[R
 
 def test_half_written_file_is_no_result(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
     results.path.mkdir()
-    (results.path / f"{runs[0].description.digest}.writing").write_text('{"run": {"dig')
+    (results.path / f"{runs[0].description.digest}.jsonl.partial").write_text('{"run": {"dig')
 
     assert results.records() == ()
     results.add(record_of(runs[0], 0.5))

@@ -11,7 +11,7 @@ from doubles.sweeps import ScriptedRunner, record_of, toy_runs
 from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.results import Failed, Finished, ResultsFolder, RunRecord
-from nunatak_training.sweeps.running import InProcesses, OneByOne, RunContext, Worker, run_sweep
+from nunatak_training.sweeps.running import InProcesses, RunContext, Worker, run_sweep
 
 
 @pytest.fixture(name="runs", scope="module")
@@ -84,7 +84,7 @@ def test_progress_begins_after_the_runs_that_were_done_before(
 def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) -> None:
     runs = toy_runs(folder, regularizers=[{"name": "graddrop"}, {"name": "none"}])
 
-    failed, finished = OneByOne(RunContext())(runs)
+    failed, finished = map(RunContext().run, runs)
 
     assert isinstance(failed.outcome, Failed)
     assert failed.outcome.code == "invalid_recipe"
@@ -97,7 +97,7 @@ def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) 
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
     runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
 
-    (record,) = OneByOne(RunContext())(runs)
+    (record,) = map(RunContext().run, runs)
 
     assert isinstance(record.outcome, Finished)
     assert record.outcome.test_scores.keys() == record.outcome.scores.keys()
@@ -108,7 +108,7 @@ def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> 
 def test_processes_give_what_one_process_gives(folder: Path) -> None:
     runs = toy_runs(folder, seeds=[0, 1])
 
-    alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
+    alone = {it.run.digest: it.outcome for it in map(RunContext().run, runs)}
     together = {it.run.digest: it.outcome for it in InProcesses(jobs=2)(runs)}
 
     assert together == alone
