@@ -23,7 +23,7 @@ from nunatak_contract.policies import Pattern
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.scheduler.turns import Pace
-from nunatak_server.verdicts.patterns import NORMAL, Matches, matches_in_all, state_of
+from nunatak_server.verdicts.patterns import NORMAL, Matches, in_turns, matches_in_all, state_of
 from nunatak_server.verdicts.rules import merged_spans
 
 END: Final = 256
@@ -209,26 +209,30 @@ async def matches_in_call(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    borders = await pace.on_thread(lambda _: border_texts(sequences, max_chars=max_chars))
+    borders, found = dict[str, dict[Piece, None]](), list[Matches]()
+    await in_turns(border_texts(sequences, borders, max_chars=max_chars), pace)
     read = await matches_in_all(patterns, (*texts, *borders), pace)
     own, of_borders = read[: len(texts)], read[len(texts) :]
-    return await pace.on_thread(lambda _: _with_borders(texts, own, joined, borders, of_borders))
+    await in_turns(_with_borders(texts, own, joined, borders, of_borders, found), pace)
+    return found
 
 
-def border_texts(sequences: Iterable[Sequence[str]], *, max_chars: int) -> Joined:
-    """Return the ends of texts that follow each other as they are written, for each sequence.
+def border_texts(
+    sequences: Iterable[Sequence[str]], found: dict[str, dict[Piece, None]], *, max_chars: int
+) -> Iterator[None]:
+    """Find the ends of texts that follow each other as they are written, for each sequence.
 
     A border stands with at least `END` characters that show something on both sides, if there are
     so many. A joined text with more than `max_chars` characters has few pieces.
     """
-    ends_of, found = cache(_written_ends), dict[str, dict[Piece, None]]()
+    ends_of = cache(_written_ends)
     for texts in sequences:
         pieces = chain.from_iterable(map(ends_of, texts))
         for group in _groups(pieces, max_chars=max_chars):
             for glue in GLUES if len(group) > 1 else ():
                 text, placed = _put_together(group, glue)
                 found.setdefault(text, {}).update(dict.fromkeys(placed))
-    return found
+                yield
 
 
 def _written_ends(text: str) -> Sequence[Piece]:
@@ -279,38 +283,37 @@ def _with_borders(
     joined: Joined,
     borders: Joined,
     of_borders: Sequence[Matches],
-) -> Sequence[Matches]:
-    across = _across(borders, of_borders)
-    if not across:
-        return own
-
-    def more(text: str) -> Mapping[Pattern, Collection[FoundSpan]]:
+    read: list[Matches],
+) -> Iterator[None]:
+    """Add what patterns say about each text, also across its borders."""
+    across = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
+    for pieces, matches in zip(borders.values(), of_borders, strict=True):
+        yield from _find_across(pieces, matches, across)
+    for text, known in zip(texts, own, strict=True):
         found = defaultdict[Pattern, dict[FoundSpan, None]](dict, across[text])
         for piece in joined.get(text, ()):
             back = replace(piece, begin=piece.place, place=piece.begin)
             for pattern, spans in across[piece.text].items():
                 placed = map(back.of_text, spans)
-                found[pattern] = found[pattern] | {it: None for it in placed if it is not None}
-        return found
-
-    return [
-        {**known, **{it: state_of(known[it].spans, [*spans]) for it, spans in more(text).items()}}
-        for text, known in zip(texts, own, strict=True)
-    ]
+                found[pattern] |= {it: None for it in placed if it is not None}
+                yield
+        more = {it: state_of(known[it].spans, [*spans]) for it, spans in found.items()}
+        read.append({**known, **more})
+        yield
 
 
-def _across(
-    borders: Joined, matches: Sequence[Matches]
-) -> Mapping[str, Mapping[Pattern, dict[FoundSpan, None]]]:
-    """Return the part in each text of what matches in several texts; no text is absent."""
-    found = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
-    for pieces, own in zip(borders.values(), matches, strict=True):
-        for pattern, state in own.items():
-            if not state.holds:
-                continue
-            parts = list(parts_in(merged_spans(state.spans), pieces))
-            num_parts = Counter(index for index, _, _ in parts)
-            for index, text, part in parts:
-                if num_parts[index] > 1:
-                    found[text].setdefault(pattern, {})[part] = None
-    return found
+def _find_across(
+    pieces: Collection[Piece],
+    matches: Matches,
+    found: Mapping[str, dict[Pattern, dict[FoundSpan, None]]],
+) -> Iterator[None]:
+    """Add the part in each text of what matches in several texts; no text is absent."""
+    for pattern, state in matches.items():
+        if not state.holds:
+            continue
+        parts = list(parts_in(merged_spans(state.spans), pieces))
+        num_parts = Counter(index for index, _, _ in parts)
+        for index, text, part in parts:
+            if num_parts[index] > 1:
+                found[text].setdefault(pattern, {})[part] = None
+        yield

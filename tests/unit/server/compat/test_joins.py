@@ -2,7 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,10 +14,17 @@ from pydantic import JsonValue
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Pattern
 from nunatak_server.compat.guards import CallContent
-from nunatak_server.compat.joins import END, Joined, border_texts, joined_texts, matches_in_call
+from nunatak_server.compat.joins import (
+    END,
+    Joined,
+    Piece,
+    border_texts,
+    joined_texts,
+    matches_in_call,
+)
 from nunatak_server.outputs.conditions import FoundSpan
-from nunatak_server.scheduler.turns import Turns
-from nunatak_server.verdicts.patterns import matches_in
+from nunatak_server.scheduler.turns import Check, Pace, Result, Turns
+from nunatak_server.verdicts.patterns import TURN_S, matches_in
 
 LIMIT = 32_768
 TEXTS = st.lists(st.text("ab .!", min_size=1, max_size=700), min_size=2, max_size=6)
@@ -155,6 +164,22 @@ def test_turns_of_a_role_are_joined_where_a_sentence_may_go_on(
     assert content.turns == ([("Hi!", before, after)] if goes_on else [])
 
 
+class TimedPace(Pace):
+    """Keeps the processor time of each turn on the thread, in seconds."""
+
+    turns_s: list[float]
+
+    async def on_thread(self, work: Callable[[Check], Result]) -> Result:
+        def timed(check: Check) -> Result:
+            begun = time.thread_time()
+            try:
+                return work(check)
+            finally:
+                self.turns_s.append(time.thread_time() - begun)
+
+        return await super().on_thread(timed)
+
+
 PATTERNS = [
     Pattern(pattern=it, label="X")
     for it in (
@@ -242,4 +267,20 @@ async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
 def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
     texts = ["x" + "\u200b" * 999] * 300
 
-    assert sum(map(len, border_texts([texts], max_chars=LIMIT))) < 12 * len("".join(texts))
+    found = dict[str, dict[Piece, None]]()
+    for _ in border_texts([texts], found, max_chars=LIMIT):
+        pass
+
+    assert sum(map(len, found)) < 12 * len("".join(texts))
+
+
+async def test_many_matches_across_borders_hold_the_thread_for_one_turn_at_a_time() -> None:
+    texts = [f"ab{number}ba" for number in range(60)]
+    patterns = [Pattern(pattern=f"aa|x{number}", label="X") for number in range(128)]
+    pace, turns = TimedPace(Turns(), "ann", deadline=inf), list[float]()
+
+    pace.turns_s = turns
+    await matches_in_call(patterns, texts, joins(texts), [texts], pace, max_chars=LIMIT)
+
+    assert len(turns) > 3
+    assert max(turns) < 5 * TURN_S
