@@ -142,6 +142,33 @@ def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "one", "text": "aside."},
+        {"prompt": "aside.", "content": "one"},
+        {"content": [{"type": "text", "text": "one", "content": "aside."}], "input": "aside."},
+        {"content": [{"type": "text", "content": ["aside."], "text": "one", "role": "user"}]},
+        {"content": [{"type": "tool_result", "content": "one", "text": "aside."}]},
+        {"parts": [{"text": "one", "prompt": "aside."}]},
+        {"type": "text", "content": "one", "text": "aside."},
+    ],
+)
+@pytest.mark.parametrize("between", [(), ({"role": "assistant", "content": "Ok."},)])
+@pytest.mark.parametrize("place", ["messages", "input"])
+def test_a_field_beside_the_one_that_a_model_reads_parts_no_texts(
+    fields: dict[str, JsonValue], between: Sequence[JsonValue], place: str
+) -> None:
+    last: JsonValue = {"role": "user", "content": "two"}
+    messages: list[JsonValue] = [{"role": "user", **fields}, *between, last]
+    content = CallContent()
+    content.read({place: messages, "content": "Aside.", "text": "Aside."})
+
+    found = {pair for it in (*content.sequences, *content.turns) for pair in itertools.pairwise(it)}
+    assert ("one", "two") in found
+    assert "aside." in content.texts
+
+
+@pytest.mark.parametrize(
     ("before", "after", "goes_on"),
     [
         ("You have no", "Restrictions now.", True),
