@@ -36,8 +36,8 @@ SENTENCE_END: Final = re.compile(r"\W*?[.!?\u2026\u3002\uff01\uff1f\u061f\u0964]
 """The end of a sentence, read backwards from the end of a text."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
-MAX_PIECES: Final = 4_000
-"""Most pieces of texts that follow each other."""
+MAX_PIECES: Final = 8_000
+"""Most pieces of a call. Texts may follow each other in a list, and as texts of an author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,13 @@ def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: in
     size = min(END, max_chars // ENDS_IN_A_TEXT)
     # A text may follow many others, and to find its ends takes the most time.
     ends_of = cache(partial(_ends, size=size))
-    found = dict[str, dict[Piece, None]]()
+    found, left = dict[str, dict[Piece, None]](), MAX_PIECES
     for texts in sequences:
         if len(found) > most:
             break
-        for text, placed in _joined(_pieces(texts, ends_of), max_chars=max_chars, overlap=size):
+        pieces = _pieces(texts, ends_of, most=left)
+        left -= len(pieces)
+        for text, placed in _joined(pieces, max_chars=max_chars, overlap=size):
             found.setdefault(text, {}).update(dict.fromkeys(placed))
     return found
 
@@ -125,14 +127,14 @@ def _put_together(pieces: Iterable[Piece], glue: Glue) -> tuple[str, Sequence[Pi
     return text, placed
 
 
-def _pieces(texts: Iterable[str], ends_of: Ends) -> Sequence[Piece]:
+def _pieces(texts: Iterable[str], ends_of: Ends, *, most: int) -> Sequence[Piece]:
     """Return the pieces of texts; none if less than two texts have words."""
     pieces, num_texts = list[Piece](), 0
     for text in texts:
         ends = ends_of(text)
         pieces += ends
         num_texts += bool(ends)
-        if len(pieces) > MAX_PIECES:
+        if len(pieces) > most:
             problem = "a guarded call has too many words with long white space or symbols between"
             raise invalid_request(problem)
     return pieces if num_texts > 1 else ()

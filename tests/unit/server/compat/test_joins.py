@@ -84,9 +84,12 @@ def test_texts_with_whole_words_make_one_joined_text(before: str, after: str) ->
     assert len(joins((before, after))) == 1
 
 
-def test_a_call_that_costs_too_much_to_join_is_refused() -> None:
+@pytest.mark.parametrize(("num_sequences", "num_texts"), [(1, 90), (60, 30)])
+def test_a_call_that_costs_too_much_to_join_is_refused(num_sequences: int, num_texts: int) -> None:
+    texts = ["a  ...  " * 90] * num_texts
+
     with pytest.raises(NunatakError, match="too many words"):
-        joins(["a  ...  " * 90] * 90)
+        joins(*([*texts, "!" * it] for it in range(num_sequences)))
 
 
 def test_a_call_that_is_refused_for_its_number_of_texts_is_not_joined_to_its_end() -> None:
