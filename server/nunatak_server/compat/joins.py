@@ -213,8 +213,10 @@ async def matches_in_call(
     """
     borders, found = dict[str, dict[Piece, None]](), list[Matches]()
     await in_turns(border_texts(sequences, borders, max_chars=max_chars), pace)
-    read = await matches_in_all(patterns, (*texts, *borders), pace)
-    own, of_borders = read[: len(texts)], read[len(texts) :]
+    own = await matches_in_all(patterns, texts, pace)
+    begins = defaultdict[str, dict[Pattern, int]](dict)
+    await in_turns(_find_begins(borders, dict(zip(texts, own, strict=True)), begins), pace)
+    of_borders = await matches_in_all(patterns, tuple(borders), pace, begins=begins)
     await in_turns(_with_borders(texts, own, joined, borders, of_borders, found), pace)
     return found
 
@@ -234,6 +236,19 @@ def border_texts(
             for glue in GLUES if len(group) > 1 else ():
                 text, placed = _put_together(group, glue)
                 found.setdefault(text, {}).update(dict.fromkeys(placed))
+                yield
+
+
+def _find_begins(
+    borders: Joined, own: Mapping[str, Matches], begins: Mapping[str, dict[Pattern, int]]
+) -> Iterator[None]:
+    """Find the ends of matches that a cut parts: a pattern goes on there in the whole text."""
+    for border, pieces in borders.items():
+        for piece in (it for it in pieces if it.begin):
+            for pattern, state in own[piece.text].items():
+                for it in state.spans:
+                    if it.start < piece.begin < it.end:
+                        begins[border][pattern] = it.end - piece.begin
                 yield
 
 

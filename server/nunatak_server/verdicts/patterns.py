@@ -15,7 +15,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -75,23 +76,33 @@ def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
 
 
 async def matches_in_all(
-    patterns: Sequence[Pattern], texts: Sequence[str], pace: Pace
+    patterns: Sequence[Pattern],
+    texts: Sequence[str],
+    pace: Pace,
+    *,
+    begins: Mapping[str, Mapping[Pattern, int]] = MappingProxyType({}),
 ) -> tuple[Matches, ...]:
     """Return what the patterns say about each text.
+
+    `begins` says from where a pattern reads a text; else from its begin.
 
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
     searches, states = _searches(patterns), list[Matches]()
 
+    def places(text: str) -> Iterator[_Place]:
+        again = begins.get(text, {})
+        return (_Place(it, text, again.get(it.pattern, 0)) for it in searches)
+
     def steps() -> Iterator[None]:
         for text in texts:
-            found = {_Place(it, text, 0): list[FoundSpan]() for it in searches}
+            found = {it: list[FoundSpan]() for it in places(text)}
             yield from _steps(found)
             states.append(_states({it.search: spans for it, spans in found.items()}))
             yield
 
-    await _take(steps(), (_Place(it, text, 0) for text in texts for it in searches), pace)
+    await _take(steps(), chain.from_iterable(map(places, texts)), pace)
     return tuple(states)
 
 

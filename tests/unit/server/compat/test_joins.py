@@ -294,6 +294,21 @@ async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
     assert not any(own[begin].holds for own in read)
 
 
+@pytest.mark.parametrize("shift", range(4))
+async def test_a_cut_within_a_match_hides_no_match_across_a_border(shift: int) -> None:
+    quoted = Pattern(pattern=r'"[^"]{1,40}"', label="X")
+    texts = ["q" * shift + '"a" ' * 150 + 'w "sec', 'ret" end']
+
+    read = await matches_in_call([quoted], texts, {}, [texts], Turns().pace("ann"), max_chars=LIMIT)
+
+    found = [
+        text[own[quoted].spans[-1].start : own[quoted].spans[-1].end]
+        for text, own in zip(texts, read, strict=True)
+        if own[quoted].holds
+    ]
+    assert found == ['"sec', 'ret"']
+
+
 def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
     texts = ["x" + "\u200b" * 999] * 300
 
