@@ -77,6 +77,10 @@ class Pattern(Record, frozen=True):
     )
     label: Label = Field(description="what a mask shows in the place of each match")
 
+    def __hash__(self) -> int:
+        # A text keeps its hash, and each pattern of a policy is looked up for each text.
+        return hash(self.pattern)
+
 
 class Rule(Record, frozen=True):
     """Conditions and patterns, and the action if they hold together."""

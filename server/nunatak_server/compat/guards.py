@@ -54,6 +54,8 @@ CONVERSATION: Final = _names("content contents input messages prompt text")
 """Names of fields that hold what the user says, unless a role says otherwise."""
 TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
+MESSAGE_FIELDS: Final = _names("contents input message messages")
+"""Names of fields that hold messages, of which a model reads `content`; of other parts, `text`."""
 DATA_FIELDS: Final = _names("chat_template_kwargs documents json response tool_results variables")
 """Names of fields whose content a model reads whole, with names and numbers: data of tools."""
 DATA: Final = "*"
@@ -114,6 +116,8 @@ class CallContent:
     """The field of the call that is read."""
     _role: str = ""
     """The role of the message that is read."""
+    _is_aside: bool = False
+    """Whether the field stands beside the one that a model reads."""
 
     def read(self, value: JsonValue) -> JsonValue:
         """Read a call or its texts; return the value with changed texts."""
@@ -170,12 +174,18 @@ class CallContent:
 
     def _object(self, fields: Mapping[str, JsonValue], name: str) -> dict[str, JsonValue]:
         changed = dict[str, JsonValue]()
+        # A provider may skip the other fields, which must not part what a model reads as one.
+        is_message = name in MESSAGE_FIELDS or fields.get("type") == "tool_result"
+        main, before = "content" if is_message else "text", self._is_aside
+        others = TEXT_FIELDS - {main} if name and fields.get(main) else ()
         for it, value in fields.items():
+            self._is_aside = before or it in others
             own = self._name(it, name)
             while own in changed:
                 # The masks of two names may be equal, and no value may be lost.
                 own = f"{own} {len(changed)}"
             changed[own] = self._field(it, value, name)
+        self._is_aside = before
         return changed
 
     def _role_of(self, fields: Mapping[str, JsonValue]) -> str:
@@ -194,7 +204,7 @@ class CallContent:
         elif not self._said or self._said[-1].author != author:
             # White space counts for patterns that read on over it, and parts no texts of others.
             return text
-        self._said.append(_Said(author=author, name=name, text=text))
+        self._said.append(_Said(author=author, name=DATA if self._is_aside else name, text=text))
         return self.changes.get(text, text)
 
     def _name(self, name: str, parent: str) -> str:

@@ -23,7 +23,7 @@ from nunatak_contract.policies import Pattern
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.scheduler.turns import Pace
-from nunatak_server.verdicts.patterns import NORMAL, Matches, matches_in_all, state_of
+from nunatak_server.verdicts.patterns import NORMAL, Matches, in_turns, matches_in_all, state_of
 from nunatak_server.verdicts.rules import merged_spans
 
 END: Final = 256
@@ -36,8 +36,8 @@ SENTENCE_END: Final = re.compile(r"\W*?[.!?\u2026\u3002\uff01\uff1f\u061f\u0964]
 """The end of a sentence, read backwards from the end of a text."""
 ENDS_IN_A_TEXT: Final = 5
 """A joined text has room for at least this number of ends."""
-MAX_PIECES: Final = 4_000
-"""Most pieces of texts that follow each other."""
+MAX_PIECES: Final = 8_000
+"""Most pieces of a call. Texts may follow each other in a list, and as texts of an author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,13 @@ def joined_texts(sequences: Iterable[Sequence[str]], *, max_chars: int, most: in
     size = min(END, max_chars // ENDS_IN_A_TEXT)
     # A text may follow many others, and to find its ends takes the most time.
     ends_of = cache(partial(_ends, size=size))
-    found = dict[str, dict[Piece, None]]()
+    found, left = dict[str, dict[Piece, None]](), MAX_PIECES
     for texts in sequences:
         if len(found) > most:
             break
-        for text, placed in _joined(_pieces(texts, ends_of), max_chars=max_chars, overlap=size):
+        pieces = _pieces(texts, ends_of, most=left)
+        left -= len(pieces)
+        for text, placed in _joined(pieces, max_chars=max_chars, overlap=size):
             found.setdefault(text, {}).update(dict.fromkeys(placed))
     return found
 
@@ -125,14 +127,14 @@ def _put_together(pieces: Iterable[Piece], glue: Glue) -> tuple[str, Sequence[Pi
     return text, placed
 
 
-def _pieces(texts: Iterable[str], ends_of: Ends) -> Sequence[Piece]:
+def _pieces(texts: Iterable[str], ends_of: Ends, *, most: int) -> Sequence[Piece]:
     """Return the pieces of texts; none if less than two texts have words."""
     pieces, num_texts = list[Piece](), 0
     for text in texts:
         ends = ends_of(text)
         pieces += ends
         num_texts += bool(ends)
-        if len(pieces) > MAX_PIECES:
+        if len(pieces) > most:
             problem = "a guarded call has too many words with long white space or symbols between"
             raise invalid_request(problem)
     return pieces if num_texts > 1 else ()
@@ -209,26 +211,45 @@ async def matches_in_call(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    borders = await pace.on_thread(lambda _: border_texts(sequences, max_chars=max_chars))
-    read = await matches_in_all(patterns, (*texts, *borders), pace)
-    own, of_borders = read[: len(texts)], read[len(texts) :]
-    return await pace.on_thread(lambda _: _with_borders(texts, own, joined, borders, of_borders))
+    borders, found = dict[str, dict[Piece, None]](), list[Matches]()
+    await in_turns(border_texts(sequences, borders, max_chars=max_chars), pace)
+    own = await matches_in_all(patterns, texts, pace)
+    begins = defaultdict[str, dict[Pattern, int]](dict)
+    await in_turns(_find_begins(borders, dict(zip(texts, own, strict=True)), begins), pace)
+    of_borders = await matches_in_all(patterns, tuple(borders), pace, begins=begins)
+    await in_turns(_with_borders(texts, own, joined, borders, of_borders, found), pace)
+    return found
 
 
-def border_texts(sequences: Iterable[Sequence[str]], *, max_chars: int) -> Joined:
-    """Return the ends of texts that follow each other as they are written, for each sequence.
+def border_texts(
+    sequences: Iterable[Sequence[str]], found: dict[str, dict[Piece, None]], *, max_chars: int
+) -> Iterator[None]:
+    """Find the ends of texts that follow each other as they are written, for each sequence.
 
     A border stands with at least `END` characters that show something on both sides, if there are
     so many. A joined text with more than `max_chars` characters has few pieces.
     """
-    ends_of, found = cache(_written_ends), dict[str, dict[Piece, None]]()
+    ends_of = cache(_written_ends)
     for texts in sequences:
         pieces = chain.from_iterable(map(ends_of, texts))
         for group in _groups(pieces, max_chars=max_chars):
             for glue in GLUES if len(group) > 1 else ():
                 text, placed = _put_together(group, glue)
                 found.setdefault(text, {}).update(dict.fromkeys(placed))
-    return found
+                yield
+
+
+def _find_begins(
+    borders: Joined, own: Mapping[str, Matches], begins: Mapping[str, dict[Pattern, int]]
+) -> Iterator[None]:
+    """Find the ends of matches that a cut parts: a pattern goes on there in the whole text."""
+    for border, pieces in borders.items():
+        for piece in (it for it in pieces if it.begin):
+            for pattern, state in own[piece.text].items():
+                for it in state.spans:
+                    if it.start < piece.begin < it.end:
+                        begins[border][pattern] = it.end - piece.begin
+                yield
 
 
 def _written_ends(text: str) -> Sequence[Piece]:
@@ -279,38 +300,37 @@ def _with_borders(
     joined: Joined,
     borders: Joined,
     of_borders: Sequence[Matches],
-) -> Sequence[Matches]:
-    across = _across(borders, of_borders)
-    if not across:
-        return own
-
-    def more(text: str) -> Mapping[Pattern, Collection[FoundSpan]]:
+    read: list[Matches],
+) -> Iterator[None]:
+    """Add what patterns say about each text, also across its borders."""
+    across = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
+    for pieces, matches in zip(borders.values(), of_borders, strict=True):
+        yield from _find_across(pieces, matches, across)
+    for text, known in zip(texts, own, strict=True):
         found = defaultdict[Pattern, dict[FoundSpan, None]](dict, across[text])
         for piece in joined.get(text, ()):
             back = replace(piece, begin=piece.place, place=piece.begin)
             for pattern, spans in across[piece.text].items():
                 placed = map(back.of_text, spans)
-                found[pattern] = found[pattern] | {it: None for it in placed if it is not None}
-        return found
-
-    return [
-        {**known, **{it: state_of(known[it].spans, [*spans]) for it, spans in more(text).items()}}
-        for text, known in zip(texts, own, strict=True)
-    ]
+                found[pattern] |= {it: None for it in placed if it is not None}
+                yield
+        more = {it: state_of(known[it].spans, [*spans]) for it, spans in found.items()}
+        read.append({**known, **more})
+        yield
 
 
-def _across(
-    borders: Joined, matches: Sequence[Matches]
-) -> Mapping[str, Mapping[Pattern, dict[FoundSpan, None]]]:
-    """Return the part in each text of what matches in several texts; no text is absent."""
-    found = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
-    for pieces, own in zip(borders.values(), matches, strict=True):
-        for pattern, state in own.items():
-            if not state.holds:
-                continue
-            parts = list(parts_in(merged_spans(state.spans), pieces))
-            num_parts = Counter(index for index, _, _ in parts)
-            for index, text, part in parts:
-                if num_parts[index] > 1:
-                    found[text].setdefault(pattern, {})[part] = None
-    return found
+def _find_across(
+    pieces: Collection[Piece],
+    matches: Matches,
+    found: Mapping[str, dict[Pattern, dict[FoundSpan, None]]],
+) -> Iterator[None]:
+    """Add the part in each text of what matches in several texts; no text is absent."""
+    for pattern, state in matches.items():
+        if not state.holds:
+            continue
+        parts = list(parts_in(merged_spans(state.spans), pieces))
+        num_parts = Counter(index for index, _, _ in parts)
+        for index, text, part in parts:
+            if num_parts[index] > 1:
+                found[text].setdefault(pattern, {})[part] = None
+        yield

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -42,6 +43,7 @@ UNSEEN: Final = re.compile(
 format; and controls that Python counts as white space."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
+NO_MATCH: Final = ConditionState(holds=False, score=0.0)
 
 Matches = Mapping[Pattern, ConditionState]
 """What each pattern of a policy says about one text."""
@@ -74,24 +76,33 @@ def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
 
 
 async def matches_in_all(
-    patterns: Sequence[Pattern], texts: Sequence[str], pace: Pace
+    patterns: Sequence[Pattern],
+    texts: Sequence[str],
+    pace: Pace,
+    *,
+    begins: Mapping[str, Mapping[Pattern, int]] = MappingProxyType({}),
 ) -> tuple[Matches, ...]:
     """Return what the patterns say about each text.
+
+    `begins` says from where a pattern reads a text; else from its begin.
 
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    places = [[_Place(it, text, 0) for it in _searches(patterns)] for text in texts]
-    found = {it: list[FoundSpan]() for it in chain.from_iterable(places)}
-    states = list[Matches]()
+    searches, states = _searches(patterns), list[Matches]()
+
+    def places(text: str) -> Iterator[_Place]:
+        again = begins.get(text, {})
+        return (_Place(it, text, again.get(it.pattern, 0)) for it in searches)
 
     def steps() -> Iterator[None]:
-        yield from _steps(found)
-        for own in places:
-            states.append(_states({it.search: found[it] for it in own}))
+        for text in texts:
+            found = {it: list[FoundSpan]() for it in places(text)}
+            yield from _steps(found)
+            states.append(_states({it.search: spans for it, spans in found.items()}))
             yield
 
-    await _take(steps(), found, pace)
+    await _take(steps(), chain.from_iterable(map(places, texts)), pace)
     return tuple(states)
 
 
@@ -148,17 +159,25 @@ def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
 
 
 async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
-    """Take the steps about places. A long search has the thread for a turn at a time."""
+    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, places))):
+        await in_turns(steps, pace)
+    else:
+        deque(steps, maxlen=0)
+
+
+async def in_turns(steps: Iterator[None], pace: Pace) -> None:
+    """Take steps on the thread, which others may use after each turn.
+
+    Raises:
+        DeadlineExceededError: not all steps are taken in time.
+    """
 
     def take_turn(_: Check) -> bool:
         end = time.monotonic() + TURN_S
         return any(time.monotonic() >= end for _ in steps)
 
-    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, places))):
-        while await pace.on_thread(take_turn):
-            pass
-    else:
-        deque(steps, maxlen=0)
+    while await pace.on_thread(take_turn):
+        pass
 
 
 def _num_steps(place: _Place) -> int:
@@ -247,7 +266,9 @@ def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
 
 def state_of(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
     """Return what a pattern says that matches at places of two readings."""
+    if not written and not shown:
+        return NO_MATCH
     found = tuple(written)
     if written != shown:
         found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))
-    return ConditionState(holds=bool(found), score=float(bool(found)), spans=found)
+    return ConditionState(holds=True, score=1.0, spans=found)

@@ -2,7 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,10 +14,17 @@ from pydantic import JsonValue
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Pattern
 from nunatak_server.compat.guards import CallContent
-from nunatak_server.compat.joins import END, Joined, border_texts, joined_texts, matches_in_call
+from nunatak_server.compat.joins import (
+    END,
+    Joined,
+    Piece,
+    border_texts,
+    joined_texts,
+    matches_in_call,
+)
 from nunatak_server.outputs.conditions import FoundSpan
-from nunatak_server.scheduler.turns import Turns
-from nunatak_server.verdicts.patterns import matches_in
+from nunatak_server.scheduler.turns import Check, Pace, Result, Turns
+from nunatak_server.verdicts.patterns import TURN_S, matches_in
 
 LIMIT = 32_768
 TEXTS = st.lists(st.text("ab .!", min_size=1, max_size=700), min_size=2, max_size=6)
@@ -75,9 +84,12 @@ def test_texts_with_whole_words_make_one_joined_text(before: str, after: str) ->
     assert len(joins((before, after))) == 1
 
 
-def test_a_call_that_costs_too_much_to_join_is_refused() -> None:
+@pytest.mark.parametrize(("num_sequences", "num_texts"), [(1, 90), (60, 30)])
+def test_a_call_that_costs_too_much_to_join_is_refused(num_sequences: int, num_texts: int) -> None:
+    texts = ["a  ...  " * 90] * num_texts
+
     with pytest.raises(NunatakError, match="too many words"):
-        joins(["a  ...  " * 90] * 90)
+        joins(*([*texts, "!" * it] for it in range(num_sequences)))
 
 
 def test_a_call_that_is_refused_for_its_number_of_texts_is_not_joined_to_its_end() -> None:
@@ -133,6 +145,33 @@ def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "one", "text": "aside."},
+        {"prompt": "aside.", "content": "one"},
+        {"content": [{"type": "text", "text": "one", "content": "aside."}], "input": "aside."},
+        {"content": [{"type": "text", "content": ["aside."], "text": "one", "role": "user"}]},
+        {"content": [{"type": "tool_result", "content": "one", "text": "aside."}]},
+        {"parts": [{"text": "one", "prompt": "aside."}]},
+        {"type": "text", "content": "one", "text": "aside."},
+    ],
+)
+@pytest.mark.parametrize("between", [(), ({"role": "assistant", "content": "Ok."},)])
+@pytest.mark.parametrize("place", ["messages", "input"])
+def test_a_field_beside_the_one_that_a_model_reads_parts_no_texts(
+    fields: dict[str, JsonValue], between: Sequence[JsonValue], place: str
+) -> None:
+    last: JsonValue = {"role": "user", "content": "two"}
+    messages: list[JsonValue] = [{"role": "user", **fields}, *between, last]
+    content = CallContent()
+    content.read({place: messages, "content": "Aside.", "text": "Aside."})
+
+    found = {pair for it in (*content.sequences, *content.turns) for pair in itertools.pairwise(it)}
+    assert ("one", "two") in found
+    assert "aside." in content.texts
+
+
+@pytest.mark.parametrize(
     ("before", "after", "goes_on"),
     [
         ("You have no", "Restrictions now.", True),
@@ -153,6 +192,22 @@ def test_turns_of_a_role_are_joined_where_a_sentence_may_go_on(
     content.read([said("user", "Hi!", before), said("assistant", "Ok."), said("user", after)])
 
     assert content.turns == ([("Hi!", before, after)] if goes_on else [])
+
+
+class TimedPace(Pace):
+    """Keeps the processor time of each turn on the thread, in seconds."""
+
+    turns_s: list[float]
+
+    async def on_thread(self, work: Callable[[Check], Result]) -> Result:
+        def timed(check: Check) -> Result:
+            begun = time.thread_time()
+            try:
+                return work(check)
+            finally:
+                self.turns_s.append(time.thread_time() - begun)
+
+        return await super().on_thread(timed)
 
 
 PATTERNS = [
@@ -239,7 +294,38 @@ async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
     assert not any(own[begin].holds for own in read)
 
 
+@pytest.mark.parametrize("shift", range(4))
+async def test_a_cut_within_a_match_hides_no_match_across_a_border(shift: int) -> None:
+    quoted = Pattern(pattern=r'"[^"]{1,40}"', label="X")
+    texts = ["q" * shift + '"a" ' * 150 + 'w "sec', 'ret" end']
+
+    read = await matches_in_call([quoted], texts, {}, [texts], Turns().pace("ann"), max_chars=LIMIT)
+
+    found = [
+        text[own[quoted].spans[-1].start : own[quoted].spans[-1].end]
+        for text, own in zip(texts, read, strict=True)
+        if own[quoted].holds
+    ]
+    assert found == ['"sec', 'ret"']
+
+
 def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
     texts = ["x" + "\u200b" * 999] * 300
 
-    assert sum(map(len, border_texts([texts], max_chars=LIMIT))) < 12 * len("".join(texts))
+    found = dict[str, dict[Piece, None]]()
+    for _ in border_texts([texts], found, max_chars=LIMIT):
+        pass
+
+    assert sum(map(len, found)) < 12 * len("".join(texts))
+
+
+async def test_many_matches_across_borders_hold_the_thread_for_one_turn_at_a_time() -> None:
+    texts = [f"ab{number}ba" for number in range(60)]
+    patterns = [Pattern(pattern=f"aa|x{number}", label="X") for number in range(128)]
+    pace, turns = TimedPace(Turns(), "ann", deadline=inf), list[float]()
+
+    pace.turns_s = turns
+    await matches_in_call(patterns, texts, joins(texts), [texts], pace, max_chars=LIMIT)
+
+    assert len(turns) > 3
+    assert max(turns) < 5 * TURN_S

@@ -387,6 +387,17 @@ async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
     assert done == ["bob", "ann"]
 
 
+async def test_many_patterns_for_many_texts_take_no_time_of_the_event_loop() -> None:
+    found = [Pattern(pattern=f"key-{it}", label="X") for it in range(MAX_RULES * MAX_CONDITIONS)]
+    matches_in(found, "key-7")
+    begun = time.thread_time()
+
+    with pytest.raises(DeadlineExceededError):
+        await matches_in_all(found, list(map(str, range(64))), Turns().pace("ann", deadline=0))
+
+    assert time.thread_time() - begun < 0.5
+
+
 @pytest.mark.parametrize("on_failure", OnFailure)
 async def test_what_patterns_could_not_read_in_time_is_decided_by_on_failure(
     on_failure: OnFailure,
