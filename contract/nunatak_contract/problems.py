@@ -177,8 +177,7 @@ TRAINING: Mapping[str, Reason] = {
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
         "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}; "
-        "text_column, label_column and pair_column name columns of other names (`nunatak train "
-        "--text-column NAME`)"
+        "text_column, label_column and pair_column name columns of other names"
     ),
     "invalid_row": Reason("{where}: {problem}"),
     "unknown_label": Reason(

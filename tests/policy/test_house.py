@@ -12,24 +12,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (427, 4),
-    "nunatak_exchange": (3871, 14),
-    "nunatak_cli": (7330, 40),
+    "nunatak_exchange": (3832, 14),
+    "nunatak_cli": (7338, 40),
     "nunatak": (526, 3),
-    "nunatak_client": (2089, 7),
+    "nunatak_client": (2099, 7),
     "nunatak_cluster": (563, 6),
-    "nunatak_contract": (4350, 20),
+    "nunatak_contract": (4354, 20),
     "nunatak_rows": (788, 7),
     "nunatak_loadtest": (1036, 7),
     "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4342, 23),
-    "nunatak_server": (21026, 98),
-    "nunatak_training": (9213, 43),
+    "nunatak_server": (21261, 99),
+    "nunatak_training": (8905, 42),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_895, 322
-CEILINGS_BESIDE = {"benchmarks": 11_206, "tests": 77_109}
+MAX_LINES, MAX_FILES = 64_805, 322
+CEILINGS_BESIDE = {"benchmarks": 11_195, "tests": 77_407}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52
