@@ -81,6 +81,9 @@ def parts_in(
 
 Joined = Mapping[str, Collection[Piece]]
 """Joined texts with their pieces, in all sequences that give the joined text."""
+Borders = dict[tuple[str, str], dict[Piece, None]]
+"""The pieces of borders, by the text in which a border begins, and the border itself. Patterns may
+read two equal borders from different places."""
 Ends = Callable[[str], Sequence[Piece]]
 Glue = Callable[[Piece, Piece], bool]
 """Whether no line break stands between two pieces."""
@@ -211,18 +214,18 @@ async def matches_in_call(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    borders, found = dict[str, dict[Piece, None]](), list[Matches]()
+    borders, begins, found = Borders(), list[dict[Pattern, int]](), list[Matches]()
     await in_turns(border_texts(sequences, borders, max_chars=max_chars), pace)
     own = await matches_in_all(patterns, texts, pace)
-    begins = defaultdict[str, dict[Pattern, int]](dict)
     await in_turns(_find_begins(borders, dict(zip(texts, own, strict=True)), begins), pace)
-    of_borders = await matches_in_all(patterns, tuple(borders), pace, begins=begins)
+    read = [border for _, border in borders]
+    of_borders = await matches_in_all(patterns, read, pace, begins=begins)
     await in_turns(_with_borders(texts, own, joined, borders, of_borders, found), pace)
     return found
 
 
 def border_texts(
-    sequences: Iterable[Sequence[str]], found: dict[str, dict[Piece, None]], *, max_chars: int
+    sequences: Iterable[Sequence[str]], found: Borders, *, max_chars: int
 ) -> Iterator[None]:
     """Find the ends of texts that follow each other as they are written, for each sequence.
 
@@ -234,22 +237,27 @@ def border_texts(
         pieces = chain.from_iterable(map(ends_of, texts))
         for group in _groups(pieces, max_chars=max_chars):
             for glue in GLUES if len(group) > 1 else ():
-                text, placed = _put_together(group, glue)
-                found.setdefault(text, {}).update(dict.fromkeys(placed))
+                border, placed = _put_together(group, glue)
+                found.setdefault((group[0].text, border), {}).update(dict.fromkeys(placed))
                 yield
 
 
 def _find_begins(
-    borders: Joined, own: Mapping[str, Matches], begins: Mapping[str, dict[Pattern, int]]
+    borders: Borders, own: Mapping[str, Matches], begins: list[dict[Pattern, int]]
 ) -> Iterator[None]:
     """Find the ends of matches that a cut parts: a pattern goes on there in the whole text."""
-    for border, pieces in borders.items():
-        for piece in (it for it in pieces if it.begin):
-            for pattern, state in own[piece.text].items():
-                for it in state.spans:
-                    if it.start < piece.begin < it.end:
-                        begins[border][pattern] = it.end - piece.begin
-                yield
+    for pieces in borders.values():
+        first = next(iter(pieces))
+        # Text of white space alone has no answers.
+        begins.append(
+            {
+                pattern: it.end - first.begin
+                for pattern, state in own.get(first.text, {}).items()
+                for it in state.spans
+                if it.start < first.begin < it.end
+            }
+        )
+        yield
 
 
 def _written_ends(text: str) -> Sequence[Piece]:
@@ -298,7 +306,7 @@ def _with_borders(
     texts: Sequence[str],
     own: Sequence[Matches],
     joined: Joined,
-    borders: Joined,
+    borders: Borders,
     of_borders: Sequence[Matches],
     read: list[Matches],
 ) -> Iterator[None]:

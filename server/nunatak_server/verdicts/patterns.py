@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -80,29 +79,29 @@ async def matches_in_all(
     texts: Sequence[str],
     pace: Pace,
     *,
-    begins: Mapping[str, Mapping[Pattern, int]] = MappingProxyType({}),
+    begins: Sequence[Mapping[Pattern, int]] = (),
 ) -> tuple[Matches, ...]:
     """Return what the patterns say about each text.
 
-    `begins` says from where a pattern reads a text; else from its begin.
+    `begins` says for each text from where a pattern reads; else it reads from the begin.
 
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
     searches, states = _searches(patterns), list[Matches]()
+    read = list(zip(texts, begins or [{}] * len(texts), strict=True))
 
-    def places(text: str) -> Iterator[_Place]:
-        again = begins.get(text, {})
-        return (_Place(it, text, again.get(it.pattern, 0)) for it in searches)
+    def places(text: str, begin: Mapping[Pattern, int]) -> Iterator[_Place]:
+        return (_Place(it, text, begin.get(it.pattern, 0)) for it in searches)
 
     def steps() -> Iterator[None]:
-        for text in texts:
-            found = {it: list[FoundSpan]() for it in places(text)}
+        for each in read:
+            found = {it: list[FoundSpan]() for it in places(*each)}
             yield from _steps(found)
             states.append(_states({it.search: spans for it, spans in found.items()}))
             yield
 
-    await _take(steps(), chain.from_iterable(map(places, texts)), pace)
+    await _take(steps(), chain.from_iterable(places(*it) for it in read), pace)
     return tuple(states)
 
 

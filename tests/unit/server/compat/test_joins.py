@@ -16,8 +16,8 @@ from nunatak_contract.policies import Pattern
 from nunatak_server.compat.guards import CallContent
 from nunatak_server.compat.joins import (
     END,
+    Borders,
     Joined,
-    Piece,
     border_texts,
     joined_texts,
     matches_in_call,
@@ -221,7 +221,7 @@ PATTERNS = [
     )
 ]
 PIECES = ("sk", "-", "ABC", "1234", " ", "\n", "to", "ann", "<|", "end", "|>", "key:", "x")
-LONG = ("y" * 700, "\u200b" * 700, "y" * 700 + "\u200b" * 300, " " * 300)
+LONG = ("y" * 700, "\u200b" * 700, "y" * 700 + "\u200b" * 300, " " * 600)
 CUT = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
 
 
@@ -296,27 +296,39 @@ async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
 
 @pytest.mark.parametrize("shift", range(4))
 async def test_a_cut_within_a_match_hides_no_match_across_a_border(shift: int) -> None:
-    quoted = Pattern(pattern=r'"[^"]{1,40}"', label="X")
     texts = ["q" * shift + '"a" ' * 150 + 'w "sec', 'ret" end']
 
-    read = await matches_in_call([quoted], texts, {}, [texts], Turns().pace("ann"), max_chars=LIMIT)
+    assert await last_quotations(texts, [texts]) == ['"sec', 'ret"']
 
-    found = [
-        text[own[quoted].spans[-1].start : own[quoted].spans[-1].end]
-        for text, own in zip(texts, read, strict=True)
-        if own[quoted].holds
-    ]
+
+@pytest.mark.parametrize("turn", [1, -1])
+async def test_a_text_with_an_equal_end_hides_no_match_across_a_border(turn: int) -> None:
+    end = "b" * (END - 246) + '"a" ' * 60 + 'w "sec'
+    first, decoy, rest = "q" * 2 * END + end, "q" * 2 * END + '"' + end, 'ret" end'
+
+    found = await last_quotations([first, rest], [[first, rest], [decoy, rest]][::turn], decoy)
+
     assert found == ['"sec', 'ret"']
+
+
+async def last_quotations(
+    texts: Sequence[str], sequences: Sequence[Sequence[str]], *others: str
+) -> list[str]:
+    quoted, pace = Pattern(pattern=r'"[^"]{1,40}"', label="X"), Turns().pace("ann")
+    asked = (*texts, *others)
+    read = await matches_in_call([quoted], asked, {}, sequences, pace, max_chars=LIMIT)
+    last = [(text, own[quoted].spans[-1]) for text, own in zip(texts, read, strict=False)]
+    return [text[it.start : it.end] for text, it in last]
 
 
 def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
     texts = ["x" + "\u200b" * 999] * 300
 
-    found = dict[str, dict[Piece, None]]()
+    found = Borders()
     for _ in border_texts([texts], found, max_chars=LIMIT):
         pass
 
-    assert sum(map(len, found)) < 12 * len("".join(texts))
+    assert sum(len(border) for _, border in found) < 12 * len("".join(texts))
 
 
 async def test_many_matches_across_borders_hold_the_thread_for_one_turn_at_a_time() -> None:
