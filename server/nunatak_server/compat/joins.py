@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern
 from nunatak_server.errors import invalid_request
@@ -214,14 +214,23 @@ async def matches_in_call(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    borders, begins, found = Borders(), list[dict[Pattern, int]](), list[Matches]()
+    borders, readings, found = Borders(), list[_Reading](), list[Matches]()
     await in_turns(border_texts(sequences, borders, max_chars=max_chars), pace)
     own = await matches_in_all(patterns, texts, pace)
-    await in_turns(_find_begins(borders, dict(zip(texts, own, strict=True)), begins), pace)
-    read = [border for _, border in borders]
-    of_borders = await matches_in_all(patterns, read, pace, begins=begins)
-    await in_turns(_with_borders(texts, own, joined, borders, of_borders, found), pace)
+    await in_turns(_find_readings(borders, dict(zip(texts, own, strict=True)), readings), pace)
+    of_borders = await matches_in_all(
+        patterns, [it.border for it in readings], pace, begins=[it.begins for it in readings]
+    )
+    read = zip(readings, of_borders, strict=True)
+    await in_turns(_with_borders(texts, own, joined, read, found), pace)
     return found
+
+
+class _Reading(NamedTuple):
+    border: str
+    pieces: Collection[Piece]
+    begins: Mapping[Pattern, int]
+    """From where a pattern reads, if not from the begin."""
 
 
 def border_texts(
@@ -242,21 +251,25 @@ def border_texts(
                 yield
 
 
-def _find_begins(
-    borders: Borders, own: Mapping[str, Matches], begins: list[dict[Pattern, int]]
+def _find_readings(
+    borders: Borders, own: Mapping[str, Matches], readings: list[_Reading]
 ) -> Iterator[None]:
-    """Find the ends of matches that a cut parts: a pattern goes on there in the whole text."""
-    for pieces in borders.values():
-        first = next(iter(pieces))
+    """Find from where patterns read borders.
+
+    A border may begin within a match of a text, as it is written or in its normal form. In the
+    whole text, the pattern goes on at the end of the match.
+    """
+    for (text, border), pieces in borders.items():
+        cut, ends = next(iter(pieces)).begin, defaultdict[Pattern, list[int]](list)
         # Text of white space alone has no answers.
-        begins.append(
-            {
-                pattern: it.end - first.begin
-                for pattern, state in own.get(first.text, {}).items()
-                for it in state.spans
-                if it.start < first.begin < it.end
-            }
-        )
+        for pattern, state in own.get(text, {}).items():
+            for it in state.spans:
+                if it.start < cut < it.end:
+                    ends[pattern].append(it.end - cut)
+        each = [{}, *({it: pick(own) for it, own in ends.items()} for pick in (min, max))]
+        for number, begins in enumerate(each):
+            if begins not in each[:number]:
+                readings.append(_Reading(border, pieces, begins))
         yield
 
 
@@ -306,14 +319,13 @@ def _with_borders(
     texts: Sequence[str],
     own: Sequence[Matches],
     joined: Joined,
-    borders: Borders,
-    of_borders: Sequence[Matches],
+    borders: Iterable[tuple[_Reading, Matches]],
     read: list[Matches],
 ) -> Iterator[None]:
     """Add what patterns say about each text, also across its borders."""
     across = defaultdict[str, dict[Pattern, dict[FoundSpan, None]]](dict)
-    for pieces, matches in zip(borders.values(), of_borders, strict=True):
-        yield from _find_across(pieces, matches, across)
+    for reading, matches in borders:
+        yield from _find_across(reading.pieces, matches, across)
     for text, known in zip(texts, own, strict=True):
         found = defaultdict[Pattern, dict[FoundSpan, None]](dict, across[text])
         for piece in joined.get(text, ()):

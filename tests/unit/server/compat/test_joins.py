@@ -311,6 +311,12 @@ async def test_a_text_with_an_equal_end_hides_no_match_across_a_border(turn: int
     assert found == ['"sec', 'ret"']
 
 
+async def test_a_match_in_the_normal_form_alone_hides_no_match_across_a_border() -> None:
+    texts = ["q" * END + "\uff02" + "b" * (END - 246) + '"a" ' * 60 + 'w "sec', 'ret" end']
+
+    assert await last_quotations(texts, [texts]) == ['"sec', 'ret"']
+
+
 async def last_quotations(
     texts: Sequence[str], sequences: Sequence[Sequence[str]], *others: str
 ) -> list[str]:
