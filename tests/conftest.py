@@ -145,6 +145,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.fixture
+def uncollected() -> Generator[None]:
+    """Collect no garbage in a test that measures time: one collection may take seconds."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run `async def` tests on asyncio, as the server runs."""

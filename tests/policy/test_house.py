@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9322, 49),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4342, 23),
-    "nunatak_server": (21261, 99),
+    "nunatak_server": (21280, 99),
     "nunatak_training": (8905, 42),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_805, 322
-CEILINGS_BESIDE = {"benchmarks": 11_195, "tests": 77_407}
+MAX_LINES, MAX_FILES = 64_824, 322
+CEILINGS_BESIDE = {"benchmarks": 11_195, "tests": 77_438}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.519
 MAX_FILES_OF_ONE_PREDICT = 52

@@ -337,6 +337,7 @@ def test_characters_that_show_nothing_make_no_border_too_dear() -> None:
     assert sum(len(border) for _, border in found) < 12 * len("".join(texts))
 
 
+@pytest.mark.usefixtures("uncollected")
 async def test_many_matches_across_borders_hold_the_thread_for_one_turn_at_a_time() -> None:
     texts = [f"ab{number}ba" for number in range(60)]
     patterns = [Pattern(pattern=f"aa|x{number}", label="X") for number in range(128)]

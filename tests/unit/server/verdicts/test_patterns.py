@@ -289,6 +289,7 @@ async def test_patterns_read_no_text_that_is_too_long(monkeypatch: pytest.Monkey
     assert (found.decided, found.message) == (BLOCK, "no answer from its patterns")
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_no_match_takes_exponential_time() -> None:
     hard = Pattern(pattern="(?:a|aa|a+)+$", label="X")
     began = time.process_time()
@@ -387,6 +388,7 @@ async def test_a_long_search_leaves_the_thread_to_other_callers() -> None:
     assert done == ["bob", "ann"]
 
 
+@pytest.mark.usefixtures("uncollected")
 async def test_many_patterns_for_many_texts_take_no_time_of_the_event_loop() -> None:
     found = [Pattern(pattern=f"key-{it}", label="X") for it in range(MAX_RULES * MAX_CONDITIONS)]
     matches_in(found, "key-7")
