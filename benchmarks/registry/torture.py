@@ -150,7 +150,7 @@ def hostility() -> bool:
         record(
             f"registry.torture.{what}.longest_ms",
             [1000 * seconds],
-            unit="ms for the slowest refusal",
+            unit="ms of CPU for the slowest refusal",
             command=command_of(hostility),
             goal=f"<= {LIMIT_MS}",
         )

@@ -117,7 +117,7 @@ class CallContent:
     _role: str = ""
     """The role of the message that is read."""
     _is_aside: bool = False
-    """Whether the field stands beside the one that a model reads."""
+    """Whether a model reads another field in place of this one."""
 
     def read(self, value: JsonValue) -> JsonValue:
         """Read a call or its texts; return the value with changed texts."""

@@ -266,7 +266,7 @@ def _find_readings(
             for it in state.spans:
                 if it.start < cut < it.end:
                     ends[pattern].append(it.end - cut)
-        each = [{}, *({it: pick(own) for it, own in ends.items()} for pick in (min, max))]
+        each = [{}, *({it: pick(places) for it, places in ends.items()} for pick in (min, max))]
         for number, begins in enumerate(each):
             if begins not in each[:number]:
                 readings.append(_Reading(border, pieces, begins))

@@ -206,7 +206,7 @@ def ask_teacher(
 
 
 def _input_of(row: FileRow, spelt: RowFormat) -> TextInput | None:
-    """None for a row without a text, whose fault is told when the row is read."""
+    """None for a row without a text. The reading of the row tells the fault."""
     try:
         return text_example(spelt.usual(row), "").model_input
     except (NunatakError, KeyError):
