@@ -23,10 +23,10 @@ Axes: events = one label of one unit (unit, label), labels, units.
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -263,37 +263,37 @@ Values = Float[np.ndarray, " units"]
 
 def pearson(expected: Values, predicted: Values) -> Statistic:
     """Pearson's r; 0 if all values of one side are equal."""
-    return lambda weights: _correlation(*_repeated(expected, predicted, weights))
+    return lambda weights: _correlation(expected, predicted, weights)
 
 
 def spearman(expected: Values, predicted: Values) -> Statistic:
     """Spearman's rho: Pearson's r of the ranks; equal values have equal ranks."""
+    right, found = _ranks(expected), _ranks(predicted)
+    return lambda weights: _correlation(right(weights), found(weights), weights)
 
-    def of(weights: Weights) -> float:
-        right, found = _repeated(expected, predicted, weights)
-        return _correlation(_ranks(right), _ranks(found))
+
+def _ranks(values: Values) -> Callable[[Weights], Values]:
+    """The ranks of values of which each occurs as often as its weight says."""
+    _, place = np.unique(values, return_inverse=True)
+
+    def of(weights: Weights) -> Values:
+        times = np.bincount(place, weights)
+        ranks = np.cumsum(times) - (times - 1) / 2
+        return np.where(np.isnan(values), np.nan, ranks[place])
 
     return of
 
 
-def _repeated(expected: Values, predicted: Values, weights: Weights) -> tuple[Values, Values]:
-    times = weights.astype(int)
-    return np.repeat(expected, times), np.repeat(predicted, times)
-
-
-def _correlation(first: Values, second: Values) -> float:
+def _correlation(first: Values, second: Values, weights: Weights) -> float:
+    drawn = weights > 0
+    first, second, weights = first[drawn], second[drawn], weights[drawn]
     # The mean of equal values is rounded, so their differences to it need not be 0.
     if not (np.ptp(first) and np.ptp(second)):
         return 0.0
-    first, second = first - first.mean(), second - second.mean()
-    spread = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / spread if spread > 0 else 0.0
-
-
-def _ranks(values: Values) -> Values:
-    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and rarely needed
-
-    return cast("Values", rankdata(values))
+    total = weights.sum()
+    first, second = first - weights @ first / total, second - weights @ second / total
+    spread = float(np.sqrt((weights @ first**2) * (weights @ second**2)))
+    return float(weights @ (first * second)) / spread if spread > 0 else 0.0
 
 
 def ndcg(gains: Values, scores: Values) -> float:
