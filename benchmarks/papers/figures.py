@@ -49,6 +49,7 @@ def figures_of(lines: Lines, memory: Memory | None) -> Figures:
         **elsa_figures("minilm", lines.get("elsa-minilm", ())),
         **memory_figures(memory),
         **adapter_figures(lines.get("adapter", ())),
+        **rate_figures(lines.get("robustness", ())),
         **graddrop_figures(lines.get("graddrop", ())),
         **zeroshot_figures(lines.get("zeroshot", ())),
     }
@@ -151,6 +152,34 @@ def adapter_figures(runs: Sequence[PaperRun]) -> Figures:
         if gains:
             found[name] = estimate(gains)
     return found
+
+
+def rate_figures(runs: Sequence[PaperRun]) -> Figures:
+    """Return how many more learning rates suit adapters than full fine-tuning, over tasks.
+
+    A rate suits a method if the run keeps 90 % of the method's best score with the same seed. A
+    rate at which training diverges has no finished run.
+    """
+    wanted = {family_of(it) for it in runs}
+    if wanted != {ADAPTERS, "full"}:
+        return {}
+    pairs = list[tuple[Mapping[int, float], Mapping[int, float]]]()
+    for task in sorted({it.run.task for it in runs}):
+        scores = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
+        for it in runs:
+            if it.run.task == task:
+                scores[family_of(it)][it.run.recipe.seed].append(it.finished.score)
+        suiting = {
+            method: {
+                seed: float(sum(it >= TASK_TARGET * max(of) for it in of))
+                for seed, of in by_seed.items()
+            }
+            for method, by_seed in scores.items()
+        }
+        pairs.append((suiting.get(ADAPTERS, {}), suiting.get("full", {})))
+    more = paired(pairs)
+    over = f"mean of {named(sorted({it.run.task for it in runs}))}"
+    return {"adapters.rates": replace(estimate(more), of=over)} if more else {}
 
 
 def _by_finished_task(

@@ -15,7 +15,7 @@ from benchmarks.papers.elsa_memory import Memory
 from benchmarks.papers.elsa_page import page_text
 from benchmarks.papers.elsa_table import FAIR_STEPS, ElsaTable, best_table, elsa_tables
 from benchmarks.papers.estimate import estimate
-from benchmarks.papers.figures import Figures, figures_of, point90
+from benchmarks.papers.figures import Figures, figures_of, method_of, point90
 from benchmarks.papers.graddrop_table import graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun, append_line, read_lines
 from benchmarks.papers.render import PAGE, claimed, page_of
@@ -224,6 +224,7 @@ def make_up(folder: Path) -> dict[str, list[PaperRun]]:
     """Made-up runs of every sweep of the plan."""
     full: JsonValue = [{"kind": "full"}]
     adapters: JsonValue = [{"kind": "full"}, {"kind": "bottleneck", "size": [8, 16]}]
+    adapter: JsonValue = [{"kind": "full"}, {"kind": "bottleneck", "size": [8]}]
     variants: JsonValue = [
         SFT,
         SFT_WITHOUT,
@@ -257,7 +258,7 @@ def make_up(folder: Path) -> dict[str, list[PaperRun]]:
             *lines(name="zeroshot", tasks=tasks, methods=adapters),
             *lines(name="zeroshot-graddrop", tasks=tasks, methods=full, regularizers=variants),
         ],
-        "robustness": lines(name="robustness", methods=adapters, learning_rates=[1e-4, 1e-3]),
+        "robustness": lines(name="robustness", methods=adapter, learning_rates=[1e-4, 1e-3]),
     }
 
 
@@ -297,6 +298,24 @@ def test_gains_are_of_the_same_seed_and_over_both_controls(figures: Figures) -> 
     assert figures["zeroshot.pos.least.graddrop.dropout"].mean == pytest.approx(0.04)
     assert figures["adapters.gain1k"].mean == pytest.approx(0.0035)
     assert figures["adapters.width"].mean == pytest.approx(0.001)
+
+
+def test_a_rate_suits_a_method_that_keeps_90_percent_of_its_own_best_score(folder: Path) -> None:
+    methods: JsonValue = [{"kind": "full"}, {"kind": "bottleneck", "size": [8]}]
+    scores = {("full", 1e-4): 0.9, ("full", 1e-3): 0.8, ("bottleneck", 1e-4): 0.55}
+
+    def line(run: Run) -> PaperRun:
+        recipe = run.description.recipe
+        return line_of(run, scores.get((recipe.method.kind, recipe.learning_rate), 0.6))
+
+    runs = toy_runs(
+        folder, name="robustness", seeds=[0, 1], methods=methods, learning_rates=[1e-4, 1e-3]
+    )
+    lines = [line(it) for it in runs]
+    stable = [it for it in lines if it.run.recipe.learning_rate != 1e-3 or "8" in method_of(it)]
+
+    for found in (lines, stable):  # A rate without a run is one at which training diverged.
+        assert figures_of({"robustness": found}, None)["adapters.rates"].mean == 1.0
 
 
 def test_a_claim_holds_only_if_its_whole_interval_does() -> None:
