@@ -160,26 +160,19 @@ def rate_figures(runs: Sequence[PaperRun]) -> Figures:
     A rate suits a method if the run keeps 90 % of the method's best score with the same seed. A
     rate at which training diverges has no finished run.
     """
-    wanted = {family_of(it) for it in runs}
-    if wanted != {ADAPTERS, "full"}:
+    by_task = defaultdict[str, dict[str, dict[int, list[float]]]](
+        lambda: {ADAPTERS: defaultdict(list), "full": defaultdict(list)}
+    )
+    for it in runs:
+        by_task[it.run.task][family_of(it)][it.run.recipe.seed].append(it.finished.score)
+    more = paired([(_suiting(them[ADAPTERS]), _suiting(them["full"])) for them in by_task.values()])
+    if not more:
         return {}
-    pairs = list[tuple[Mapping[int, float], Mapping[int, float]]]()
-    for task in sorted({it.run.task for it in runs}):
-        scores = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
-        for it in runs:
-            if it.run.task == task:
-                scores[family_of(it)][it.run.recipe.seed].append(it.finished.score)
-        suiting = {
-            method: {
-                seed: float(sum(it >= TASK_TARGET * max(of) for it in of))
-                for seed, of in by_seed.items()
-            }
-            for method, by_seed in scores.items()
-        }
-        pairs.append((suiting.get(ADAPTERS, {}), suiting.get("full", {})))
-    more = paired(pairs)
-    over = f"mean of {named(sorted({it.run.task for it in runs}))}"
-    return {"adapters.rates": replace(estimate(more), of=over)} if more else {}
+    return {"adapters.rates": replace(estimate(more), of=f"mean of {named(sorted(by_task))}")}
+
+
+def _suiting(scores: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {seed: sum(it >= TASK_TARGET * max(of) for it in of) for seed, of in scores.items()}
 
 
 def _by_finished_task(

@@ -4,7 +4,6 @@ He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,27 +16,9 @@ from nunatak_training.sweeps.results import RunRecord
 METHOD = tuple(AXES).index("method")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Minimum, quartiles and maximum (linear between neighbours), as a box plot shows them."""
-
-    low: float
-    first_quartile: float
-    median: float
-    third_quartile: float
-    high: float
-
-
-def box(scores: Sequence[float]) -> Box:
-    """Return the box of the scores of one or more seeds."""
-    low, first, median, third, high = np.quantile(np.array(scores), [0, 0.25, 0.5, 0.75, 1])
-    return Box(
-        low=float(low),
-        first_quartile=float(first),
-        median=float(median),
-        third_quartile=float(third),
-        high=float(high),
-    )
+def box(scores: Sequence[float]) -> tuple[float, ...]:
+    """Return minimum, quartiles (linear between neighbours) and maximum, as a box plot has them."""
+    return tuple(np.quantile(scores, [0, 0.25, 0.5, 0.75, 1]).tolist())
 
 
 def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
@@ -56,7 +37,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
     return Findings(
         name="robustness",
         header=(*AXES, "min", "first quartile", "median", "third quartile", "max", "seeds"),
-        rows=tuple((*cell.axes, *_numbers(box(cell.scores)), len(cell.scores)) for cell in cells),
+        rows=tuple((*cell.axes, *box(cell.scores), len(cell.scores)) for cell in cells),
         drawing=drawing,
     )
 
@@ -82,7 +63,3 @@ def draw_boxes(axes: Axes, cells: Sequence[Cell]) -> None:
             label=method,
         )
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-
-
-def _numbers(found: Box) -> tuple[float, ...]:
-    return found.low, found.first_quartile, found.median, found.third_quartile, found.high
