@@ -10,11 +10,13 @@ import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Sequence
+from functools import cache
 from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import jaxtyping
 import pytest
 
@@ -74,6 +76,9 @@ def _modules_with_shapes() -> list[str]:
         if "from jaxtyping import" in path.read_text(encoding="utf-8")
     ]
 
+
+# Each client of httpx would read the same certificates, which takes 20 to 60 ms.
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # noqa: SLF001
 
 # Set before the first import of the model, because modules imported earlier are not checked.
 jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
