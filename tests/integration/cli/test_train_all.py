@@ -127,7 +127,7 @@ def test_versions_are_loaded_pinned_shown_and_dropped_by_command(server: str) ->
     shown = memory(server, "show")
     assert "tone/1" in shown
     assert " on the device" in shown
-    assert "% saved (formula " in shown
+    assert "20.5% more (formula 0.0%)" in shown
     report = json.loads(memory(server, "show", "--json"))
     assert report["tasks"][0]["pinned"]
     assert report["tiers"]["device"]["pinned_bytes"] == report["tasks"][0]["bytes"]

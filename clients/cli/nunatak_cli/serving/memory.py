@@ -88,7 +88,8 @@ def saved_line(report: "MemoryReport") -> str:
     return (
         f"the server holds {counted(len(report.tasks), 'task version')}: "
         f"{decimal(report.shared_bytes)} of parameters in place of "
-        f"{decimal(report.dedicated_bytes)}, {report.saved_share:.1%} saved "
+        f"{decimal(report.dedicated_bytes)}, {abs(report.saved_share):.1%} "
+        f"{'more' if report.saved_share < 0 else 'saved'} "
         f"(formula {report.saved_share_formula:.1%})"
         + ("" if pss is None else f"; the whole process has {decimal(pss)} (PSS)")
     )
