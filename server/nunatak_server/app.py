@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -48,7 +48,9 @@ from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.tracing import Tracing
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 
 class Application(DescribedApp):
@@ -91,7 +93,7 @@ def create_app(
     backbones: Backbones | None = None,
     registry: Registry | None = None,
     on_fatal: Callable[[EngineFailedError], None] | None = None,
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> Application:
     """Build an application. Its lifespan starts and stops all parts.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
@@ -66,10 +67,12 @@ from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
-from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge
 from nunatak_versions import PARAMETERS_ROLE
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
@@ -92,7 +95,7 @@ class Runtime:
         registry: Registry,
         on_fatal: Callable[[EngineFailedError], None],
         weights: Mapping[str, float] | None = None,
-        tracing: Tracing | None = None,
+        tracing: "SpanTracing | None" = None,
         upstream: Upstream | None = None,
     ) -> None:
         backbone = backbones.default

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import httpx
 
@@ -35,8 +35,10 @@ from nunatak_server.processes.serving import DrainingServer
 from nunatak_server.residency.loading import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.tracing import Tracing
 from nunatak_versions import LoadedTask
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 Key = TypeVar("Key")
 Fact = TypeVar("Fact")
@@ -221,7 +223,7 @@ async def running_client(
     settings: ServerSettings | None = None,
     *,
     others: Sequence[Backbone] = (),
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Run the real application in this event loop, without sockets."""
     async with (
@@ -240,7 +242,7 @@ async def running_transport(
     settings: ServerSettings | None = None,
     *,
     others: Sequence[Backbone] = (),
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> AsyncGenerator[httpx.ASGITransport]:
     """Run the real application; yield its transport, which works even after the end."""
     app = create_app(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -52,7 +52,9 @@ from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import fields
 from nunatak_server.telemetry.metrics import OK, PredictionRecord, RequestNotes, current_notes
-from nunatak_server.telemetry.tracing import RequestSpan
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import OpenSpan
 
 NO_ROUTE: Final = "none"
 """The route's name for requests that no route answers."""
@@ -71,7 +73,7 @@ logger = logging.getLogger("nunatak_server.access")
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     method: str
-    span: RequestSpan | None
+    span: "OpenSpan | None"
     started: float = field(default_factory=time.perf_counter)
     notes: RequestNotes = field(default_factory=RequestNotes)
     # The status of a failure before the answer.
