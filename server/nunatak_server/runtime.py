@@ -41,16 +41,11 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService
-from nunatak_server.residency.loading import (
-    Loader,
-    LoadThrottle,
-    MemoryReturn,
-    VersionLoader,
-    pin_at_start,
-)
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
+from nunatak_server.residency.residency import Loader, Residency
 from nunatak_server.residency.resident_set import (
     HostTier,
+    MemoryReturn,
     host_memory_budget,
     key_of,
     return_memory,
@@ -201,7 +196,7 @@ class Runtime:
                 on_fatal=self._fail,
             ),
             budget_bytes=budget_bytes,
-            observer=self.metrics,
+            metrics=self.metrics,
         )
         self._turns = Turns()
         self.rollouts = Rollouts(

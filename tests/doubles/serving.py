@@ -32,9 +32,9 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.processes.serving import DrainingServer
-from nunatak_server.residency.loading import PATIENCE_S, Loader
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
 from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_versions import LoadedTask
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ class ManualClock:
         return self.now
 
 
-class RecordingObserver:
+class RecordingObserver(Metrics):
     """Records every report."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[BatchReport] = []
         self.loads: list[tuple[str, bool]] = []
         self.evicted: list[str] = []
@@ -195,7 +196,7 @@ def make_residency(
             patience_s=patience_s,
         ),
         budget_bytes=room_for * store.branch.num_bytes,
-        observer=observer or RecordingObserver(),
+        metrics=observer or RecordingObserver(),
         clock=clock or ManualClock(),
     )
     store.residencies.append(residency)
