@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -42,10 +43,9 @@ from nunatak_server.http.middleware import (
     RequestObserver,
     StrictRoute,
 )
-from nunatak_server.http.pages import DescribedApp
+from nunatak_server.http.pages import completed
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nunatak_server.telemetry.spans import SpanTracing
 
 
-class Application(DescribedApp):
+class Application(FastAPI):
     state: AppState  # pyrefly: ignore[bad-override] - the framework accepts any type
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
@@ -77,8 +77,10 @@ class Application(DescribedApp):
         self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """The load shedder, which the transport calls before all layers."""
 
-    def is_leaving(self) -> bool:
-        return self.state.runtime.readiness.state in (State.LEAVING, State.DRAINING)
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = completed(super().openapi())
+        return self.openapi_schema
 
     def answer_unreadable(self) -> Response:
         """Answer, for the transport, bytes that are no request. The answer repeats none of them."""

@@ -25,21 +25,14 @@ from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server import VERSION
 from nunatak_server.catalog.catalog import Catalog, KnownFacts
-from nunatak_server.catalog.following import (
-    HoldRenewal,
-    Membership,
-    RegistryLease,
-    RegistryWatch,
-    run_together,
-)
+from nunatak_server.catalog.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, warm_up_batches, warm_up_tasks
-from nunatak_server.engine.compute import BatchCompute, Contention
+from nunatak_server.engine.compute import BatchCompute, Contention, holds_trunk
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.residency import Loader, Residency
@@ -54,10 +47,16 @@ from nunatak_server.residency.resident_set import (
     trunk_cache_budget,
 )
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
+from nunatak_server.scheduler.admission import (
+    CALLER_SHARE,
+    Admission,
+    Readiness,
+    RegistryLease,
+    State,
+)
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.rows import backbone_answer
 from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState, take_stock
@@ -151,7 +150,9 @@ class Runtime:
         self._memory_return = MemoryReturn(return_memory, self._measure)
         self._engine = Engine(
             computes=self._computes,
-            rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
+            rules=TurnRules(
+                weights=weights or {}, is_trunk_held=partial(holds_trunk, self._computes)
+            ),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
             observers=[
@@ -172,7 +173,7 @@ class Runtime:
             caller_share=CALLER_SHARE if settings.knows_callers else None,
             weights=weights or {},
             quotas=Quotas(settings.quotas()),
-            time_model=lambda: self._engine.time_model,
+            time_model=self._engine.time_model,
         )
         throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
@@ -421,10 +422,6 @@ class Runtime:
                 self._engine.submit(rows)
                 for row in rows:
                     backbone_answer(await row.future)
-
-    def _is_trunk_held(self, row: PendingRow) -> bool:
-        compute = self._computes[row.backbone]
-        return compute.holds_trunk(row.encoding, row.branch.split_depth)
 
     def _fail(self, error: EngineFailedError) -> None:
         # Batches and loads may both report the same lost device.

@@ -121,8 +121,7 @@ class Engine:
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
-        self.time_model = time_model or BatchTimeModel()
-        """The time of batches. The engine replaces this value, so any thread may read it."""
+        self._time_model = time_model or BatchTimeModel()
         self._observers = observers
         self._on_fatal = on_fatal
         self._clock = clock
@@ -154,6 +153,10 @@ class Engine:
     def stalled_s(self) -> float:
         """Seconds without the end of a batch while rows wait; any thread may read it."""
         return self._clock() - self._moved_at if self.num_rows else 0.0
+
+    def time_model(self) -> BatchTimeModel:
+        """Return the time of batches. The engine replaces this value, so any thread may call."""
+        return self._time_model
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -239,7 +242,7 @@ class Engine:
         return filled
 
     def _next_limits(self) -> BatchLimits:
-        return replace(self._limits, max_work=self.time_model.next_tokens)
+        return replace(self._limits, max_work=self._time_model.next_tokens)
 
     def _carry_out(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
@@ -265,7 +268,7 @@ class Engine:
         started, begun = self._clock(), self._stopwatch()
         computed = compute_rows(compute, plan.batch, between_layers)
         worked_s = self._stopwatch() - begun
-        self.time_model = self.time_model.after(
+        self._time_model = self._time_model.after(
             work=plan.work,
             asked_tokens=plan.asked_tokens,
             seconds=worked_s - preempted.seconds,

@@ -24,7 +24,6 @@ from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
 from nunatak_server.predict.prepare import Preprocessor
-from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
     BACKBONE,
     Arrival,
@@ -47,7 +46,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import Admission, Permit
+from nunatak_server.scheduler.admission import Admission, Permit, Readiness
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.scheduler.turns import Check, Limits, Pace, Turns
 from nunatak_server.settings import ServerSettings

@@ -363,7 +363,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
         refusal_of=app.load_shedder.refusal_of,
-        is_leaving=app.is_leaving,
+        is_leaving=app.state.is_leaving,
         answer_unreadable=app.answer_unreadable,
         max_connections=max_connections,
     )

@@ -167,7 +167,7 @@ async def test_time_that_others_take_on_the_same_cores_does_not_count(branch: Br
             await row.future
         await engine.aclose()
         assert [report.compute_s for report in observer.batches] == [wall_s] * 3
-        return engine.time_model
+        return engine.time_model()
 
     alone, crowded = (await times_in(0.5)), (await times_in(5.0))
 
