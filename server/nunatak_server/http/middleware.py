@@ -14,7 +14,7 @@ request before the framework works for it, and before its body arrives.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -43,10 +43,10 @@ from nunatak_server.http.access import (
     sharing_headers,
     state_of,
 )
+from nunatak_server.http.endpoints import MAX_BYTES_ON_LOOP, Handler, parse_json, quick_handler
 from nunatak_server.http.problems import code_of, problem_response
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.replies import LinesResponse
-from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, parse_json, quick_handler
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
@@ -219,8 +219,6 @@ METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 # The audit log leaves out a longer body.
 AUDITED_BYTES: Final = 1000
 UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRequest(Request):
