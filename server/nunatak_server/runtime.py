@@ -60,7 +60,7 @@ from nunatak_server.scheduler.rows import backbone_answer
 from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState, take_stock
-from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
+from nunatak_server.telemetry.metrics import Metrics, note_prediction
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge
 from nunatak_versions import PARAMETERS_ROLE
@@ -108,7 +108,6 @@ class Runtime:
         )
         self.trunk_cache = TrunkCache(max_bytes=trunk_bytes)
         self.metrics = Metrics()
-        self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
         self.facts = KnownFacts(
             traffic=self.catalog.traffic,
@@ -201,7 +200,10 @@ class Runtime:
         )
         self._turns = Turns()
         self.rollouts = Rollouts(
-            residency=self.residency, tolerance=settings.shadow_tolerance, turns=self._turns
+            residency=self.residency,
+            tolerance=settings.shadow_tolerance,
+            turns=self._turns,
+            metrics=self.metrics,
         )
         self.service = PredictionService(
             readiness=self.readiness,
@@ -231,8 +233,7 @@ class Runtime:
             upstream=upstream,
             collector=self._collector,
         )
-        owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
-        for collector in (*self.judge.metrics.collectors, *chain.from_iterable(owners)):
+        for collector in (*self.judge.metrics.collectors, *self.decider.metrics.collectors):
             self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
@@ -312,6 +313,7 @@ class Runtime:
             device=self.residency.stats(),
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
+            trunk=self.trunk_cache.stats,
         )
 
     def kernels(self) -> tuple[str, ...]:

@@ -107,10 +107,13 @@ def make_service(
     readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
-        residency=residency, tolerance=0.1, turns=turns, draw=draw, clock=clock or ManualClock()
+        residency=residency,
+        tolerance=0.1,
+        turns=turns,
+        metrics=metrics,
+        draw=draw,
+        clock=clock or ManualClock(),
     )
-    for collector in rollouts.metrics.collectors():
-        metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
         settings=settings,

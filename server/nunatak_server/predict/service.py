@@ -314,7 +314,7 @@ class PredictionService:
         if isinstance(result, TaskPrediction) and result.predicted:
             self._metrics.observe_predicted(result.task, result.predicted)
         if isinstance(asked, AskedTask) and asked.arm is not None:
-            self._rollouts.metrics.observe_answer(asked.manifest.task, asked.arm, outcome)
+            self._metrics.observe_split(asked.manifest.task, asked.arm, outcome)
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield the cached references together, and each reference that needs a look-up alone.

@@ -36,11 +36,8 @@ from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_o
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.comparison import (
-    DROPPED,
-    ERROR,
     FULL_OPTIONS,
     Comparison,
-    RolloutMetrics,
     ShadowComparison,
     compare_outputs,
 )
@@ -53,6 +50,7 @@ from nunatak_server.scheduler.rows import (
     pending_row,
 )
 from nunatak_server.scheduler.turns import Turns
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Encodings
 
 logger = logging.getLogger(__name__)
@@ -212,7 +210,7 @@ class Shadows:
         *,
         residency: Residency,
         validation: CandidateValidation,
-        metrics: RolloutMetrics,
+        metrics: Metrics,
         tolerance: float,
         turns: Turns,
         clock: Callable[[], float],
@@ -261,7 +259,7 @@ class Shadows:
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
         self._report(answered, shadow).dropped += num_inputs
-        self._metrics.observe_inputs(answered.task, DROPPED, num_inputs)
+        self._metrics.observe_shadow(answered.task, "dropped", num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
         return self._reports.get((key_of(answered), key_of(shadow))) or ShadowComparison()
@@ -303,7 +301,7 @@ class Shadows:
         if any(isinstance(outcome, TaskError) for outcome in shadow):
             num_inputs = len(run.inputs)
             self._report(run.answered, run.shadow).errors += num_inputs
-            self._metrics.observe_inputs(run.answered.task, ERROR, num_inputs)
+            self._metrics.observe_shadow(run.answered.task, "error", num_inputs)
         elif len(other) < len(shadow):
             # If there was no memory, the version did not cause the failure.
             self._drop(run)
@@ -324,7 +322,9 @@ class Shadows:
         report = self._report(run.answered, run.shadow)
         for comparison in comparisons:
             report.add(comparison)
-            self._metrics.observe_comparison(run.answered.task, comparison)
+            outcome = "agreed" if comparison.agreement == 1.0 else "differed"
+            self._metrics.observe_shadow(run.answered.task, outcome, 1)
+            self._metrics.observe_drift(run.answered.task, comparison.max_drift)
 
     def _comparisons(
         self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
@@ -359,11 +359,11 @@ class Rollouts:
         residency: Residency,
         tolerance: float,
         turns: Turns,
+        metrics: Metrics,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tolerance` is the largest difference of regression values that counts as agreement."""
-        self.metrics = RolloutMetrics()
         self._validation = CandidateValidation(
             is_resident=residency.is_resident, preload=residency.preload, clock=clock
         )
@@ -371,7 +371,7 @@ class Rollouts:
         self.shadows = Shadows(
             residency=residency,
             validation=self._validation,
-            metrics=self.metrics,
+            metrics=metrics,
             tolerance=tolerance,
             turns=turns,
             clock=clock,
