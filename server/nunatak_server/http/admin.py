@@ -271,7 +271,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     shadow = traffic.shadow
     if shadow is None:
         raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
-    report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
+    report = runtime.rollouts.report(traffic.manifest, shadow.manifest)
     counts = zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
     return reply(
         wire.ShadowReport(

@@ -103,7 +103,7 @@ class PredictionService:
             clock=clock,
         )
         self._dispatcher = Dispatcher(
-            residency=residency, engine=engine, shadow=rollouts.shadows.start, clock=clock
+            residency=residency, engine=engine, shadow=rollouts.start_shadow, clock=clock
         )
         self._turns = turns
         self._clock = clock
