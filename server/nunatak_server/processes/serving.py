@@ -48,12 +48,7 @@ takes the lock a few hundred times, and waits each time while the event loop wor
 
 
 def tune_interpreter(*, max_requests: int) -> None:
-    collect_rarely(max_requests=max_requests)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-
-
-def collect_rarely(*, max_requests: int) -> None:
-    """Freeze the loaded objects, and make garbage collection rare.
+    """Freeze the loaded objects, make garbage collection rare, and let threads take turns often.
 
     All threads wait during a collection, the engine as well: by default 0.2 s every few seconds if
     the queue is full. An answered request leaves no cycles, so the threshold is above the objects
@@ -64,6 +59,7 @@ def collect_rarely(*, max_requests: int) -> None:
     gc.freeze()
     num_objects = min(MAX_OBJECTS, max(MIN_OBJECTS, max_requests * OBJECTS_PER_REQUEST))
     gc.set_threshold(num_objects, *GENERATIONS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 RESERVED_FILES: Final = 192
