@@ -26,11 +26,10 @@ from nunatak_registry import Registry
 from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import configure
 from nunatak_server.engine.backbones import load_on_own_thread
-from nunatak_server.processes.serving import tune_interpreter
+from nunatak_server.processes.serving import find_tracing, tune_interpreter
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import leave_out_places, log_everything
-from nunatak_server.telemetry.tracing import find_tracing
 
 MAX_ONGOING: Final = 100_000
 """Requests that Ray gives to a replica at once. The replica's own admission refuses far earlier,

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -42,16 +43,17 @@ from nunatak_server.http.middleware import (
     RequestObserver,
     StrictRoute,
 )
-from nunatak_server.http.pages import DescribedApp
+from nunatak_server.http.pages import completed
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.tracing import Tracing
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 
-class Application(DescribedApp):
+class Application(FastAPI):
     state: AppState  # pyrefly: ignore[bad-override] - the framework accepts any type
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
@@ -75,8 +77,10 @@ class Application(DescribedApp):
         self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """The load shedder, which the transport calls before all layers."""
 
-    def is_leaving(self) -> bool:
-        return self.state.runtime.readiness.state in (State.LEAVING, State.DRAINING)
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = completed(super().openapi())
+        return self.openapi_schema
 
     def answer_unreadable(self) -> Response:
         """Answer, for the transport, bytes that are no request. The answer repeats none of them."""
@@ -91,7 +95,7 @@ def create_app(
     backbones: Backbones | None = None,
     registry: Registry | None = None,
     on_fatal: Callable[[EngineFailedError], None] | None = None,
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> Application:
     """Build an application. Its lifespan starts and stops all parts.
 

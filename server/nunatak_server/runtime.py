@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
@@ -24,32 +25,20 @@ from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server import VERSION
 from nunatak_server.catalog.catalog import Catalog, KnownFacts
-from nunatak_server.catalog.following import (
-    HoldRenewal,
-    Membership,
-    RegistryLease,
-    RegistryWatch,
-    run_together,
-)
+from nunatak_server.catalog.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
 from nunatak_server.engine.backbones import Backbones, warm_up_batches, warm_up_tasks
-from nunatak_server.engine.compute import BatchCompute, Contention
+from nunatak_server.engine.compute import BatchCompute, Contention, holds_trunk
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService
-from nunatak_server.residency.loading import (
-    Loader,
-    LoadThrottle,
-    MemoryReturn,
-    VersionLoader,
-    pin_at_start,
-)
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
+from nunatak_server.residency.residency import Loader, Residency
 from nunatak_server.residency.resident_set import (
     HostTier,
+    MemoryReturn,
     host_memory_budget,
     key_of,
     return_memory,
@@ -58,18 +47,26 @@ from nunatak_server.residency.resident_set import (
     trunk_cache_budget,
 )
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
+from nunatak_server.scheduler.admission import (
+    CALLER_SHARE,
+    Admission,
+    Readiness,
+    RegistryLease,
+    State,
+)
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.rows import backbone_answer
 from nunatak_server.scheduler.turns import Quotas, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState, take_stock
-from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector, note_prediction
-from nunatak_server.telemetry.tracing import Tracing
+from nunatak_server.telemetry.metrics import Metrics, note_prediction
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge
 from nunatak_versions import PARAMETERS_ROLE
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
@@ -92,7 +89,7 @@ class Runtime:
         registry: Registry,
         on_fatal: Callable[[EngineFailedError], None],
         weights: Mapping[str, float] | None = None,
-        tracing: Tracing | None = None,
+        tracing: "SpanTracing | None" = None,
         upstream: Upstream | None = None,
     ) -> None:
         backbone = backbones.default
@@ -111,7 +108,6 @@ class Runtime:
         )
         self.trunk_cache = TrunkCache(max_bytes=trunk_bytes)
         self.metrics = Metrics()
-        self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
         self.facts = KnownFacts(
             traffic=self.catalog.traffic,
@@ -153,7 +149,9 @@ class Runtime:
         self._memory_return = MemoryReturn(return_memory, self._measure)
         self._engine = Engine(
             computes=self._computes,
-            rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
+            rules=TurnRules(
+                weights=weights or {}, is_trunk_held=partial(holds_trunk, self._computes)
+            ),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
             observers=[
@@ -174,7 +172,7 @@ class Runtime:
             caller_share=CALLER_SHARE if settings.knows_callers else None,
             weights=weights or {},
             quotas=Quotas(settings.quotas()),
-            time_model=lambda: self._engine.time_model,
+            time_model=self._engine.time_model,
         )
         throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
@@ -198,11 +196,14 @@ class Runtime:
                 on_fatal=self._fail,
             ),
             budget_bytes=budget_bytes,
-            observer=self.metrics,
+            metrics=self.metrics,
         )
         self._turns = Turns()
         self.rollouts = Rollouts(
-            residency=self.residency, tolerance=settings.shadow_tolerance, turns=self._turns
+            residency=self.residency,
+            tolerance=settings.shadow_tolerance,
+            turns=self._turns,
+            metrics=self.metrics,
         )
         self.service = PredictionService(
             readiness=self.readiness,
@@ -232,8 +233,7 @@ class Runtime:
             upstream=upstream,
             collector=self._collector,
         )
-        owners = (self.rollouts.metrics.collectors(), self.decider.metrics.collectors)
-        for collector in (*self.judge.metrics.collectors, *chain.from_iterable(owners)):
+        for collector in (*self.judge.metrics.collectors, *self.decider.metrics.collectors):
             self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
@@ -313,6 +313,7 @@ class Runtime:
             device=self.residency.stats(),
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
+            trunk=self.trunk_cache.stats,
         )
 
     def kernels(self) -> tuple[str, ...]:
@@ -423,10 +424,6 @@ class Runtime:
                 self._engine.submit(rows)
                 for row in rows:
                     backbone_answer(await row.future)
-
-    def _is_trunk_held(self, row: PendingRow) -> bool:
-        compute = self._computes[row.backbone]
-        return compute.holds_trunk(row.encoding, row.branch.split_depth)
 
     def _fail(self, error: EngineFailedError) -> None:
         # Batches and loads may both report the same lost device.

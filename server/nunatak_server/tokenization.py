@@ -13,12 +13,12 @@ from enum import StrEnum
 from functools import partial
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question, TextInput
-from nunatak_model import Encoding
+from nunatak_model import Encoding, TextTokenizer
 from nunatak_server.errors import TooManyTokensError
 from nunatak_server.scheduler.turns import FairSemaphore
 
@@ -124,38 +124,6 @@ Encodings = tuple[Encoding, ...]
 """The encodings of one input: windows of one text, or one pair for each document."""
 
 
-class Encoder(Protocol):
-    """Turns texts into tokens; several threads may call it at once."""
-
-    @property
-    def literal(self) -> "Encoder":
-        """The encoder that reads special tokens in a text as plain text."""
-        ...
-
-    def finds_special(self, encoding: Encoding) -> bool:
-        """Return whether a single text holds special tokens."""
-        ...
-
-    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]: ...
-
-    def encode_all(
-        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
-    ) -> list[Encodings]:
-        """Tokenize each input; a text that is too long becomes overlapping windows."""
-        ...
-
-    def encode_windows(
-        self,
-        inputs: Sequence[TextInput],
-        *,
-        max_length: int,
-        stride: int,
-        start: tuple[int, int] = ...,
-    ) -> list[Encodings]:
-        """Tokenize each input as overlapping windows with the places of their tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a task reads texts; tasks with equal readings share encodings. Lengths are in tokens."""
@@ -245,7 +213,7 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
 
 
 def encode_alike(
-    encoder: Encoder, placed: Sequence[tuple[int, TextInput]], reading: Reading
+    encoder: TextTokenizer, placed: Sequence[tuple[int, TextInput]], reading: Reading
 ) -> list[Encodings]:
     """Return the encodings of each text in one reading; a text comes with its input's position."""
     length, texts = reading.max_length, [text for _, text in placed]
@@ -283,7 +251,7 @@ class Tokenization:
     Only the event loop thread may use it.
     """
 
-    def __init__(self, encoders: Mapping[str, Encoder], *, num_threads: int) -> None:
+    def __init__(self, encoders: Mapping[str, TextTokenizer], *, num_threads: int) -> None:
         """`encoders` has the encoder of each backbone, by digest."""
         self._encoders = encoders
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")

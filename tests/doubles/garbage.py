@@ -26,7 +26,7 @@ from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Method, TopK
 from nunatak_model import Encoding, Row, build_branch, forward
 from nunatak_registry import Registry
-from nunatak_server.processes.serving import collect_rarely
+from nunatak_server.processes.serving import tune_interpreter
 
 TASKS = ("tone", "other")
 WORDS = ("is", "it", "late", "where", "my", "parcel", "no", "yes", "order", "number")
@@ -137,7 +137,7 @@ def memory_over_answers(number: int, every: int) -> list[int]:
     """Bytes in memory after each `every` answers, with the collections of a server."""
     process, found = psutil.Process(), list[int]()
     with asking() as ask:
-        collect_rarely(max_requests=10_000)
+        tune_interpreter(max_requests=10_000)
         for _ in range(number // every):
             ask(every)
             found.append(process.memory_info().rss)

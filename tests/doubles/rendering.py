@@ -1,6 +1,7 @@
 """Metrics as text, with the memory of a server that holds little."""
 
 from nunatak_contract.memory import DeviceTierMemory, HostTierMemory
+from nunatak_model import TrunkCache
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState
 from nunatak_server.telemetry.metrics import Metrics
 
@@ -21,6 +22,7 @@ STATE = ServerState(
     device=DEVICE,
     task_bytes={"intent": 120, "topic": 80},
     host=HOST,
+    trunk=TrunkCache(max_bytes=0).stats,
 )
 
 

@@ -23,12 +23,11 @@ from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.ask import RowSink
-from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.admission import Admission, Readiness, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.scheduler.turns import Turns
@@ -108,10 +107,13 @@ def make_service(
     readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
-        residency=residency, tolerance=0.1, turns=turns, draw=draw, clock=clock or ManualClock()
+        residency=residency,
+        tolerance=0.1,
+        turns=turns,
+        metrics=metrics,
+        draw=draw,
+        clock=clock or ManualClock(),
     )
-    for collector in rollouts.metrics.collectors():
-        metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
         settings=settings,

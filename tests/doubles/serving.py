@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import httpx
 
@@ -32,11 +32,13 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.processes.serving import DrainingServer
-from nunatak_server.residency.loading import PATIENCE_S, Loader
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.tracing import Tracing
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_versions import LoadedTask
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 Key = TypeVar("Key")
 Fact = TypeVar("Fact")
@@ -52,10 +54,11 @@ class ManualClock:
         return self.now
 
 
-class RecordingObserver:
+class RecordingObserver(Metrics):
     """Records every report."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[BatchReport] = []
         self.loads: list[tuple[str, bool]] = []
         self.evicted: list[str] = []
@@ -193,7 +196,7 @@ def make_residency(
             patience_s=patience_s,
         ),
         budget_bytes=room_for * store.branch.num_bytes,
-        observer=observer or RecordingObserver(),
+        metrics=observer or RecordingObserver(),
         clock=clock or ManualClock(),
     )
     store.residencies.append(residency)
@@ -221,7 +224,7 @@ async def running_client(
     settings: ServerSettings | None = None,
     *,
     others: Sequence[Backbone] = (),
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Run the real application in this event loop, without sockets."""
     async with (
@@ -240,7 +243,7 @@ async def running_transport(
     settings: ServerSettings | None = None,
     *,
     others: Sequence[Backbone] = (),
-    tracing: Tracing | None = None,
+    tracing: "SpanTracing | None" = None,
 ) -> AsyncGenerator[httpx.ASGITransport]:
     """Run the real application; yield its transport, which works even after the end."""
     app = create_app(

@@ -183,19 +183,8 @@ MAX_BYTES: Final = 16 * 1024**2
 Keys = tuple[KeyRecord, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """Identifies one state of a file. A write renames a new file, so the inode changes."""
-
-    inode: int
-    modified_ns: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StampedKeys:
-    keys: Keys
-    stamp: Stamp
+Stamp = tuple[int, int, int]
+"""Inode, time and size: one state of a file. A write renames a new file, so the inode changes."""
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -205,7 +194,7 @@ def stamp_of(path: Path) -> Stamp:
         raise KeyFileError(path, error.strerror or "cannot be read") from None
 
 
-def read_keys(path: Path) -> StampedKeys:
+def read_keys(path: Path) -> tuple[Keys, Stamp]:
     try:
         # To open a pipe would block until another process writes.
         with open(path, "rb", opener=lambda it, flags: os.open(it, flags | os.O_NONBLOCK)) as file:
@@ -217,14 +206,14 @@ def read_keys(path: Path) -> StampedKeys:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be read") from None
-    return StampedKeys(keys=_parse(path, data), stamp=_stamp(status))
+    return _parse(path, data), _stamp(status)
 
 
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
     """Replace the keys of a file with the result of `change`; a missing file has no keys."""
     try:
         with _locked(path.parent):
-            keys = read_keys(path).keys if path.exists() else ()
+            keys, _ = read_keys(path) if path.exists() else ((), None)
             _write(path, KeyFile(keys=change(keys)))
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be written") from None
@@ -283,7 +272,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(inode=status.st_ino, modified_ns=status.st_mtime_ns, num_bytes=status.st_size)
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def check_exposure(settings: ServerSettings) -> None:
@@ -338,13 +327,14 @@ class KeyAuthenticator(Authenticator):
     def __init__(
         self,
         path: Path,
-        keys: StampedKeys,
+        keys: Keys,
+        stamp: Stamp,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._path = path
-        self._stamp, self._ring = keys.stamp, Keyring(keys.keys)
+        self._stamp, self._ring = stamp, Keyring(keys)
         self.weights = self._weights = dict(self._ring.weights)
         self._now = now
         self._pause = pause
@@ -372,14 +362,14 @@ class KeyAuthenticator(Authenticator):
     def _read_if_changed(self) -> tuple[Stamp, Keyring] | None:
         if stamp_of(self._path) == self._stamp:
             return None
-        keys = read_keys(self._path)
+        keys, stamp = read_keys(self._path)
         # Prepared on this thread, because ten thousand keys take a tenth of a second.
-        return keys.stamp, Keyring(keys.keys)
+        return stamp, Keyring(keys)
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
     if path is None:
         return Authenticator()
-    keys = read_keys(path)
-    logger.info("requests need one of %d API keys", len(keys.keys))
-    return KeyAuthenticator(path, keys)
+    keys, stamp = read_keys(path)
+    logger.info("requests need one of %d API keys", len(keys))
+    return KeyAuthenticator(path, keys, stamp)

@@ -6,31 +6,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation, StoreUnavailableError
+from nunatak_server.scheduler.admission import RegistryLease
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class RegistryLease:
-    """The time for which a process may answer without word from its registry."""
-
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    ends_at: float = -inf
-
-    @property
-    def is_over(self) -> bool:
-        return self.clock() >= self.ends_at
-
-    def renew(self, begun: float) -> None:
-        """Let the time count from `begun`, the moment before the registry was asked."""
-        self.ends_at = begun + self.seconds
 
 
 PATIENCE_S = 5.0

@@ -39,10 +39,16 @@ from nunatak_server.compat.tensors import (
 from nunatak_server.compat.translation import find_task
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import header_of
-from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import (
+    Routed,
+    ask_task,
+    catalog_of,
+    parse_json,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.http.middleware import media_type_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import parse_json
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Some[Text]

@@ -155,6 +155,10 @@ class BatchCompute:
         return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
 
 
+def holds_trunk(computes: Mapping[str, BatchCompute], row: PendingRow) -> bool:
+    return computes[row.backbone].holds_trunk(row.encoding, row.branch.split_depth)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
     number: int

@@ -82,11 +82,6 @@ class Inbox(Generic[Item]):
             self._changed.notify_all()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Withdrawal:
-    rows: Sequence[PendingRow]
-
-
 Answers = list[tuple[PendingRow, RowOutcome]]
 
 JOIN_S: Final = 5.0
@@ -121,13 +116,12 @@ class Engine:
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
-        self.time_model = time_model or BatchTimeModel()
-        """The time of batches. The engine replaces this value, so any thread may read it."""
+        self._time_model = time_model or BatchTimeModel()
         self._observers = observers
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
-        self._inbox: Inbox[PendingRow | Withdrawal] = Inbox()
+        self._inbox: Inbox[PendingRow] = Inbox()
         self._queues: Queues[PendingRow] = Queues()
         self._shadows: list[PendingRow] = []
         """Shadow rows for the next batch; rows that do not fit are dropped."""
@@ -155,6 +149,10 @@ class Engine:
         """Seconds without the end of a batch while rows wait; any thread may read it."""
         return self._clock() - self._moved_at if self.num_rows else 0.0
 
+    def time_model(self) -> BatchTimeModel:
+        """Return the time of batches. The engine replaces this value, so any thread may call."""
+        return self._time_model
+
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
@@ -172,7 +170,8 @@ class Engine:
         """Cancel the futures of rows; the engine drops those that wait without a search."""
         for row in rows:
             row.future.cancel()
-        self._inbox.put([Withdrawal(rows=rows)])
+        # An answered row cannot be withdrawn, and would be computed again.
+        self._inbox.put(row for row in rows if row.is_cancelled)
 
     async def aclose(self) -> None:
         """Answer all submitted rows, then end the thread. A thread that hangs is abandoned."""
@@ -194,7 +193,7 @@ class Engine:
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
             stopped = NunatakError("not_ready", reason="the engine has failed")
             running = itertools.chain.from_iterable(self._batches)
-            rows = [*running, *self._queues, *self._shadows, *_rows_in(arrived)]
+            rows = [*running, *self._queues, *self._shadows, *arrived]
             _answer(loop, [(row, stopped) for row in rows])
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -203,7 +202,7 @@ class Engine:
         arrived = self._inbox.take(block=is_idle)
         if arrived is None and is_idle:
             return False
-        self._take_in(loop, arrived or ())
+        self._take_in(loop, arrived or [])
         if not self._queues and not self._shadows:
             return True
         limits = self._next_limits()
@@ -211,20 +210,19 @@ class Engine:
         self._carry_out(loop, self._with_shadows(loop, plan, limits), may_stop=True)
         return True
 
-    def _take_in(
-        self, loop: asyncio.AbstractEventLoop, arrived: Sequence[PendingRow | Withdrawal]
-    ) -> list[PendingRow]:
-        """Queue and return the rows that arrived; drop cancelled rows, fail late ones."""
-        rows = _rows_in(arrived)
-        self._shadows.extend(row for row in rows if row.is_shadow)
+    def _take_in(self, loop: asyncio.AbstractEventLoop, arrived: Sequence[PendingRow]) -> None:
+        """Queue the rows that arrived; drop cancelled rows, fail late ones.
+
+        A row that is withdrawn arrives a second time.
+        """
+        self._shadows.extend(row for row in arrived if row.is_shadow)
         # A caller may have gone before the withdrawal of its rows arrives.
-        self._queues.add(row for row in rows if not row.is_shadow and not row.is_cancelled)
-        for item in arrived:
-            if isinstance(item, Withdrawal):
-                self._queues.remove([row for row in item.rows if row in self._queues])
+        self._queues.add(row for row in arrived if not row.is_shadow and not row.is_cancelled)
+        for row in arrived:
+            if row.is_cancelled and row in self._queues:
+                self._queues.remove([row])
         expired = self._queues.remove_expired(now=self._clock())
         _answer(loop, [(row, DeadlineExceededError()) for row in expired])
-        return rows
 
     def _with_shadows(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
@@ -239,7 +237,7 @@ class Engine:
         return filled
 
     def _next_limits(self) -> BatchLimits:
-        return replace(self._limits, max_work=self.time_model.next_tokens)
+        return replace(self._limits, max_work=self._time_model.next_tokens)
 
     def _carry_out(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
@@ -265,7 +263,7 @@ class Engine:
         started, begun = self._clock(), self._stopwatch()
         computed = compute_rows(compute, plan.batch, between_layers)
         worked_s = self._stopwatch() - begun
-        self.time_model = self.time_model.after(
+        self._time_model = self._time_model.after(
             work=plan.work,
             asked_tokens=plan.asked_tokens,
             seconds=worked_s - preempted.seconds,
@@ -302,7 +300,8 @@ class Engine:
         arrived = self._inbox.take(block=False)
         if not arrived:
             return False
-        left, has_preempted = self._take_in(loop, arrived), False
+        self._take_in(loop, arrived)
+        left, has_preempted = arrived, False
         while left := [row for row in left if row in self._queues]:
             plan = plan_preemption(
                 left,
@@ -323,10 +322,6 @@ class Engine:
             # A batch has one backbone, so the rows of the others need a batch of their own.
             left = [row for row in left if row.backbone != plan.batch[0].backbone]
         return has_preempted
-
-
-def _rows_in(arrived: Sequence[PendingRow | Withdrawal]) -> list[PendingRow]:
-    return [item for item in arrived if isinstance(item, PendingRow)]
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

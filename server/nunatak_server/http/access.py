@@ -24,6 +24,7 @@ from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.keys import ANYONE, TOKEN_PREFIX, Authenticator, Caller, Scope
 from nunatak_server.errors import UnknownSignerError
 from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.admission import State
 from nunatak_server.settings import ServerSettings
 
 
@@ -41,6 +42,9 @@ class AppState:
 
     def __post_init__(self) -> None:
         self.origins = frozenset(it.encode() for it in self.settings.allowed_origins())
+
+    def is_leaving(self) -> bool:
+        return self.runtime.readiness.state in (State.LEAVING, State.DRAINING)
 
 
 def state_of(scope: RequestScope) -> AppState:

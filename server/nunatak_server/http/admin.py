@@ -45,11 +45,10 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.replies import backbone_memory, memory_report, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
-from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_server.telemetry.metrics import CONTENT_TYPE, DRIFT_BOUNDS
 from nunatak_versions import LoadedTask
 
 LOAD_DEADLINE_S: Final = 120.0
@@ -272,7 +271,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     shadow = traffic.shadow
     if shadow is None:
         raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
-    report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
+    report = runtime.rollouts.report(traffic.manifest, shadow.manifest)
     counts = zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
     return reply(
         wire.ShadowReport(

@@ -1,18 +1,34 @@
-"""Shared parts of endpoints: the headers, and the call of a task."""
+"""Shared parts of endpoints: strict JSON, arguments and headers, and the call of a task.
 
-from collections.abc import Callable, Coroutine
+For each request, the framework decides again how to read each parameter. This takes half of the CPU
+time of the whole application. Endpoints with single values and one body need no decision, so
+`quick_handler` reads their arguments in one pass, with the framework's own fields. The framework
+itself reads the arguments of every other endpoint.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partialmethod
-from typing import Annotated, Any, Final, TypeVar
+from inspect import iscoroutinefunction
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Body
 from fastapi.params import Depends as Dependency
+from fastapi.routing import APIRoute
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
-from nunatak_server.http.access import PUBLIC, caller_of, needs, state_of
+from nunatak_server.http.access import PUBLIC, caller_of, declared_access, needs, state_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
@@ -140,3 +156,188 @@ async def ask_task(
 
 def reference_text(task: str, version: str | None) -> str:
     return task if version is None else f"{task}/{version}"
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Errors = list[dict[str, Any]]
+
+MAX_BYTES_ON_LOOP: Final = 64 * 1024
+"""Most bytes of JSON that the event loop parses and checks. More could block the loop for
+milliseconds."""
+ABSENT: Final = object()
+MISSING: Final = {"type": "missing", "msg": "Field required", "input": None}
+SINGLE_VALUES: Final = (str, int, float, NoneType)
+
+
+def parse_json(body: bytes) -> object:
+    """Parse strict JSON: UTF-8, no NaN, no lone surrogates, no field twice, bounded depth.
+
+    A proxy that checks bodies might read a repeated field differently.
+    """
+    try:
+        parsed = orjson.loads(body)
+        # The fast parser keeps the last of equal names. Every field has a colon, so with no more
+        # colons than fields, no field was dropped. Otherwise another parser checks the names. That
+        # parser keeps numbers as text, because a number may have more digits than Python converts.
+        if body.count(b":") > _num_fields(parsed):
+            json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
+    except (orjson.JSONDecodeError, RecursionError):
+        # The decoder's own message is left out, because it quotes the body.
+        raise NunatakError("invalid_json") from None
+    return parsed
+
+
+def _num_fields(parsed: object) -> int:
+    match parsed:
+        case dict():
+            fields = cast("dict[str, object]", parsed)
+            return len(fields) + sum(map(_num_fields, filter(_is_container, fields.values())))
+        case list():
+            return sum(map(_num_fields, filter(_is_container, cast("list[object]", parsed))))
+        case _:
+            return 0
+
+
+def _is_container(value: object) -> bool:
+    return type(value) in {dict, list}
+
+
+def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in fields}) < len(fields):
+        raise NunatakError("invalid_json")
+
+
+def quick_handler(route: APIRoute) -> Handler | None:
+    """Return a function that reads a plain endpoint's arguments and calls it; None for others.
+
+    The route itself must have admitted the caller: the declared access is not called.
+    """
+    endpoint, dependant = route.endpoint, route.dependant
+    own = dependant.dependencies[len(declared_access(route.dependencies)) :]
+    if not all(map(_is_plain_dependency, own)) or not _is_plain(endpoint, dependant):
+        return None
+    arguments = _Arguments(dependant, own)
+
+    async def handle(request: Request) -> Response:
+        return await endpoint(**await arguments.read(request))
+
+    return handle
+
+
+class _Arguments:
+    def __init__(self, dependant: Dependant, dependencies: Sequence[Dependant] = ()) -> None:
+        self._dependencies = [
+            (it.name, it.call, _Arguments(it)) for it in dependencies if it.name and it.call
+        ]
+        self._request_name = dependant.request_param_name
+        self._path = _parameters(dependant.path_params, "path")
+        self._query = _parameters(dependant.query_params, "query")
+        headers = _parameters(dependant.header_params, "header")
+        self._headers = [(each, each.alias.lower().encode()) for each in headers]
+        self._body = [_Parameter(field, "body") for field in dependant.body_params]
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        # If a header occurs several times, the first counts.
+        sent = dict(reversed(request.scope["headers"]))
+        values, errors = await self._find(request, sent)
+        if errors:
+            raise RequestValidationError(errors)
+        return values
+
+    async def _find(
+        self, request: Request, sent: Mapping[bytes, bytes]
+    ) -> tuple[dict[str, Any], Errors]:
+        values, errors = dict[str, Any](), Errors()
+        for own_name, call, arguments in self._dependencies:
+            inner, found = await arguments._find(request, sent)  # noqa: SLF001 - of this class
+            errors += found
+            if not found:
+                values[own_name] = await call(**inner)
+        if self._request_name:
+            values[self._request_name] = request
+        for each in self._path:
+            each.read(request.path_params.get(each.alias, ABSENT), values, errors)
+        query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
+        for each in self._query:
+            each.read(query.get(each.alias, ABSENT), values, errors)
+        for each, name in self._headers:
+            value = sent[name].decode("latin-1") if name in sent else ABSENT
+            each.read(value, values, errors)
+        for each in self._body:
+            await _read_body(each, request, values, errors)
+        return values, errors
+
+
+class _Parameter:
+    def __init__(self, field: Any, *location: str) -> None:  # noqa: ANN401 - the framework's own field
+        self.name: str = field.name
+        self.alias: str = field.alias
+        self._location = location
+        self._is_required: bool = field.field_info.is_required()
+        self._default: Any = field.get_default()
+        self._validate: Callable[..., tuple[Any, Errors]] = field.validate
+
+    def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
+        if value is not ABSENT:
+            values[self.name], found = self._validate(value, values, loc=self._location)
+            errors += found
+        elif self._is_required:
+            errors.append({**MISSING, "loc": self._location})
+        else:
+            values[self.name] = self._default
+
+
+async def _read_body(
+    parameter: _Parameter, request: Request, values: dict[str, Any], errors: Errors
+) -> None:
+    body = await request.body()
+    parsed = await request.json() if body else ABSENT
+    if len(body) > MAX_BYTES_ON_LOOP:
+        await asyncio.to_thread(parameter.read, parsed, values, errors)
+    else:
+        parameter.read(parsed, values, errors)
+
+
+def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
+    return [_Parameter(field, place, field.alias) for field in fields]
+
+
+def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
+    bodies = dependant.body_params
+    return (
+        iscoroutinefunction(endpoint)
+        and get_type_hints(endpoint).get("return") is Response
+        and _has_single_values(dependant)
+        and (not bodies or (len(bodies) == 1 and type(bodies[0].field_info) is Body))
+    )
+
+
+def _is_plain_dependency(dependant: Dependant) -> bool:
+    return (
+        dependant.name is not None
+        and iscoroutinefunction(dependant.call)
+        and _has_single_values(dependant)
+        and not (dependant.body_params or dependant.dependencies)
+    )
+
+
+def _has_single_values(dependant: Dependant) -> bool:
+    special_names = (
+        dependant.websocket_param_name,
+        dependant.http_connection_param_name,
+        dependant.response_param_name,
+        dependant.background_tasks_param_name,
+        dependant.security_scopes_param_name,
+    )
+    values = (*dependant.path_params, *dependant.query_params, *dependant.header_params)
+    return (
+        not any(special_names)
+        and not dependant.cookie_params
+        and all(_is_single(it.field_info.annotation) for it in values)
+    )
+
+
+def _is_single(annotation: Any) -> bool:  # noqa: ANN401 - a parameter may have any type
+    is_union = get_origin(annotation) in {Union, UnionType}
+    kinds = get_args(annotation) if is_union else (annotation,)
+    return all(isinstance(kind, type) and issubclass(kind, SINGLE_VALUES) for kind in kinds)

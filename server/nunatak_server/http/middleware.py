@@ -14,10 +14,10 @@ request before the framework works for it, and before its body arrives.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -43,16 +43,18 @@ from nunatak_server.http.access import (
     sharing_headers,
     state_of,
 )
+from nunatak_server.http.endpoints import MAX_BYTES_ON_LOOP, Handler, parse_json, quick_handler
 from nunatak_server.http.problems import code_of, problem_response
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.replies import LinesResponse
-from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, parse_json, quick_handler
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import fields
 from nunatak_server.telemetry.metrics import OK, PredictionRecord, RequestNotes, current_notes
-from nunatak_server.telemetry.tracing import RequestSpan
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import OpenSpan
 
 NO_ROUTE: Final = "none"
 """The route's name for requests that no route answers."""
@@ -71,7 +73,7 @@ logger = logging.getLogger("nunatak_server.access")
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     method: str
-    span: RequestSpan | None
+    span: "OpenSpan | None"
     started: float = field(default_factory=time.perf_counter)
     notes: RequestNotes = field(default_factory=RequestNotes)
     # The status of a failure before the answer.
@@ -217,8 +219,6 @@ METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 # The audit log leaves out a longer body.
 AUDITED_BYTES: Final = 1000
 UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRequest(Request):

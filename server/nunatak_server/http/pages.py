@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
@@ -42,15 +42,6 @@ WHOLE_REFERENCE: Final = {
     "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME}|/{integers_up_to(MAX_VERSION)})?$",
 }
 """A reference in a body, which may also name a version."""
-
-
-class DescribedApp(FastAPI):
-    """An application whose schema names the permission of each route."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            self.openapi_schema = completed(super().openapi())
-        return self.openapi_schema
 
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)

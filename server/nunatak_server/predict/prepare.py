@@ -281,7 +281,7 @@ class Preprocessor:
             shadow = None
         elif shadow and shadow.backbone.digest != digest:
             # The registry refuses such a shadow, and a copy of an older registry may have one.
-            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
+            self._rollouts.drop_shadow(manifest, shadow, num_inputs=len(request.inputs))
             shadow = None
         return AskedTask(
             reference=text,
@@ -299,7 +299,7 @@ class Preprocessor:
             return TaskFailure(reference=asked.reference, error=problem, task=manifest.task)
         if shadow and _find_too_long(shadow, reading_of(shadow, options), encoded, options):
             # Without answers of the version, there is nothing to compare with the shadow.
-            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
+            self._rollouts.drop_shadow(manifest, shadow, num_inputs=len(request.inputs))
             asked.shadow = None
         return asked
 

@@ -24,7 +24,6 @@ from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
 from nunatak_server.predict.prepare import Preprocessor
-from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
     BACKBONE,
     Arrival,
@@ -47,7 +46,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.scheduler.admission import Admission, Permit
+from nunatak_server.scheduler.admission import Admission, Permit, Readiness
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.scheduler.turns import Check, Limits, Pace, Turns
 from nunatak_server.settings import ServerSettings
@@ -104,7 +103,7 @@ class PredictionService:
             clock=clock,
         )
         self._dispatcher = Dispatcher(
-            residency=residency, engine=engine, shadow=rollouts.shadows.start, clock=clock
+            residency=residency, engine=engine, shadow=rollouts.start_shadow, clock=clock
         )
         self._turns = turns
         self._clock = clock
@@ -315,7 +314,7 @@ class PredictionService:
         if isinstance(result, TaskPrediction) and result.predicted:
             self._metrics.observe_predicted(result.task, result.predicted)
         if isinstance(asked, AskedTask) and asked.arm is not None:
-            self._rollouts.metrics.observe_answer(asked.manifest.task, asked.arm, outcome)
+            self._metrics.observe_split(asked.manifest.task, asked.arm, outcome)
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield the cached references together, and each reference that needs a look-up alone.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import uvicorn
@@ -31,7 +31,9 @@ from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry import logs
-from nunatak_server.telemetry.tracing import Tracing, find_tracing
+
+if TYPE_CHECKING:
+    from nunatak_server.telemetry.spans import SpanTracing
 
 OBJECTS_PER_REQUEST: Final = 500
 """Allowance of objects for a waiting request, which has about 215 for one text and one task."""
@@ -46,12 +48,7 @@ takes the lock a few hundred times, and waits each time while the event loop wor
 
 
 def tune_interpreter(*, max_requests: int) -> None:
-    collect_rarely(max_requests=max_requests)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-
-
-def collect_rarely(*, max_requests: int) -> None:
-    """Freeze the loaded objects, and make garbage collection rare.
+    """Freeze the loaded objects, make garbage collection rare, and let threads take turns often.
 
     All threads wait during a collection, the engine as well: by default 0.2 s every few seconds if
     the queue is full. An answered request leaves no cycles, so the threshold is above the objects
@@ -62,6 +59,7 @@ def collect_rarely(*, max_requests: int) -> None:
     gc.freeze()
     num_objects = min(MAX_OBJECTS, max(MIN_OBJECTS, max_requests * OBJECTS_PER_REQUEST))
     gc.set_threshold(num_objects, *GENERATIONS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 RESERVED_FILES: Final = 192
@@ -88,6 +86,26 @@ def connection_limits() -> tuple[int, int]:
         )
     backlog = min(MAX_BACKLOG, files // 4)
     return min(MAX_CONNECTIONS, files - RESERVED_FILES - backlog), backlog
+
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Each of these variables turns tracing on."""
+DISABLED: Final = "OTEL_SDK_DISABLED"
+
+
+def find_tracing(environment: Mapping[str, str] = os.environ) -> "SpanTracing | None":
+    """Return tracing to the collector that the environment names, or None without one."""
+    is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
+    if is_disabled or not any(environment.get(name) for name in ENDPOINTS):
+        return None
+    try:
+        from nunatak_server.telemetry.spans import otlp_tracing  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise invalid_settings(
+            f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "
+            "install 'nunatak[tracing]' or unset the variable"
+        ) from error
+    return otlp_tracing()
 
 
 TICK_S: Final = 0.05
@@ -226,7 +244,7 @@ class DrainingServer(uvicorn.Server):
         backbones: Backbones,
         registry: Registry,
         announce: Callable[[str], None],
-        tracing: Tracing | None = None,
+        tracing: "SpanTracing | None" = None,
         stays: Callable[[], bool] = lambda: False,
     ) -> None:
         self._stays = stays
@@ -341,7 +359,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
         refusal_of=app.load_shedder.refusal_of,
-        is_leaving=app.is_leaving,
+        is_leaving=app.state.is_leaving,
         answer_unreadable=app.answer_unreadable,
         max_connections=max_connections,
     )

@@ -17,6 +17,7 @@ The host tier holds stored bytes that were checked against their digest, so a lo
 If the device is the CPU, the version itself is the better use of the memory.
 """
 
+import asyncio
 import ctypes
 import sys
 import threading
@@ -268,6 +269,59 @@ def return_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+INTERVAL_S, CHECKS = 1.0, 10
+"""Time from work to a check of the memory, and the checks up to a return whatever has grown."""
+MOST_GROWTH_BYTES = 2**26
+"""Growth since the last return that a check lets be. Its return takes about 10 ms of a core."""
+
+
+class MemoryReturn:
+    """Returns freed memory a while after loads and batches, and earlier if the process grows.
+
+    Small objects that live on lie between the freed tensors of a batch. So the C library reuses
+    only a part of that memory, and a busy process would grow to several times what it needs.
+    """
+
+    def __init__(self, give_back: Callable[[], None], measure: Callable[[], int]) -> None:
+        self._give_back = give_back
+        self._measure = measure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._kept_bytes = 0
+
+    async def start(self) -> None:
+        """Return what the start has freed; batches count from now on."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._return)
+
+    def after_batch(self, _report: object) -> None:
+        """Any thread may call this."""
+        if self._loop is not None and self._timer is None:
+            self._loop.call_soon_threadsafe(self.soon)
+
+    def soon(self) -> None:
+        if self._timer is None:
+            self._wait(CHECKS)
+
+    def _wait(self, checks: int) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._check, checks - 1)
+
+    def _check(self, left: int) -> None:
+        self._timer = None
+        if left:
+            self._wait(left)
+        if not left or self._measure() > self._kept_bytes + MOST_GROWTH_BYTES:
+            asyncio.get_running_loop().run_in_executor(None, self._return)
+
+    def _return(self) -> None:
+        self._give_back()
+        self._kept_bytes = self._measure()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 TRUNK_SHARE, LEAST_TRUNK_BYTES = 0.25, 2**24

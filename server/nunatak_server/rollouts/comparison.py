@@ -1,18 +1,15 @@
-"""Comparison of a shadow with the answering version, and the reports and metrics of candidates."""
+"""Comparison of a shadow with the answering version, and its report."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
-
-from prometheus_client import Counter, Histogram
-from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.requests import Parameters
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.telemetry.metrics import LabelValues
+from nunatak_server.telemetry.metrics import DRIFT_BOUNDS
 
 FULL_OPTIONS: Final = Parameters(ignore_labels=[])
 """All that a head can output: a score for each label, a label for each token."""
@@ -123,10 +120,6 @@ def _applying(head: HeadRecord, scores: Mapping[str, float]) -> set[str]:
     return {label for label, score in scores.items() if score >= head.threshold(label)}
 
 
-DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Upper bounds of the histogram of drifts; one more count holds the drifts above."""
-
-
 @dataclass(slots=True, kw_only=True)
 class ShadowComparison:
     """The comparison of one shadow with one version so far. Counts are inputs."""
@@ -157,48 +150,3 @@ class ShadowComparison:
         if comparison.drifts:
             self.max_drift = max(self.max_drift or 0.0, comparison.max_drift)
         self.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
-
-
-AGREED: Final = "agreed"
-DIFFERED: Final = "differed"
-ERROR: Final = "error"
-DROPPED: Final = "dropped"
-
-
-class RolloutMetrics:
-    """Counts answers of aliases with a canary, and shadow inputs; any thread may call it."""
-
-    def __init__(self) -> None:
-        self._tasks = LabelValues()
-        self._split = Counter(
-            "nunatak_split_requests",
-            "Answers of tasks whose alias has a canary, by the version that answered",
-            ["task", "arm", "outcome"],
-            registry=None,
-        )
-        self._shadow = Counter(
-            "nunatak_shadow_inputs",
-            "Inputs of a shadow, by outcome",
-            ["task", "outcome"],
-            registry=None,
-        )
-        self._drift = Histogram(
-            "nunatak_shadow_score_drift",
-            "Largest absolute difference of the scores of a shadow, by input",
-            ["task"],
-            buckets=DRIFT_BOUNDS,
-            registry=None,
-        )
-
-    def collectors(self) -> Iterator[Collector]:
-        yield from (self._split, self._shadow, self._drift)
-
-    def observe_answer(self, task: str, arm: str, outcome: str) -> None:
-        self._split.labels(self._tasks.of(task), arm, outcome).inc()
-
-    def observe_comparison(self, task: str, comparison: Comparison) -> None:
-        self.observe_inputs(task, AGREED if comparison.agreement == 1.0 else DIFFERED, 1)
-        self._drift.labels(self._tasks.of(task)).observe(comparison.max_drift)
-
-    def observe_inputs(self, task: str, outcome: str, num_inputs: int) -> None:
-        self._shadow.labels(self._tasks.of(task), outcome).inc(num_inputs)

@@ -1,8 +1,8 @@
 """`Rollouts`: the canaries and shadows of one server.
 
-`Shadows` runs a candidate on the texts of the answering version, and compares both. The engine gets
-the rows of both versions together, so they share trunk rows in one batch. No request waits for a
-shadow: one background task for each run awaits both versions and compares their outputs.
+A shadow is a candidate that runs on the texts of the answering version. The engine gets the rows of
+both versions together, so they share trunk rows in one batch. No request waits for a shadow: one
+background task for each run awaits both versions and compares their outputs.
 
 `choose` picks the version, and decides whether the shadow runs. A routing key makes the choice
 sticky. For each canary version, a key has one fixed point in [0, 1). The canary answers while this
@@ -18,7 +18,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -36,11 +36,8 @@ from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_o
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.comparison import (
-    DROPPED,
-    ERROR,
     FULL_OPTIONS,
     Comparison,
-    RolloutMetrics,
     ShadowComparison,
     compare_outputs,
 )
@@ -53,6 +50,7 @@ from nunatak_server.scheduler.rows import (
     pending_row,
 )
 from nunatak_server.scheduler.turns import Turns
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Encodings
 
 logger = logging.getLogger(__name__)
@@ -61,8 +59,8 @@ POINT_BYTES: Final = 6
 """A float holds 48 bits exactly, so no point rounds up to 1."""
 RETRY_S: Final = 5.0
 """Time between two attempts to load a candidate."""
-MAX_VALIDATED: Final = 10_000
-"""Most remembered candidates, far above real use. A full set is cleared."""
+MAX_CANDIDATES: Final = 10_000
+"""Most remembered candidates, far above real use."""
 
 
 class Arm(StrEnum):
@@ -120,28 +118,21 @@ class CandidateValidation:
     loaded again like any other version.
     """
 
-    def __init__(
-        self,
-        *,
-        is_resident: Callable[[TaskManifest], bool],
-        preload: Callable[[TaskManifest], Awaitable[object]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._is_resident = is_resident
-        self._preload = preload
+    def __init__(self, residency: Residency, *, clock: Callable[[], float]) -> None:
+        self._residency = residency
         self._clock = clock
-        self._validated: set[VersionKey] = set()
-        self._retry_at: dict[VersionKey, float] = {}
+        self._validated = LRUCache[VersionKey, None](MAX_CANDIDATES)
+        self._retry_at = LRUCache[VersionKey, float](MAX_CANDIDATES)
         self._loading: dict[VersionKey, asyncio.Task[None]] = {}
 
     def is_validated(self, manifest: TaskManifest) -> bool:
         key = key_of(manifest)
         if key in self._validated:
             return True
-        if not self._is_resident(manifest):
+        if not self._residency.is_resident(manifest):
             self.warm(manifest)
             return False
-        self._remember(key)
+        self._validated[key] = None
         return True
 
     def warm(self, manifest: TaskManifest) -> None:
@@ -149,8 +140,6 @@ class CandidateValidation:
         key, now = key_of(manifest), self._clock()
         if key in self._loading or now < self._retry_at.get(key, now):
             return
-        if len(self._retry_at) >= MAX_VALIDATED:
-            self._retry_at.clear()
         self._retry_at[key] = now + RETRY_S
         loading = asyncio.create_task(self._load(manifest))
         self._loading[key] = loading
@@ -164,7 +153,7 @@ class CandidateValidation:
 
     async def _load(self, manifest: TaskManifest) -> None:
         try:
-            await self._preload(manifest)
+            await self._residency.preload(manifest)
         except TaskDoesNotFitError as error:
             # `Loads` logs no version that it does not begin to load, and no caller gets this error.
             logger.warning("cannot load %s next to its alias: %s", manifest.reference, error)
@@ -172,12 +161,7 @@ class CandidateValidation:
         except NunatakError:
             # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
             return
-        self._remember(key_of(manifest))
-
-    def _remember(self, key: VersionKey) -> None:
-        if len(self._validated) >= MAX_VALIDATED:
-            self._validated.clear()
-        self._validated.add(key)
+        self._validated[key_of(manifest)] = None
 
 
 PAUSE_S: Final = 60.0
@@ -204,31 +188,36 @@ class ShadowRun:
     deadline: float
 
 
-class Shadows:
-    """Runs shadows and adds up their reports; only the event loop thread may use it."""
+class Rollouts:
+    """Chooses the answering version, runs shadows, and adds up the reports of shadows.
+
+    Only the event loop thread may use it.
+    """
 
     def __init__(
         self,
         *,
         residency: Residency,
-        validation: CandidateValidation,
-        metrics: RolloutMetrics,
         tolerance: float,
         turns: Turns,
-        clock: Callable[[], float],
+        metrics: Metrics,
+        draw: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tolerance` is the largest difference of regression values that counts as agreement."""
+        self._validation = CandidateValidation(residency, clock=clock)
+        self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
         self._reports = LRUCache[tuple[VersionKey, VersionKey], ShadowComparison](MAX_PAIRS)
         """By the version that answered, and the shadow."""
         self._turns = turns
         self._residency = residency
-        self._validation = validation
         self._metrics = metrics
         self._tolerance = tolerance
         self._clock = clock
         self._paused_until: dict[VersionKey, float] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
+    def start_shadow(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
         """Return the rows of the shadow; the caller submits them with the rows in `answered`.
 
         None, and the run counts as dropped, if it cannot run now or failed `PAUSE_S` ago.
@@ -259,14 +248,15 @@ class Shadows:
         running.add_done_callback(partial(self._end, rows, lease))
         return rows
 
-    def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
+    def drop_shadow(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
         self._report(answered, shadow).dropped += num_inputs
-        self._metrics.observe_inputs(answered.task, DROPPED, num_inputs)
+        self._metrics.observe_shadow(answered.task, "dropped", num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
         return self._reports.get((key_of(answered), key_of(shadow))) or ShadowComparison()
 
     async def aclose(self) -> None:
+        await self._validation.aclose()
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -303,7 +293,7 @@ class Shadows:
         if any(isinstance(outcome, TaskError) for outcome in shadow):
             num_inputs = len(run.inputs)
             self._report(run.answered, run.shadow).errors += num_inputs
-            self._metrics.observe_inputs(run.answered.task, ERROR, num_inputs)
+            self._metrics.observe_shadow(run.answered.task, "error", num_inputs)
         elif len(other) < len(shadow):
             # If there was no memory, the version did not cause the failure.
             self._drop(run)
@@ -324,7 +314,9 @@ class Shadows:
         report = self._report(run.answered, run.shadow)
         for comparison in comparisons:
             report.add(comparison)
-            self._metrics.observe_comparison(run.answered.task, comparison)
+            outcome = "agreed" if comparison.agreement == 1.0 else "differed"
+            self._metrics.observe_shadow(run.answered.task, outcome, 1)
+            self._metrics.observe_drift(run.answered.task, comparison.max_drift)
 
     def _comparisons(
         self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
@@ -347,36 +339,4 @@ class Shadows:
         ]
 
     def _drop(self, run: ShadowRun) -> None:
-        self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
-
-
-class Rollouts:
-    """Chooses the answering version; owns the shadows. For the event loop thread alone."""
-
-    def __init__(
-        self,
-        *,
-        residency: Residency,
-        tolerance: float,
-        turns: Turns,
-        draw: Callable[[], float] = random.random,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`tolerance` is the largest difference of regression values that counts as agreement."""
-        self.metrics = RolloutMetrics()
-        self._validation = CandidateValidation(
-            is_resident=residency.is_resident, preload=residency.preload, clock=clock
-        )
-        self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
-        self.shadows = Shadows(
-            residency=residency,
-            validation=self._validation,
-            metrics=self.metrics,
-            tolerance=tolerance,
-            turns=turns,
-            clock=clock,
-        )
-
-    async def aclose(self) -> None:
-        await self._validation.aclose()
-        await self.shadows.aclose()
+        self.drop_shadow(run.answered, run.shadow, num_inputs=len(run.inputs))

@@ -15,7 +15,12 @@ import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nunatak_contract.memory import DeviceTierMemory, HostTierMemory, ProcessMemory
+from nunatak_contract.memory import (
+    DeviceTierMemory,
+    HostTierMemory,
+    ProcessMemory,
+    TrunkCacheMemory,
+)
 from nunatak_model import Backbone, BackboneConfig, Branch, encoder_parameters, model_size
 from nunatak_server.engine.backbones import Backbones
 from nunatak_versions import LoadedTask
@@ -133,6 +138,7 @@ class ServerState:
     task_bytes: Mapping[str, int]
     """Bytes of the versions in memory, by task."""
     host: HostTierMemory
+    trunk: TrunkCacheMemory
 
 
 class StateCollector(Collector):
@@ -145,18 +151,18 @@ class StateCollector(Collector):
         yield InfoMetricFamily("nunatak_build", "1, with labels about the server", build)
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"nunatak_{name}", text, value=value)
+        for name, text, value in self._counters():
+            yield CounterMetricFamily(f"nunatak_{name}", text, value=value)
         device = self._state.device
         yield _tiers("tier_bytes", "Bytes by tier", device.bytes, host.bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
         )
-        hits, misses = "Loads that found their bytes in the host tier", "Loads that read the store"
-        yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
-        yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
         yield self._tasks()
 
     def _gauges(self) -> Iterable[tuple[str, str, float]]:
-        state, ledger, device = self._state, self._state.ledger, self._state.device
+        state = self._state
+        ledger, device, trunk = state.ledger, state.device, state.trunk
         return (
             ("ready", "1 while /readyz answers 200", state.is_ready),
             ("registry_readable", "1 while the registry can be read", state.reads_registry),
@@ -183,6 +189,21 @@ class StateCollector(Collector):
             ("resident_tasks", "Task versions in memory", device.versions),
             ("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes),
             ("loading_bytes", "Bytes of loading versions", device.loading_bytes),
+            ("trunk_cache_states", "Trunk states in memory", trunk.states),
+            ("trunk_cache_bytes", "Bytes of trunk states in memory", trunk.bytes),
+            ("trunk_cache_max_bytes", "Budget of the trunk cache", trunk.max_bytes),
+        )
+
+    def _counters(self) -> Iterable[tuple[str, str, float]]:
+        host, trunk = self._state.host, self._state.trunk
+        saved = "Tokens of the trunk states that were read"
+        return (
+            ("host_tier_hits", "Loads that found their bytes in the host tier", host.hits),
+            ("host_tier_misses", "Loads that read the store", host.misses),
+            ("trunk_cache_hits", "Trunk states that were read", trunk.hits),
+            ("trunk_cache_misses", "Trunk states that had to be computed", trunk.misses),
+            ("trunk_cache_evictions", "Trunk states dropped to keep the budget", trunk.evictions),
+            ("trunk_cache_saved_tokens", saved, trunk.saved_tokens),
         )
 
     def _tasks(self) -> Metric:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,11 +22,9 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
-from nunatak_contract.memory import TrunkCacheMemory
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.scheduler.rows import RowAnswer
@@ -101,6 +99,8 @@ OTHER: Final = "other"
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS: Final = (16, 64, 256, 1024, 2048, 4096, 8192, 16_384, 65_536)
+DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Upper bounds of the histogram of drifts; one more count holds the drifts above."""
 TASK: Final = ("task",)
 # By task only sums: a scrape of histograms for a thousand tasks would take most of a second.
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -124,19 +124,36 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "predicted_labels": ("Answered inputs by the label that a task predicts", ("task", "label")),
     "alias_moves": ("References that mean another version than at their last look-up", TASK),
+    "split_requests": (
+        "Answers of tasks whose alias has a canary, by the version that answered",
+        ("task", "arm", "outcome"),
+    ),
+    "shadow_inputs": ("Inputs of a shadow, by outcome", ("task", "outcome")),
 }
 """The text and the labels of each counter."""
-HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
-    "queue_seconds": ("Time that the rows of a request waited", SECONDS),
-    "tokenize_seconds": ("Time to tokenize a request", SECONDS),
-    "compute_seconds": ("Time of a batch, with the batches that preempted it", SECONDS),
-    "load_seconds": ("Time to load and probe a task version", SECONDS),
-    "batch_rows": ("Rows of a batch", ROWS),
-    "batch_tokens": ("Tokens of a batch", TOKENS),
-    "batch_tasks": ("Task versions in a batch", ROWS),
-    "load_wait_seconds": ("Time that a request waited for a task version to load", SECONDS),
+HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...], tuple[str, ...]]]] = {
+    "http_request_seconds": (
+        "Time from the head of a request to the end of its answer",
+        SECONDS,
+        ("route",),
+    ),
+    "queue_seconds": ("Time that the rows of a request waited", SECONDS, ()),
+    "tokenize_seconds": ("Time to tokenize a request", SECONDS, ()),
+    "compute_seconds": ("Time of a batch, with the batches that preempted it", SECONDS, ()),
+    "load_seconds": ("Time to load and probe a task version", SECONDS, ()),
+    "batch_rows": ("Rows of a batch", ROWS, ()),
+    "batch_tokens": ("Tokens of a batch", TOKENS, ()),
+    "batch_tasks": ("Task versions in a batch", ROWS, ()),
+    "load_wait_seconds": ("Time that a request waited for a task version to load", SECONDS, ()),
+    "shadow_score_drift": (
+        "Largest absolute difference of the scores of a shadow, by input",
+        DRIFT_BOUNDS,
+        TASK,
+    ),
 }
-"""The text and the buckets of each histogram without labels."""
+"""The text, the buckets and the labels of each histogram."""
+
+MetricT = TypeVar("MetricT", Counter, Histogram)
 
 
 class Metrics:
@@ -154,17 +171,12 @@ class Metrics:
             for name, (text, labels) in COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(f"nunatak_{name}", text, buckets=buckets, registry=registry)
-            for name, (text, buckets) in HISTOGRAMS.items()
+            name: _children(
+                Histogram(f"nunatak_{name}", text, labels, buckets=buckets, registry=registry),
+                labels,
+            )
+            for name, (text, buckets, labels) in HISTOGRAMS.items()
         }
-        http_seconds = Histogram(
-            "nunatak_http_request_seconds",
-            "Time from the head of a request to the end of its answer",
-            ["route"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._http_seconds = cache(http_seconds.labels)
 
     def include(self, collector: Collector) -> None:
         self._registry.register(collector)
@@ -172,7 +184,7 @@ class Metrics:
     def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP request by the template of its route, never by its path."""
         self._count["http_requests"](route, method, status).inc()
-        self._http_seconds(route).observe(seconds)
+        self._histograms["http_request_seconds"](route).observe(seconds)
 
     def observe_request(self, task: str | None, outcome: str) -> None:
         self._count["requests"](self._task_label(task), outcome).inc()
@@ -206,14 +218,14 @@ class Metrics:
             self._count["task_queue_seconds"](label).inc(version.slowest.queue_s)
 
     def observe_stages(self, *, queue_s: float, tokenize_s: float) -> None:
-        self._histograms["queue_seconds"].observe(queue_s)
-        self._histograms["tokenize_seconds"].observe(tokenize_s)
+        self._histograms["queue_seconds"]().observe(queue_s)
+        self._histograms["tokenize_seconds"]().observe(tokenize_s)
 
     def observe_batch(self, report: BatchReport) -> None:
-        self._histograms["compute_seconds"].observe(report.compute_s)
-        self._histograms["batch_rows"].observe(report.num_rows)
-        self._histograms["batch_tokens"].observe(report.num_tokens)
-        self._histograms["batch_tasks"].observe(report.num_tasks)
+        self._histograms["compute_seconds"]().observe(report.compute_s)
+        self._histograms["batch_rows"]().observe(report.num_rows)
+        self._histograms["batch_tokens"]().observe(report.num_tokens)
+        self._histograms["batch_tasks"]().observe(report.num_tasks)
         self._count["shared_trunk_rows"]().inc(report.num_shared_rows)
         self._count["padding_saved_tokens"]().inc(report.num_padding_saved)
 
@@ -221,7 +233,7 @@ class Metrics:
         label = self._task_label(task)
         loaded, failed = self._count["loads"](label, OK), self._count["loads"](label, "failed")
         (loaded if succeeded else failed).inc()
-        self._histograms["load_seconds"].observe(seconds)
+        self._histograms["load_seconds"]().observe(seconds)
         # Create these counters at 0: a rate ignores the step with which a counter appears.
         self._count["evictions"](label)
         self._count["alias_moves"](label)
@@ -229,7 +241,7 @@ class Metrics:
             self._count["long_inputs"](label, on_long.value)
 
     def observe_load_wait(self, seconds: float) -> None:
-        self._histograms["load_wait_seconds"].observe(seconds)
+        self._histograms["load_wait_seconds"]().observe(seconds)
 
     def observe_long_input(self, task: str, on_long: OnLong) -> None:
         self._count["long_inputs"](self._task_label(task), on_long.value).inc()
@@ -240,6 +252,15 @@ class Metrics:
 
     def observe_alias_move(self, task: str) -> None:
         self._count["alias_moves"](self._task_label(task)).inc()
+
+    def observe_split(self, task: str, arm: str, outcome: str) -> None:
+        self._count["split_requests"](self._task_label(task), arm, outcome).inc()
+
+    def observe_shadow(self, task: str, outcome: str, num_inputs: int) -> None:
+        self._count["shadow_inputs"](self._task_label(task), outcome).inc(num_inputs)
+
+    def observe_drift(self, task: str, drift: float) -> None:
+        self._histograms["shadow_score_drift"](self._task_label(task)).observe(drift)
 
     def render(self, state: ServerState) -> bytes:
         """Return all metrics as text, with `state`; may take milliseconds."""
@@ -264,31 +285,6 @@ class LabelValues:
         return name
 
 
-def _children(counter: Counter, labels: tuple[str, ...]) -> Callable[..., Counter]:
+def _children(metric: MetricT, labels: tuple[str, ...]) -> Callable[..., MetricT]:
     # Cached by label, because a look-up takes longer than an increment.
-    return cache(counter.labels) if labels else lambda: counter
-
-
-class TrunkCacheCollector(Collector):
-    """Reads the counters of the trunk cache at each scrape, so a forward pass pays nothing."""
-
-    def __init__(self, stats: Callable[[], TrunkCacheMemory]) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        counters = (
-            ("hits", "Trunk states that were read", stats.hits),
-            ("misses", "Trunk states that had to be computed", stats.misses),
-            ("evictions", "Trunk states dropped to keep the budget", stats.evictions),
-            ("saved_tokens", "Tokens of the trunk states that were read", stats.saved_tokens),
-        )
-        for name, documentation, value in counters:
-            yield CounterMetricFamily(f"nunatak_trunk_cache_{name}", documentation, value=value)
-        gauges = (
-            ("states", "Trunk states in memory", stats.states),
-            ("bytes", "Bytes of trunk states in memory", stats.bytes),
-            ("max_bytes", "Budget of the trunk cache", stats.max_bytes),
-        )
-        for name, documentation, value in gauges:
-            yield GaugeMetricFamily(f"nunatak_trunk_cache_{name}", documentation, value=value)
+    return cache(metric.labels) if labels else lambda: metric

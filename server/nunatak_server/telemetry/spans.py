@@ -57,6 +57,7 @@ class OpenSpan:
 
     @property
     def trace_id(self) -> str:
+        """The 32 hexadecimal digits by which a collector finds the request."""
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def end(self, *, route: str, status: int) -> None:
@@ -82,6 +83,7 @@ class SpanTracing:
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
+        """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         carrier = {
             name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED
         }
@@ -104,6 +106,7 @@ class SpanTracing:
             self._version(each, request)
 
     def observe_batch(self, report: BatchReport) -> None:
+        """Make a span of a batch, before the rows are answered."""
         attributes: Attributes = {
             "nunatak.batch.rows": report.num_rows,
             "nunatak.batch.tokens": report.num_tokens,
@@ -116,6 +119,7 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
+        """Send the spans that have not been sent; may take seconds."""
         # The library itself waits for half a minute where the collector is away.
         ending = Thread(target=self._provider.shutdown, daemon=True)
         ending.start()

@@ -26,11 +26,11 @@ from nunatak_contract.methods import (
 from nunatak_model import Backbone, TextInput, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server import local, runtime
-from nunatak_server.catalog.following import RegistryLease
+from nunatak_server.app import Application
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.http.pages import DescribedApp
 from nunatak_server.local import LocalPredictor
 from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.admission import RegistryLease
 
 METHODS: dict[str, Method] = {
     "topk": TopK(num_layers=1),
@@ -296,11 +296,11 @@ async def test_the_event_loop_does_not_wait_for_the_schema(
 ) -> None:
     made = list[int]()
 
-    def openapi(_: DescribedApp) -> dict[str, object]:
+    def openapi(_: Application) -> dict[str, object]:
         made.append(threading.get_ident())
         return {}
 
-    monkeypatch.setattr(DescribedApp, "openapi", openapi)
+    monkeypatch.setattr(Application, "openapi", openapi)
     async with running_client(backbone, registry) as client:
         assert (await client.get("/openapi.json")).json() == {}
 

@@ -19,9 +19,9 @@ from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.processes.serving import find_tracing
 from nunatak_server.telemetry import spans
 from nunatak_server.telemetry.spans import SpanTracing
-from nunatak_server.telemetry.tracing import find_tracing
 
 PREDICT = "/v1/tasks/tone/predict"
 ENDS_WITHIN_S = 5

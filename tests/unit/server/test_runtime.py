@@ -24,10 +24,10 @@ from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.predict.readiness import State
 from nunatak_server.residency.loading import LoadThrottle
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.admission import State
 
 
 @contextmanager

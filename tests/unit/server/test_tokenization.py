@@ -14,12 +14,11 @@ from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_model import Encoding, TextInput
+from nunatak_model import Encoding, TextInput, TextTokenizer
 from nunatak_server.tokenization import (
     CHARS_A_TEXT,
     MAX_CHARS_A_CHUNK,
     MAX_CHARS_ON_LOOP,
-    Encoder,
     Encodings,
     Extent,
     Reading,
@@ -52,7 +51,7 @@ FITTING: dict[HeadKind, list[Input]] = {
 ALL: list[Input] = ["ann", ("ann", "bob"), QUESTION, QUERY]
 
 
-class SpyEncoder:
+class SpyEncoder(TextTokenizer):
     """Encodes characters, and remembers where it was called."""
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ def a_reading(max_length: int, *, stride: int | None = None) -> Reading:
 
 
 async def encoded(
-    encoder: Encoder, inputs: Sequence[Input], *readings: Reading
+    encoder: TextTokenizer, inputs: Sequence[Input], *readings: Reading
 ) -> Mapping[Reading, list[Encodings]]:
     with closing(Tokenization({DRAFT_BACKBONE: encoder}, num_threads=2)) as tokenization:
         return await tokenization.encode(inputs, readings=readings, caller="anna")

@@ -107,7 +107,7 @@ def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     with needs_extra("server"):
         from nunatak_server.access.keys import read_keys
 
-    keys = read_keys(file).keys
+    keys, _ = read_keys(file)
     document = {
         "keys": [{**it.model_dump(mode="json"), "scopes": sorted(it.scopes)} for it in keys]
     }

@@ -20,7 +20,7 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
     key = ran.stdout.strip()
     assert ran.exit_code == 0
     assert "\n" not in key
-    (record,) = read_keys(path).keys
+    (record,) = read_keys(path)[0]
     assert record.sha256 == digest_of(key.encode())
     assert (record.scopes, record.tasks, record.weight) == (
         {"read", "predict"},
@@ -42,7 +42,7 @@ def test_a_key_has_the_quotas_that_are_named_and_by_default_none_and_all_tasks(
     assert "quotas" not in path.read_text()
     nunatak("key", "create", "limited", "--file", str(path), *named)
 
-    plain, limited = read_keys(path).keys
+    plain, limited = read_keys(path)[0]
     assert (plain.quotas, plain.caller.quotas) == (None, {})
     assert (plain.scopes, plain.tasks, plain.expires_at) == ({"predict"}, ("*",), None)
     assert limited.caller.quotas == {Quota.REQUESTS_PER_MINUTE: 60, Quota.TOKENS_PER_DAY: 5_000_000}
@@ -56,7 +56,7 @@ def test_a_revoked_key_is_gone_and_its_neighbours_stay(tmp_path: Path) -> None:
 
     assert nunatak("key", "revoke", "one", "--file", str(path)).exit_code == 0
 
-    assert [record.name for record in read_keys(path).keys] == ["two"]
+    assert [record.name for record in read_keys(path)[0]] == ["two"]
 
 
 def test_keys_are_listed_for_programs(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyAuthenticator:
             raise asyncio.CancelledError
         step()
 
-    return KeyAuthenticator(path, read_keys(path), now=lambda: NOW, pause=pause)
+    return KeyAuthenticator(path, *read_keys(path), now=lambda: NOW, pause=pause)
 
 
 def follow(authenticator: KeyAuthenticator) -> None:
@@ -130,11 +130,11 @@ def test_another_address_needs_keys_or_a_word(host: str, tmp_path: Path) -> None
 def test_time_passes_for_keys_without_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key = add_key(path, "one")
-    (record,) = read_keys(path).keys
+    (record,) = read_keys(path)[0]
     change_keys(path, lambda _: (record.model_copy(update={"expires_at": NOW}),))
     times = iter([NOW - timedelta(seconds=1), NOW])
 
-    authenticator = KeyAuthenticator(path, read_keys(path), now=lambda: next(times))
+    authenticator = KeyAuthenticator(path, *read_keys(path), now=lambda: next(times))
 
     assert authenticator.identify(sent(key)) is not None
     assert authenticator.identify(sent(key)) is None

@@ -78,7 +78,7 @@ def test_changes_at_one_time_are_all_kept(path: Path) -> None:
     for thread in threads:
         thread.join()
 
-    assert {key.name for key in read_keys(path).keys} == {f"key-{index}" for index in range(16)}
+    assert {key.name for key in read_keys(path)[0]} == {f"key-{index}" for index in range(16)}
 
 
 @pytest.mark.parametrize(

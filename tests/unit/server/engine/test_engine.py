@@ -167,7 +167,7 @@ async def test_time_that_others_take_on_the_same_cores_does_not_count(branch: Br
             await row.future
         await engine.aclose()
         assert [report.compute_s for report in observer.batches] == [wall_s] * 3
-        return engine.time_model
+        return engine.time_model()
 
     alone, crowded = (await times_in(0.5)), (await times_in(5.0))
 
@@ -221,6 +221,28 @@ async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch
     assert running.is_cancelled
     assert gone.is_cancelled
     assert engine.num_rows == 0
+
+
+async def test_a_row_that_is_withdrawn_between_two_batches_is_never_computed(
+    branch: Branch,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def withdraw(_num_rows: int) -> None:
+        done = threading.Event()
+        loop.call_soon_threadsafe(lambda: (engine.withdraw([rows[-1]]), done.set()))
+        assert done.wait(timeout=60)
+
+    compute = FakeCompute(on_batch=withdraw)
+    engine = make_engine(compute)
+    rows = [make_row(branch, 1 + number) for number in range(LIMITS.max_rows + 1)]
+    engine.submit(rows)
+    engine.start()
+    await asyncio.wait([row.future for row in rows])
+    await engine.aclose()
+
+    assert compute.batches == [list(range(1, LIMITS.max_rows + 1))]
+    assert rows[-1].is_cancelled
 
 
 async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:

@@ -14,7 +14,7 @@ from pydantic import field_validator
 
 from nunatak_contract.requests import Message
 from nunatak_server.http.access import PUBLIC
-from nunatak_server.http.requests import MAX_BYTES_ON_LOOP, Handler, quick_handler
+from nunatak_server.http.endpoints import MAX_BYTES_ON_LOOP, Handler, quick_handler
 from nunatak_server.scheduler.rows import Priority
 
 

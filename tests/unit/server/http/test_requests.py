@@ -15,9 +15,9 @@ from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, TaskReference, check_version
 from nunatak_server.access.keys import Scope
 from nunatak_server.http.access import OPERATORS, PUBLIC, Access, give_id, needs, request_id_of
+from nunatak_server.http.endpoints import parse_json
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.pages import REFERENCE, VERSION, integers_up_to
-from nunatak_server.http.requests import parse_json
 
 REFUSED = {
     "nothing": b" ",

@@ -114,7 +114,7 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
 
     await bench.service.predict(asked)
     if is_shadowed:
-        await until(lambda: bench.rollouts.shadows.report(*pair).compared == 1)
+        await until(lambda: bench.rollouts.report(*pair).compared == 1)
     await bench.rollouts.aclose()
     await bench.residency.aclose()
     # The default executor also parses bodies and renders metrics.

@@ -20,7 +20,6 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
     TooManyTokensError,
 )
-from nunatak_server.predict.readiness import State
 from nunatak_server.predict.types import (
     BACKBONE,
     EmbeddingRequest,
@@ -28,7 +27,7 @@ from nunatak_server.predict.types import (
     Handling,
     normalised,
 )
-from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.admission import Admission, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
 

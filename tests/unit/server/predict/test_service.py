@@ -9,10 +9,9 @@ from doubles.services import Bench, FakeEngine, make_bench
 from doubles.serving import ManualClock
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
-from nunatak_server.catalog.following import RegistryLease
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.scheduler.admission import Readiness, RegistryLease, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 

@@ -26,9 +26,9 @@ from nunatak_server.processes.serving import (
     OBJECTS_PER_REQUEST,
     RESERVED_FILES,
     begin,
-    collect_rarely,
     connection_limits,
     serve,
+    tune_interpreter,
 )
 from nunatak_server.processes.supervisor import PLACE_VARIABLE, SIGNALS, ReplicaPlace
 from nunatak_server.processes.template import LISTED_S, check_single, divided, settings_of
@@ -39,10 +39,11 @@ NUM = 4
 
 @pytest.fixture(autouse=True)
 def collector() -> Generator[None]:
-    """Restore the collector."""
-    before = gc.get_threshold()
+    """Restore the collector, and the turns of threads."""
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
     yield
     gc.set_threshold(*before)
+    sys.setswitchinterval(interval)
 
 
 def test_the_interpreter_is_tuned_before_the_address_is_announced(
@@ -252,7 +253,7 @@ def test_collections_begin_beyond_what_a_full_queue_explains(
 ) -> None:
     frozen, _loaded = gc.get_freeze_count(), list[object]()
 
-    collect_rarely(max_requests=max_requests)
+    tune_interpreter(max_requests=max_requests)
 
     assert gc.get_threshold()[0] == num_objects
     assert gc.get_freeze_count() > frozen

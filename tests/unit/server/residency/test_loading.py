@@ -22,10 +22,11 @@ from nunatak_model.ops.choice import Ops
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.residency import loading
-from nunatak_server.residency.loading import MAX_REST_S, LoadThrottle, MemoryReturn, VersionLoader
+from nunatak_server.residency import resident_set
+from nunatak_server.residency.loading import MAX_REST_S, LoadThrottle, VersionLoader
 from nunatak_server.residency.resident_set import (
     HostTier,
+    MemoryReturn,
     free_memory,
     host_memory_budget,
     size_in_memory,
@@ -255,7 +256,7 @@ def test_the_size_follows_the_number_formats() -> None:
 async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_grows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loading, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(resident_set, "INTERVAL_S", 0.01)
     returned, calls = asyncio.Event(), list[None]()
     loop = asyncio.get_running_loop()
 
@@ -282,8 +283,8 @@ async def test_memory_goes_back_once_after_much_work_and_at_once_if_the_process_
     await asyncio.sleep(0.05)
     assert len(calls) == 2
 
-    monkeypatch.setattr(loading, "CHECKS", 10**6)
-    monkeypatch.setattr(loading, "MOST_GROWTH_BYTES", 2**22)
+    monkeypatch.setattr(resident_set, "CHECKS", 10**6)
+    monkeypatch.setattr(resident_set, "MOST_GROWTH_BYTES", 2**22)
     later = MemoryReturn(give_back, lambda: size)
     await later.start()
     assert len(calls) == 3

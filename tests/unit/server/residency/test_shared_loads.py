@@ -10,8 +10,7 @@ from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_resi
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.residency.loading import FAILURE_MEMORY_S
-from nunatak_server.residency.residency import Lease, Residency
+from nunatak_server.residency.residency import FAILURE_MEMORY_S, Lease, Residency
 from nunatak_versions import LoadedTask
 
 

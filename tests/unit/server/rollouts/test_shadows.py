@@ -99,8 +99,8 @@ async def load(bench: Bench[Any], *manifests: TaskManifest) -> None:
 
 async def settled_report(bench: Bench[Any], pair: Pair) -> ShadowComparison:
     """Return the report once it has counts."""
-    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowComparison())
-    return bench.rollouts.shadows.report(*pair)
+    await until(lambda: bench.rollouts.report(*pair) != ShadowComparison())
+    return bench.rollouts.report(*pair)
 
 
 async def ask_once(
@@ -225,7 +225,7 @@ async def test_a_shadow_that_failed_is_left_alone_for_a_while(
 
     clock.now = PAUSE_S - 1
     await bench.service.predict(ask_for("tone"))
-    assert (len(bench.engine.shadows), bench.rollouts.shadows.report(*pair).dropped) == (2, 2)
+    assert (len(bench.engine.shadows), bench.rollouts.report(*pair).dropped) == (2, 2)
 
     clock.now = PAUSE_S
     await bench.service.predict(ask_for("tone"))
@@ -242,7 +242,7 @@ async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
 
     await bench.service.predict(ask_for("tone"))
 
-    assert (engine.shadows, bench.rollouts.shadows.report(own, candidate).dropped) == ([], 2)
+    assert (engine.shadows, bench.rollouts.report(own, candidate).dropped) == ([], 2)
     await until(lambda: bench.residency.is_resident(candidate))
     await bench.service.predict(ask_for("tone"))
     assert len(engine.shadows) == 2
@@ -274,19 +274,19 @@ async def test_each_version_has_a_report_of_its_own_and_the_oldest_of_many_goes_
 ) -> None:
     store = FakeStore(branch)
     own, candidate = add_versions(store, shadow=1.0)
-    shadows = make_service(backbone, store, ScriptedEngine(None)).rollouts.shadows
+    shadows = make_service(backbone, store, ScriptedEngine(None)).rollouts
     candidates = [
         candidate.model_copy(update={"version": 2 + number}) for number in range(MAX_PAIRS + 1)
     ]
     rewritten = candidate.model_copy(update={"task": "tone", "method": TopK(num_layers=2)})
 
-    shadows.drop(own, candidates[0], num_inputs=1)
+    shadows.drop_shadow(own, candidates[0], num_inputs=1)
     assert shadows.report(own, candidates[0]).dropped == 1
     for other in (candidates[1], rewritten):
         assert shadows.report(own, other) == ShadowComparison()
 
     for other in candidates:
-        shadows.drop(own, other, num_inputs=1)
+        shadows.drop_shadow(own, other, num_inputs=1)
     assert shadows.report(own, candidates[0]) == ShadowComparison()
     assert [shadows.report(own, other).dropped for other in candidates[1:]] == [1] * MAX_PAIRS
 

@@ -24,7 +24,7 @@ from doubles.streams import (
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import Combine, OnFailure, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_server.predict.growing import Growing
-from nunatak_server.predict.readiness import State
+from nunatak_server.scheduler.admission import State
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.stream import Released
