@@ -27,7 +27,6 @@ from nunatak_server.compat import (
     openai,
     portkey,
     semantic_router,
-    systemone,
     tei,
     vllm,
 )
@@ -133,9 +132,10 @@ def create_app(
             yield
 
     protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
-    neighbours = (*protocols, litellm, portkey, decisions, systemone)
+    neighbours = (*protocols, litellm, portkey, decisions)
     modules = (routes, streams, admin, pages, *neighbours)
-    found = list(chain.from_iterable(module.router.routes for module in modules))
+    routers = (*(it.router for it in modules), decisions.system_one)
+    found = list(chain.from_iterable(it.routes for it in routers))
     return Application(
         AppState(settings=settings, authenticator=authenticator, audit=audit),
         title="Nunatak",
