@@ -20,12 +20,10 @@ from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.keys import authenticator_for, check_exposure
 from nunatak_server.compat import (
     decisions,
+    gateways,
     hugging_face,
-    kserve,
-    litellm,
     open_inference,
     openai,
-    portkey,
     semantic_router,
     tei,
     vllm,
@@ -131,10 +129,12 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
-    neighbours = (*protocols, litellm, portkey, decisions)
-    modules = (routes, streams, admin, pages, *neighbours)
-    routers = (*(it.router for it in modules), decisions.system_one)
+    routers = (
+        *(it.router for it in (routes, streams, admin, pages, tei, openai)),
+        *(open_inference.router, open_inference.kserve_1),
+        *(it.router for it in (vllm, hugging_face, semantic_router)),
+        *(gateways.for_litellm, gateways.for_portkey, decisions.router, decisions.system_one),
+    )
     found = list(chain.from_iterable(it.routes for it in routers))
     return Application(
         AppState(settings=settings, authenticator=authenticator, audit=audit),

@@ -125,7 +125,7 @@ def _texts_in(raw: bytes) -> list[str]:
     return texts
 
 
-def inputs_of(columns: Columns) -> tuple[Input, ...]:
+def inputs_in(columns: Columns) -> tuple[Input, ...]:
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
         raise invalid_request(f"inputs must be the tensors {known}; see the task's metadata")
