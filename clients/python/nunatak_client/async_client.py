@@ -17,7 +17,7 @@ from nunatak_client.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.payloads import Inputs, Parts, PredictOptions
+from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target
 from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -217,19 +217,20 @@ class AsyncClient:
 
     async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""
-        return await self._run(calls.tasks())
+        return (await self._run(calls.show("/v1/tasks", wire.TaskListing))).tasks
 
     async def task(self, reference: str) -> wire.TaskDetail:
         """Describe a task and the version that `reference` means."""
-        return await self._run(calls.task(reference))
+        path, query = task_target(reference)
+        return await self._run(calls.show(path, wire.TaskDetail, **query))
 
     async def history(self, task: str) -> wire.TaskHistory:
         """List the moves of a task's aliases and the changes of their candidates, oldest first."""
-        return await self._run(calls.history(task))
+        return await self._run(calls.show(f"{calls.task_path(task)}/history", wire.TaskHistory))
 
     async def policies(self) -> tuple[wire.PolicyDetail, ...]:
         """List the policies that this client may ask, each with its rules."""
-        return await self._run(calls.policies())
+        return (await self._run(calls.show("/v1/policies", wire.PolicyListing))).policies
 
     async def promote(
         self, task: str, alias: str, version: int, expected_version: int | None = None
@@ -240,13 +241,15 @@ class AsyncClient:
             ConflictError: the alias does not point to `expected_version` (0: it must not exist
                 yet).
         """
-        return await self._run(calls.promote(task, alias, version, expected_version))
+        path, kind = calls.alias_path(task, alias), wire.AliasChange
+        return await self._run(calls.change("PUT", path, kind, expected_version, version=version))
 
     async def rollback(
         self, task: str, alias: str, expected_version: int | None = None
     ) -> wire.AliasChange:
         """Point `alias` back at the previous version."""
-        return await self._run(calls.rollback(task, alias, expected_version))
+        path = f"{calls.alias_path(task, alias)}/rollback"
+        return await self._run(calls.change("POST", path, wire.AliasChange, expected_version))
 
     async def set_canary(
         self,
@@ -287,11 +290,13 @@ class AsyncClient:
         expected_version: int | None = None,
     ) -> wire.CandidateChange:
         """End the canary or the shadow of an alias."""
-        return await self._run(calls.end_candidate((task, alias, role), expected_version))
+        path = f"{calls.alias_path(task, alias, role)}/end"
+        return await self._run(calls.change("POST", path, wire.CandidateChange, expected_version))
 
     async def shadow_report(self, task: str, *, alias: str = "prod") -> wire.ShadowReport:
         """Report the results of an alias's shadow on this server."""
-        return await self._run(calls.shadow_report(task, alias))
+        path = f"{calls.task_path(task)}/shadow"
+        return await self._run(calls.show(path, wire.ShadowReport, alias=alias))
 
     async def preload(self, reference: str) -> wire.ResidencyReport:
         """Load a task version into memory and check it."""
@@ -324,7 +329,8 @@ class AsyncClient:
     async def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""
         try:
-            return await self._run(calls.readiness(), RetryPolicy(retries=0))
+            ask = Call(method="GET", path="/readyz", read=lambda _: True)
+            return await self._run(ask, RetryPolicy(retries=0))
         except (ConnectionFailedError, UnavailableError):
             return False
 
