@@ -111,21 +111,14 @@ _BY_KIND = Discriminator(
     custom_error_type="input_type",
     custom_error_message='expected a text, or an object such as {"text": ..., "text_pair": ...}',
 )
-Item = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[TextPair, Tag("pair")]
-    | Annotated[QuestionInput, Tag("question")]
-    | Annotated[QueryInput, Tag("query")],
-    _BY_KIND,
-]
-Inputs = Annotated[
+_One = (
     Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")]
-    | Annotated[Some[Item], Tag("list")],
-    _BY_KIND,
-]
+)
+Item = Annotated[_One, _BY_KIND]
+Inputs = Annotated[_One | Annotated[Some[Item], Tag("list")], _BY_KIND]
 
 
 Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]

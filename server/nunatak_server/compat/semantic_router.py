@@ -28,7 +28,7 @@ from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
-from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
+from nunatak_server.http.replies import TASK_VERSION_HEADER, inputs_of, reply
 from nunatak_server.outputs.entities import EntityGroup
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
@@ -152,11 +152,7 @@ async def _bundled(
 async def _classify(
     request: Request, body: runtime_contract.ClassifyRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    items = [body.input] if isinstance(body.input, str) else body.input
-    inputs = [
-        it if isinstance(it, str) else it.text if it.text_pair is None else (it.text, it.text_pair)
-        for it in items
-    ]
+    inputs = inputs_of(body.input if isinstance(body.input, str) else [*body.input])
     own = with_deadline(handling, body.options.deadline_ms)
     options = Parameters(
         aggregation_strategy=AggregationStrategy.SIMPLE,
@@ -179,7 +175,7 @@ async def _classify(
         reference = (await find()).reference
         return {TASK_VERSION_HEADER: reference}
 
-    found, headers = await ask_each(ask, tuple(inputs), pin=pin)
+    found, headers = await ask_each(ask, inputs, pin=pin)
     results = [
         {"index": index, **_result(one, place, item, body)}
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))

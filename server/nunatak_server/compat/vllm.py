@@ -234,9 +234,10 @@ async def classify_by_policy(
 @router.ask("/score", "/v1/score", answer=ScoreResponse)
 async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
-    result, headers = await ask_task(
-        request, handling, body.model, _queries(*_sides(body)), body.options
-    )
+    # The fields of its own that each form of the request has.
+    first, second = (it for name, it in body if name not in PoolingRequest.model_fields)
+    queries = _queries(first, second)
+    result, headers = await ask_task(request, handling, body.model, queries, body.options)
     _check_head(result, HeadKind.RANKING)
     ranked = cast("list[list[DocumentScore]]", result.outputs)
     scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
@@ -279,18 +280,6 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
         spans = [{**span_of(it, text), "score": it["score"]} for it in entities]
         return reply(spans, headers=headers)
     return reply(found, headers=headers)
-
-
-def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[Any, Any]:
-    match body:
-        case ScoreTexts():
-            return body.text_1, body.text_2
-        case ScoreData():
-            return body.data_1, body.data_2
-        case ScoreDocuments():
-            return body.queries, body.documents
-        case ScoreItems():
-            return body.queries, body.items
 
 
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
