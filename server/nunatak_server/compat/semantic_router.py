@@ -209,8 +209,6 @@ async def _rerank(
     options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
     own = with_deadline(handling, body.options.deadline_ms)
     result, headers = await ask_task(request, own, body.model, (query,), options)
-    if result.head is not HeadKind.RANKING:
-        raise _unsupported("rerank", result.task)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [_ranked(it, body) for it in ranked]
     usage = {"input_tokens": result.extents[0].num_tokens, "output_tokens": 0}
@@ -220,7 +218,7 @@ async def _rerank(
 
 def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) -> None:
     if kind is None:
-        raise _unsupported("classify", task)
+        raise invalid_request(f"classify cannot ask {task}; see its card in /v1/models")
     if body.head not in {None, task}:
         raise invalid_request(f"the head of this model is {task}")
     reads_tokens = kind == "token"
@@ -228,10 +226,6 @@ def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) 
         raise invalid_request("overflow of token heads is window: texts are read whole")
     if not reads_tokens and body.options.threshold is not None:
         raise invalid_request("threshold is an option of token heads")
-
-
-def _unsupported(surface: str, task: str) -> NunatakError:
-    return invalid_request(f"{surface} cannot ask {task}; see its card in /v1/models")
 
 
 def _result(
@@ -264,8 +258,6 @@ def _result(
             if it["score"] >= least
         ]
         return {"spans": spans, **usage}
-    if found.head is not HeadKind.SEQUENCE_CLASSIFICATION:
-        raise _unsupported("classify", found.task)
     scores = {it["label"]: it["score"] for it in cast("list[LabelScore]", output)}
     values = [scores[label] for label in found.labels]
     predicted = found.predicted[place] if found.predicted else None

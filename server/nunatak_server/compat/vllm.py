@@ -214,7 +214,11 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     result, headers = await ask_task(
         request, handling, body.model, texts_of(body.input), body.options
     )
-    _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
+    if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise invalid_request(
+            f"this route is for sequence classification, and {result.task} is a task for "
+            f"{result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict"
+        )
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
     return reply(_listed(request, "classify", result, data), headers=headers)
@@ -238,7 +242,6 @@ async def score(request: Request, handling: Routed, body: ScoreBody) -> Response
     first, second = (it for name, it in body if name not in PoolingRequest.model_fields)
     queries = _queries(first, second)
     result, headers = await ask_task(request, handling, body.model, queries, body.options)
-    _check_head(result, HeadKind.RANKING)
     ranked = cast("list[list[DocumentScore]]", result.outputs)
     scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
     data = [{"index": index, "object": "score", "score": it} for index, it in enumerate(scores)]
@@ -253,7 +256,6 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)
     result, headers = await ask_task(request, handling, body.model, (query,), body.options)
-    _check_head(result, HeadKind.RANKING)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [{"index": it["index"], "relevance_score": it["score"]} for it in ranked]
     if body.return_documents:
@@ -295,14 +297,6 @@ def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ..
         Query(query=query, documents=(document,))
         for query, document in zip(queries, documents, strict=True)
     )
-
-
-def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
-    if result.head is not needed:
-        raise invalid_request(
-            f"this route is for {needed.replace('_', ' ')}, and {result.task} is a task "
-            f"for {result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict"
-        )
 
 
 def _listed(
