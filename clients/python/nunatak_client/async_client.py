@@ -390,7 +390,7 @@ class AsyncClient:
 async def _parts_of_request(
     exchange: VerdictExchange, chunks: AsyncIterable[str]
 ) -> AsyncGenerator[bytes]:
-    yield exchange.head()
+    yield exchange.head
     async for chunk in chunks:
         yield exchange.chunk(chunk)
     yield exchange.end()

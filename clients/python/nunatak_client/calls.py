@@ -129,29 +129,15 @@ class StreamCall:
     num_inputs: int | None
 
     def read(self, line: bytes) -> replies.TaskResult:
-        """Read one line.
-
-        Raises:
-            InvalidResponseError: the line does not follow the contract.
-        """
         return replies.read_line(line, num_inputs=self.num_inputs)
 
     def refuse(self, reply: replies.Reply) -> NoReturn:
-        """Raise the error of a reply without lines.
-
-        Raises:
-            ApiError: the server refused.
-            InvalidResponseError: the reply does not follow the contract.
-        """
+        """Raise the error of a reply without lines."""
         replies.raise_for_problem(reply)
         raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
 
     def check_whole(self, answered: Sequence[str]) -> None:
-        """Refuse a stream that ended without a line for each task.
-
-        Raises:
-            InvalidResponseError: a task has no line.
-        """
+        """Refuse a stream that ended without a line for each task."""
         if sorted(answered) != sorted(self.tasks):
             raise InvalidResponseError(
                 f"asked for tasks {list(self.tasks)}, the stream ended after {list(answered)}"
