@@ -37,8 +37,8 @@ from nunatak_client.transport import (
 )
 from nunatak_contract import wire
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
+from nunatak_contract.requests import Input
 
 
 class AsyncClient:

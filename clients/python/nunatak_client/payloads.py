@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 
 T = TypeVar("T")
 Inputs = Input | Sequence[Input]

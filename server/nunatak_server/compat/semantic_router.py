@@ -17,9 +17,8 @@ from fastapi import Request, Response
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters, Query
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
 from nunatak_server.compat.failures import as_router, router_of

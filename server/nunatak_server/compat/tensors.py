@@ -24,8 +24,7 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind, Reads
-from nunatak_contract.inputs import Input, Query, Question
-from nunatak_contract.requests import MAX_ITEMS, Parameters
+from nunatak_contract.requests import MAX_ITEMS, Input, Parameters, Query, Question
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.outputs.outputs import Output

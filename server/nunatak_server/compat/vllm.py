@@ -17,8 +17,7 @@ from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
-from nunatak_contract.inputs import Input, Query
-from nunatak_contract.requests import Message, Parameters, Some, Text, field_names
+from nunatak_contract.requests import Input, Message, Parameters, Query, Some, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.params import Depends as Dependency
 
-from nunatak_contract.inputs import Input
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog

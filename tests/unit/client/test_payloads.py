@@ -20,7 +20,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 
 DOCUMENTS = cast("list[str]", {"a": "b"})
 ITERATOR = cast("list[str]", iter(["a"]))
