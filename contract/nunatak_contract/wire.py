@@ -30,8 +30,8 @@ RELEASE_HEADER: Final = "x-nunatak-release"
 DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
-EVENTS_TYPE: Final = "text/event-stream"
 """Media type of an answer whose lines are objects, one for each task."""
+EVENTS_TYPE: Final = "text/event-stream"
 
 
 class Score(Result):

@@ -212,17 +212,7 @@ class Failures:
 FAILURES: Final = {
     "Hugging Face": Failures(),
     "KServe 1": Failures(),
-    "LiteLLM": Failures(
-        verdict=as_litellm,
-        errors=frozenset(
-            {
-                HTTPStatus.UNAUTHORIZED,
-                HTTPStatus.FORBIDDEN,
-                HTTPStatus.NOT_FOUND,
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            }
-        ),
-    ),
+    "LiteLLM": Failures(verdict=as_litellm, errors=frozenset({401, 403, 404, 503})),
     "Open Inference Protocol": Failures(),
     "OpenAI": Failures(shape=as_openai, model=OpenAIProblem),
     "Portkey": Failures(verdict=as_portkey, model=None),
