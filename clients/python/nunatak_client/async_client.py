@@ -17,8 +17,8 @@ from nunatak_client.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target
-from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult
+from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target, wire_inputs
+from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult, read_line
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -113,7 +113,8 @@ class AsyncClient:
         self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
-        return await self._run(calls.predict_many(inputs, tasks, **options))
+        call = calls.predict_many(wire_inputs(inputs), calls.named_tasks(tasks), **options)
+        return await self._run(call)
 
     async def predict_all(
         self, inputs: Iterable[Input], tasks: Sequence[str], **options: Unpack[PredictOptions]
@@ -147,15 +148,17 @@ class AsyncClient:
         Closing the iterator discards results that have not arrived. Further attempts are made only
         before the first result.
         """
-        stream = calls.stream(inputs, tasks, **options)
-        attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
+        # Read once, because an iterator has its items only once.
+        sent, tasks = wire_inputs(inputs), calls.named_tasks(tasks)
+        call = calls.stream(sent, tasks, **options)
+        attempts = Attempts(self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
                 async with self._connections.open().stream(
-                    stream.call.method,
-                    stream.call.path,
-                    content=stream.call.content,
-                    headers={**attempts.headers(), **stream.call.headers},
+                    call.method,
+                    call.path,
+                    content=call.content,
+                    headers={**attempts.headers(), **call.headers},
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
                     if response.is_success:
@@ -163,10 +166,10 @@ class AsyncClient:
                         async for part in response.aiter_bytes():
                             attempts.check_time(response, has_lines=True)
                             for line in lines.received(part):
-                                result = stream.read(line)
+                                result = read_line(line, num_inputs=sent.num_inputs)
                                 answered.append(result.reference)
                                 yield result
-                        stream.check_whole(answered)
+                        calls.check_whole(tasks, answered)
                         return
                     reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
@@ -174,7 +177,7 @@ class AsyncClient:
             else:
                 retry_s = attempts.after_reply(reply)
                 if retry_s is None:
-                    stream.refuse(reply)
+                    call.answer(reply)
                 delay_s = retry_s
             await self._sleep(delay_s)
 

@@ -64,12 +64,6 @@ def predict(
 
 
 def predict_many(
-    inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
-) -> Call[replies.FanOut]:
-    return _fan_out(wire_inputs(inputs), named_tasks(tasks), **options)
-
-
-def _fan_out(
     wire: WireInputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
 ) -> Call[replies.FanOut]:
     return _asking(
@@ -120,39 +114,24 @@ def _sendable(routing_key: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCall:
-    """A request whose answer arrives line by line, one line for each task."""
-
-    call: Call[replies.FanOut]
-    tasks: Sequence[str]
-    num_inputs: int | None
-
-    def read(self, line: bytes) -> replies.TaskResult:
-        return replies.read_line(line, num_inputs=self.num_inputs)
-
-    def refuse(self, reply: replies.Reply) -> NoReturn:
-        """Raise the error of a reply without lines."""
-        replies.raise_for_problem(reply)
-        raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
-
-    def check_whole(self, answered: Sequence[str]) -> None:
-        """Refuse a stream that ended without a line for each task."""
-        if sorted(answered) != sorted(self.tasks):
-            raise InvalidResponseError(
-                f"asked for tasks {list(self.tasks)}, the stream ended after {list(answered)}"
-            )
+def stream(
+    wire: WireInputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
+) -> Call[NoReturn]:
+    """Return a call whose answer arrives line by line; a reply without lines is an error."""
+    call = _asking(wire, tasks, _expect_lines, **options)
+    return replace(call, headers={**call.headers, "accept": LINES_TYPE})
 
 
-def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]) -> StreamCall:
-    # Read once, because an iterator has its items only once.
-    wire, tasks = wire_inputs(inputs), named_tasks(tasks)
-    call = _fan_out(wire, tasks, **options)
-    return StreamCall(
-        call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
-        tasks=tasks,
-        num_inputs=wire.num_inputs,
-    )
+def _expect_lines(reply: replies.Reply) -> NoReturn:
+    raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
+
+
+def check_whole(tasks: Sequence[str], answered: Sequence[str]) -> None:
+    """Refuse a stream that ended without a line for each task."""
+    if sorted(answered) != sorted(tasks):
+        raise InvalidResponseError(
+            f"asked for tasks {list(tasks)}, the stream ended after {list(answered)}"
+        )
 
 
 def judge(
