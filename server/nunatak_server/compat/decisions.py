@@ -6,7 +6,6 @@ whose shapes these are.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Request, Response
@@ -30,40 +29,35 @@ NAMES: Final = ("nunatak", "jev-latest")
 """The names of the model that answers questions; clients of System One send the second one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SentQuestions:
-    num_questions: int
-    num_options: int
-    """Options and levels of all questions."""
-    fields: Callable[[], Iterable[tuple[str | None, Mapping[str, object]]]]
-    """Returns the name and the fields of each question."""
-
-    def read(self) -> list[AskedQuestion]:
-        return [_question(position, *it) for position, it in enumerate(self.fields(), start=1)]
-
-
 async def _ask(
     request: Request,
     handling: Handling,
-    sent: _SentQuestions,
+    body: "DecisionsRequest | SystemOneRequest",
+    fields: Callable[[], Iterable[tuple[str | None, Mapping[str, object]]]],
     *,
     text: str,
-    model: str,
+    num_options: int,
     is_whole: bool = False,
 ) -> Decisions:
-    """Answer questions about a text. `is_whole`: ask nothing if a question is refused anyway.
+    """Answer the questions of a request about a text.
 
-    The model is one of `NAMES`, or the backbone that answers unknown questions.
+    `fields` returns the name and the fields of each question. `num_options` are the options and
+    levels of all. The model of the request is one of `NAMES`, or the backbone that answers unknown
+    questions. `is_whole`: nothing is asked if a question is refused anyway.
     """
-    runtime = runtime_of(request)
+
+    def read() -> list[AskedQuestion]:
+        return [_question(position, *it) for position, it in enumerate(fields(), start=1)]
+
+    runtime, model = runtime_of(request), body.model
     limit = runtime.settings.max_documents
-    if sent.num_options > limit:
+    if num_options > limit:
         raise NunatakError(
-            "too_many_inputs", count=sent.num_options, limit=limit, of="options and levels"
+            "too_many_inputs", count=num_options, limit=limit, of="options and levels"
         )
     backbone = runtime.backbone if model in NAMES else runtime.backbones.named(model)
-    is_short = sent.num_questions + sent.num_options <= MAX_ON_LOOP
-    asked = sent.read() if is_short else await asyncio.to_thread(sent.read)
+    is_short = len(body.questions) + num_options <= MAX_ON_LOOP
+    asked = read() if is_short else await asyncio.to_thread(read)
     return await runtime.decider.decide(
         asked, text, handling=handling, backbone=backbone, is_whole=is_whole
     )
@@ -188,12 +182,14 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
     given = [it for it in names if it is not None]
     if len(set(given)) != len(given):
         raise invalid_request("questions must have different names")
-    sent = _SentQuestions(
-        num_questions=len(names),
+    found = await _ask(
+        request,
+        handling,
+        body,
+        lambda: zip(names, map(fields_of, body.questions), strict=True),
+        text=_conversation(body.input),
         num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
-        fields=lambda: zip(names, map(fields_of, body.questions), strict=True),
     )
-    found = await _ask(request, handling, sent, text=_conversation(body.input), model=body.model)
     answers = [
         {"name": asked.name, **_as_openai(answer)}
         for asked, answer in zip(body.questions, found.answers, strict=True)
@@ -305,13 +301,15 @@ system_one = router_of("System One")
 @system_one.ask("/v1/systemone", answer=SystemOneResponse)
 async def systemone(request: Request, handling: Routed, body: SystemOneRequest) -> Response:
     """Answer typed questions about a state; if one has no answer, the whole request fails."""
-    sent = _SentQuestions(
-        num_questions=len(body.questions),
+    found = await _ask(
+        request,
+        handling,
+        body,
+        lambda: ((name, dict(it)) for name, it in body.questions.items()),
+        text=_text(body.state),
         num_options=sum(map(_num_options, body.questions.values())),
-        fields=lambda: ((name, dict(it)) for name, it in body.questions.items()),
+        is_whole=True,
     )
-    text = _text(body.state)
-    found = await _ask(request, handling, sent, text=text, model=body.model, is_whole=True)
     answers = dict[str, Mapping[str, object]]()
     for name, answer in zip(body.questions, found.answers, strict=True):
         if isinstance(answer, NunatakError):
