@@ -186,7 +186,7 @@ async def end_of(address: str, kind: int) -> str:
     text, url = text_of(300), httpx.URL(address)
     exchange = VerdictExchange(url, {}, "guard")
     reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(exchange.head() + exchange.chunk(text))
+    writer.write(exchange.head + exchange.chunk(text))
     await writer.drain()
     if kind == 0:
         writer.transport.abort()
@@ -239,7 +239,7 @@ class Caller:
                         self.first_ms = self.first_ms or 1000 * (now - begun)
 
         reading = asyncio.create_task(read())
-        writer.write(exchange.head())
+        writer.write(exchange.head)
         words = text.split(" ")
         for place in range(0, len(words), CHUNK):
             sent.append(time.perf_counter())

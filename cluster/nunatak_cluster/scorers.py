@@ -16,9 +16,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from nunatak_cluster.session import joined, on_all_nodes, places
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters
 from nunatak_registry import Registry
 from nunatak_server.predict.scoring import ScoredInputs, Scorer, open_scorer
 from nunatak_server.settings import ServerSettings

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from pydantic import JsonValue
@@ -316,40 +317,34 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
         _recipe(manifest),
         _usage(manifest, source),
     )
-    page = "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
-    return visible_lines(page) + "\n"
+    return visible_lines("\n\n".join(chain.from_iterable(sections))) + "\n"
 
 
 def _head(manifest: TaskManifest) -> Iterator[str]:
     yield f"# {_text(manifest.task)}"
-    yield ""
     yield (
         f"Version {manifest.version}: {head_text(manifest.head)} on the frozen backbone "
         f"{_text(manifest.backbone.name)}, for Nunatak."
     )
     if manifest.note:
-        yield from ("", _text(manifest.note))
-    yield ""
+        yield _text(manifest.note)
     told = {name: _text(it) for name, it in facts(manifest, max_labels=SHOWN_LABELS).items()}
     digests = {
         "backbone digest": f"`{manifest.backbone.digest}`",
         "tokenizer digest": f"`{manifest.tokenizer_digest}`",
     }
-    yield from _table(("", ""), (told | digests).items())
+    yield _table(("", ""), (told | digests).items())
 
 
 def _scores(manifest: TaskManifest) -> Iterator[str]:
-    yield from ("## Scores", "")
-    if not manifest.metrics:
-        yield "None recorded."
-        return
-    yield from _score_table(manifest.metrics)
-    if manifest.test_metrics:
-        yield from ("", "On test examples, by which nothing was chosen:", "")
-        yield from _score_table(manifest.test_metrics)
+    yield "## Scores"
+    yield _score_table(manifest.metrics) if manifest.metrics else "None recorded."
+    if manifest.metrics and manifest.test_metrics:
+        yield "On test examples, by which nothing was chosen:"
+        yield _score_table(manifest.test_metrics)
 
 
-def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
+def _score_table(metrics: Sequence[MetricRecord]) -> str:
     rows = (
         (
             _text(metric.name),
@@ -359,22 +354,22 @@ def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
         )
         for metric in metrics
     )
-    yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
+    return _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 
 
 def _confusion(manifest: TaskManifest) -> Iterator[str]:
     matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
     if manifest.confusion is None:
         return
-    yield from ("## Confusion on the dev examples", "")
+    yield "## Confusion on the dev examples"
     if matrix is not None:
         labels = list(map(_text, manifest.head.labels))
         rows = zip(labels, matrix, strict=True)
         header = ("true \\\\ predicted", *labels)
-        yield from _table(header, ((label, *map(str, row)) for label, row in rows))
+        yield _table(header, ((label, *map(str, row)) for label, row in rows))
     elif mistakes:
         found = ((_text(it.truth), _text(it.predicted), str(it.count)) for it in mistakes)
-        yield from _table(("true", "predicted instead", "times"), found)
+        yield _table(("true", "predicted instead", "times"), found)
     else:
         yield "No mistakes."
 
@@ -383,7 +378,7 @@ def _calibration(manifest: TaskManifest) -> Iterator[str]:
     found = manifest.calibration
     if found is None:
         return
-    yield from ("## Calibration", "")
+    yield "## Calibration"
     if found.temperature == 1:
         yield "Temperature 1: no other one lowered the loss of held-out dev examples."
     else:
@@ -391,9 +386,8 @@ def _calibration(manifest: TaskManifest) -> Iterator[str]:
             f"Temperature {found.temperature:.3f}, fitted to the dev examples and contained in the "
             "output layer. The expected calibration error of dev examples after it is cross-fitted."
         )
-    yield ""
     parts = {"dev": found.dev, "test": found.test}
-    yield from _table(
+    yield _table(
         ("examples", "number", "error before", "error after"),
         (
             (part, f"{it.num_examples:,}", f"{it.error_before:.4f}", f"{it.error_after:.4f}")
@@ -402,12 +396,14 @@ def _calibration(manifest: TaskManifest) -> Iterator[str]:
         ),
     )
     shown = found.test or found.dev
-    yield from ("", f"Scores of the {'dev' if found.test is None else 'test'} examples by range.")
-    yield "A bar is the share of right ones, and `|` is the mean score. They meet in good scores."
-    yield from ("", "```text", *_picture(shown), "```")
+    yield (
+        f"Scores of the {'dev' if found.test is None else 'test'} examples by range.\n"
+        "A bar is the share of right ones, and `|` is the mean score. They meet in good scores."
+    )
+    yield "\n".join(("```text", *_picture(shown), "```"))
     if len(found.curves) > SHOWN_CONFUSED_LABELS:
         return
-    yield from ("", "The threshold with the largest F1 on the dev examples:", "")
+    yield "The threshold with the largest F1 on the dev examples:"
     best = [(curve.label, curve.best()) for curve in found.curves]
     rows = (
         (
@@ -421,7 +417,7 @@ def _calibration(manifest: TaskManifest) -> Iterator[str]:
         for label, point in best
         if point is not None
     )
-    yield from _table(("label", "threshold", "precision", "recall", "F1", "examples"), rows)
+    yield _table(("label", "threshold", "precision", "recall", "F1", "examples"), rows)
 
 
 def _picture(shown: ReliabilityRecord) -> Iterator[str]:
@@ -438,14 +434,13 @@ def _bar(one: ReliabilityBin) -> str:
 
 
 def _data(manifest: TaskManifest) -> Iterator[str]:
-    yield from ("## Data", "")
+    yield "## Data"
     data = manifest.data
     if data is None:
         yield "Not recorded."
         return
     yield _text(data.name)
-    yield ""
-    yield from _table(
+    yield _table(
         ("part", "examples", "SHA-256"),
         (
             ("train", f"{data.num_train:,}", f"`{data.train_digest}`"),
@@ -453,18 +448,18 @@ def _data(manifest: TaskManifest) -> Iterator[str]:
         ),
     )
     if told := long_examples_text(manifest):
-        yield from ("", told)
+        yield told
 
 
 def _recipe(manifest: TaskManifest) -> Iterator[str]:
-    yield from ("## Recipe", "")
+    yield "## Recipe"
     recipe = manifest.recipe
     if recipe is None:
         yield "Not recorded."
         return
     settings = ((_text(name), _text(json.dumps(it))) for name, it in recipe.settings.items())
-    yield from _table(("setting", "value"), settings)
-    yield from ("", f"SHA-256 of the recipe: `{recipe.digest}`")
+    yield _table(("setting", "value"), settings)
+    yield f"SHA-256 of the recipe: `{recipe.digest}`"
 
 
 def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
@@ -477,16 +472,16 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
             options = ' --document "one" --document "another"'
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
             options = ' --pair "another text"' if manifest.reads is Reads.PAIR else ""
-    yield from ("## How to call it", "", "```sh")
-    if source is not None:
-        yield f"nunatak task pull {source} --task {task}"
-    yield f"nunatak predict {text} --task {task}{options}"
-    yield "nunatak serve --port 8080"
-    yield "```"
+    pull = "" if source is None else f"nunatak task pull {source} --task {task}\n"
+    yield "## How to call it"
+    yield (
+        f"```sh\n{pull}nunatak predict {text} --task {task}{options}\n"
+        "nunatak serve --port 8080\n```"
+    )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield from markdown_table(header, rows).splitlines()
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return markdown_table(header, rows).removesuffix("\n")
 
 
 def _text(value: str) -> str:

@@ -110,12 +110,10 @@ def check_reader_name(value: str) -> str:
 
 def check_version(value: str) -> int:
     """Return the version number in `value`, else raise `InvalidNameError`."""
-    if not (value.isascii() and value.isdecimal() and value[0] != "0" and len(value) <= 10):
+    is_number = value.isascii() and value.isdecimal() and value[0] != "0" and len(value) <= 10
+    if not is_number or int(value) > MAX_VERSION:
         raise InvalidNameError("version", value, f"an integer from 1 to {MAX_VERSION}")
-    version = int(value)
-    if version > MAX_VERSION:
-        raise InvalidNameError("version", value, f"an integer from 1 to {MAX_VERSION}")
-    return version
+    return int(value)
 
 
 def _check(kind: str, value: str) -> str:

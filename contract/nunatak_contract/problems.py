@@ -28,7 +28,8 @@ _NOT_FOUND: Final = HTTPStatus.NOT_FOUND
 _TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS
 _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
-REGISTRY: Mapping[str, Reason] = {
+REASONS: Final[Mapping[str, Reason]] = {
+    # The registry.
     "registry_missing": Reason(
         "there is no registry at {location}; check the given place, or NUNATAK_REGISTRY. To make a "
         "new registry there, publish a first task, as with `nunatak train --create`"
@@ -95,9 +96,7 @@ REGISTRY: Mapping[str, Reason] = {
     "invalid_question": Reason("{problem}", _UNAVAILABLE),
     "store_unavailable": Reason("{problem}", _UNAVAILABLE),
     "store_read_only": Reason("the registry takes no changes: {reason}; {remedy}", _UNAVAILABLE),
-}
-
-MODEL: Mapping[str, Reason] = {
+    # The backbone and what runs on it.
     "backbone_not_found": Reason(
         "no backbone at {source!r}: {reason}; expected 'minilm', the name of an added backbone, a "
         "folder or a hub id",
@@ -119,9 +118,7 @@ MODEL: Mapping[str, Reason] = {
         "start the server with a larger backbone_layers, or without this setting",
         _CONFLICT,
     ),
-}
-
-ARTIFACT: Mapping[str, Reason] = {
+    # Task versions, and folders of other programs.
     "backbone_mismatch": Reason(
         "{reference} was trained on {part} {wanted}, and here is only {served}; give the option "
         "`backbone` of the training, or train the task again on a backbone that is here",
@@ -170,9 +167,7 @@ ARTIFACT: Mapping[str, Reason] = {
         "cannot {action} {repository!r}: {reason}; check its name, your network and, for a "
         "private repository, your token (HF_TOKEN)"
     ),
-}
-
-TRAINING: Mapping[str, Reason] = {
+    # Training and sweeps.
     "data_not_found": Reason("{where}: {problem}"),
     "unreadable_file": Reason("{where}: {problem}"),
     "missing_column": Reason(
@@ -216,9 +211,7 @@ TRAINING: Mapping[str, Reason] = {
     "corrupt_result": Reason(
         "{file} is no result of a sweep ({problem}); move the file away and start again"
     ),
-}
-
-REQUESTS: Mapping[str, Reason] = {
+    # Requests.
     "unauthenticated": Reason(
         "the request needs a valid API key, or a token if the server takes tokens; send it as "
         "'Authorization: Bearer KEY' (the client and the command read NUNATAK_API_KEY)",
@@ -305,9 +298,7 @@ REQUESTS: Mapping[str, Reason] = {
         "or ask another task",
         _INVALID,
     ),
-}
-
-SERVER: Mapping[str, Reason] = {
+    # The server.
     "invalid_settings": Reason("{problem}"),
     "invalid_key_file": Reason("the file of API keys {path}: {reason}"),
     "overloaded": Reason(
@@ -397,9 +388,7 @@ SERVER: Mapping[str, Reason] = {
         "roll the version back, or publish a policy for it",
         _UNAVAILABLE,
     ),
-}
-
-COMMAND: Mapping[str, Reason] = {
+    # Commands.
     "missing_extra": Reason(
         "the package {module!r} is not installed; run: pip install 'nunatak[{extra}]'"
     ),
@@ -426,9 +415,7 @@ COMMAND: Mapping[str, Reason] = {
     "loadtest_failed": Reason(
         "Locust ended with code {exit_code} and without a report; its last error: {said}"
     ),
-}
-
-CLIENT: Mapping[str, Reason] = {
+    # The client.
     "api_error": Reason("{detail}{trail}"),
     "invalid_input": Reason("{problem}"),
     "connection_failed": Reason("{problem}"),
@@ -437,16 +424,5 @@ CLIENT: Mapping[str, Reason] = {
         "this property belongs to {wanted} tasks, and the answer is of a {head} task; read "
         "`{instead}` or `outputs`"
     ),
-}
-
-REASONS: Final[Mapping[str, Reason]] = {
-    **REGISTRY,
-    **MODEL,
-    **ARTIFACT,
-    **TRAINING,
-    **REQUESTS,
-    **SERVER,
-    **COMMAND,
-    **CLIENT,
 }
 """All reasons, by code."""

@@ -133,9 +133,9 @@ def _bounded(text: str) -> str:
     return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
 
 
-def found_at(name: str, *path: str) -> AliasChoices:
-    """Return where the value of a field is: under its name, or else at a path of attributes."""
-    return AliasChoices(name, AliasPath(*path))
+def found_at(name: str, *path: str, **more: Any) -> Any:  # noqa: ANN401 - as `Field`
+    """Return a field whose value is under its name, or else at a path of attributes."""
+    return Field(validation_alias=AliasChoices(name, AliasPath(*path)), **more)
 
 
 Moment = Annotated[

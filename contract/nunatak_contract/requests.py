@@ -1,6 +1,11 @@
-"""The requests of callers over HTTP: strict, frozen, and without undeclared fields."""
+"""Inputs of tasks, and the requests of callers over HTTP.
 
+Requests are strict, frozen, and without undeclared fields.
+"""
+
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pydantic import (
@@ -14,6 +19,28 @@ from pydantic import (
 )
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
+
+TextInput = str | tuple[str, str]
+"""A text, or a pair of texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question, to be answered by a part of its context."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A query, and the documents to rank for the query."""
+
+    query: str
+    documents: Sequence[str]
+
+
+Input = TextInput | Question | Query
 
 T = TypeVar("T")
 # Above every setting. A longer list is refused before its items are checked, because a list of a
@@ -111,21 +138,14 @@ _BY_KIND = Discriminator(
     custom_error_type="input_type",
     custom_error_message='expected a text, or an object such as {"text": ..., "text_pair": ...}',
 )
-Item = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[TextPair, Tag("pair")]
-    | Annotated[QuestionInput, Tag("question")]
-    | Annotated[QueryInput, Tag("query")],
-    _BY_KIND,
-]
-Inputs = Annotated[
+_One = (
     Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")]
-    | Annotated[Some[Item], Tag("list")],
-    _BY_KIND,
-]
+)
+Item = Annotated[_One, _BY_KIND]
+Inputs = Annotated[_One | Annotated[Some[Item], Tag("list")], _BY_KIND]
 
 
 Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]

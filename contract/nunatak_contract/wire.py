@@ -30,8 +30,8 @@ RELEASE_HEADER: Final = "x-nunatak-release"
 DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
-EVENTS_TYPE: Final = "text/event-stream"
 """Media type of an answer whose lines are objects, one for each task."""
+EVENTS_TYPE: Final = "text/event-stream"
 
 
 class Score(Result):
@@ -252,7 +252,7 @@ class PolicyDetail(Result):
     version: int
     published_at: Moment
     by: str
-    policy: Policy = Field(validation_alias=found_at("policy", "document"))
+    policy: Policy = found_at("policy", "document")
 
 
 class QuestionDetail(Result):
@@ -261,8 +261,8 @@ class QuestionDetail(Result):
     version: int
     published_at: Moment
     by: str
-    digest: str = Field(validation_alias=found_at("digest", "document", "question", "digest"))
-    card: QuestionCard = Field(validation_alias=found_at("card", "document"))
+    digest: str = found_at("digest", "document", "question", "digest")
+    card: QuestionCard = found_at("card", "document")
 
 
 class PolicyListing(Result):
@@ -296,23 +296,19 @@ class TaskSummary(Result, json_schema_serialization_defaults_required=True):
     """
 
     name: str
-    version: int = Field(validation_alias=found_at("version", "manifest", "version"))
+    version: int = found_at("version", "manifest", "version")
     versions: tuple[int, ...]
     aliases: dict[str, int]
     candidates: tuple[RunningCandidate, ...]
-    head: str = Field(validation_alias=found_at("head", "manifest", "head", "kind"))
-    labels: tuple[str, ...] = Field(
-        validation_alias=found_at("labels", "manifest", "head", "labels")
-    )
-    reads: enums.Reads | None = Field(
+    head: str = found_at("head", "manifest", "head", "kind")
+    labels: tuple[str, ...] = found_at("labels", "manifest", "head", "labels")
+    reads: enums.Reads | None = found_at(
+        *("reads", "manifest", "reads"),
         default=None,
         description="sequence classification: a single text or a pair; null: both, or another head",
-        validation_alias=found_at("reads", "manifest", "reads"),
     )
-    method: str = Field(validation_alias=found_at("method", "manifest", "method", "kind"))
-    split_depth: int | None = Field(
-        validation_alias=found_at("split_depth", "manifest", "split_depth")
-    )
+    method: str = found_at("method", "manifest", "method", "kind")
+    split_depth: int | None = found_at("split_depth", "manifest", "split_depth")
     resident_versions: tuple[int, ...] = Field(default_factory=tuple)
 
 
@@ -333,10 +329,8 @@ class AliasChange(Result):
 
     task: str
     alias: str
-    version: int = Field(validation_alias=found_at("version", "to_version"))
-    previous_version: int | None = Field(
-        validation_alias=found_at("previous_version", "from_version")
-    )
+    version: int = found_at("version", "to_version")
+    previous_version: int | None = found_at("previous_version", "from_version")
 
 
 class PastMove(AliasChange):
@@ -350,11 +344,11 @@ class PastMove(AliasChange):
 class CandidateFacts(Result):
     """A canary or shadow: where it runs, and its share of the requests."""
 
-    task: str = Field(validation_alias=found_at("task", "candidate", "task"))
-    alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
-    role: enums.CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
-    version: int = Field(validation_alias=found_at("version", "candidate", "version"))
-    share: float = Field(validation_alias=found_at("share", "candidate", "share"))
+    task: str = found_at("task", "candidate", "task")
+    alias: str = found_at("alias", "candidate", "alias")
+    role: enums.CandidateRole = found_at("role", "candidate", "role")
+    version: int = found_at("version", "candidate", "version")
+    share: float = found_at("share", "candidate", "share")
 
 
 class CandidateChange(CandidateFacts):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 from nunatak_rows.files import FileRow, unreadable
 
 INPUTS: Final = (

@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from itertools import accumulate, chain
 from typing import BinaryIO, Final, NoReturn, Self, cast
 
-from nunatak_contract.inputs import delimiter_of
 from nunatak_rows.files import (
     BOMB,
     MAX_ROW_BYTES,
@@ -30,6 +29,8 @@ from nunatak_rows.files import (
 )
 
 DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
+DELIMITERS: Final = (",", "\t", ";")
+"""Between which the header line of a CSV or TSV file decides."""
 EXCEL_PREFIX: Final = "sep="
 MAX_DEPTH: Final = 500
 """Of lists and objects in a row; Python reads deeper ones, but cannot always write them again."""
@@ -245,7 +246,7 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
         if line.startswith(EXCEL_PREFIX) and len(line.rstrip("\r\n")) == len(EXCEL_PREFIX) + 1:
             told = told or line[len(EXCEL_PREFIX)]
             line = next(lines, "")
-        delimiter = told or delimiter_of(line, usual)
+        delimiter = told or _delimiter_of(line, usual)
         reader = csv.reader(chain([line], lines), delimiter=delimiter, strict=True)
         header = next(reader, list[str]())
     except (csv.Error, UnicodeDecodeError) as error:
@@ -254,6 +255,19 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
     if not header:
         raise unreadable(file.name, "the file is empty; expected a header line")
     return reader, check_header(header, f"{file.name}:{lines.number}"), delimiter
+
+
+def _delimiter_of(header: str, usual: str) -> str:
+    """Return the delimiter that gives a header line the most fields; between equals, `usual`."""
+    num_fields = dict[str, int]()
+    for delimiter in (usual, *DELIMITERS):
+        try:
+            fields = [len(row) for row in csv.reader([header], delimiter=delimiter)]
+            num_fields[delimiter] = max(fields, default=0)
+        except csv.Error:
+            num_fields[delimiter] = 0
+    # The first of equals wins, and the usual one is the first.
+    return max(num_fields, key=lambda delimiter: num_fields[delimiter])
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

@@ -1,7 +1,7 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_contract.inputs import TextInput
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_contract.requests import TextInput
 from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,

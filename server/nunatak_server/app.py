@@ -21,14 +21,11 @@ from nunatak_server.access.audit import AuditLog
 from nunatak_server.access.keys import authenticator_for, check_exposure
 from nunatak_server.compat import (
     decisions,
+    gateways,
     hugging_face,
-    kserve,
-    litellm,
     open_inference,
     openai,
-    portkey,
     semantic_router,
-    systemone,
     tei,
     vllm,
 )
@@ -136,10 +133,13 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
-    neighbours = (*protocols, litellm, portkey, decisions, systemone)
-    modules = (routes, streams, admin, pages, *neighbours)
-    found = list(chain.from_iterable(module.router.routes for module in modules))
+    routers = (
+        *(it.router for it in (routes, streams, admin, pages, tei, openai)),
+        *(open_inference.router, open_inference.kserve_1),
+        *(it.router for it in (vllm, hugging_face, semantic_router)),
+        *(gateways.for_litellm, gateways.for_portkey, decisions.router, decisions.system_one),
+    )
+    found = list(chain.from_iterable(it.routes for it in routers))
     return Application(
         AppState(settings=settings, authenticator=authenticator, audit=audit),
         title="Nunatak",

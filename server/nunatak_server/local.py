@@ -10,10 +10,9 @@ from nunatak_client.payloads import Parts
 from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
 from nunatak_contract.policies import Condition, Policy
 from nunatak_contract.problems import REASONS
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import Problem
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry

@@ -17,7 +17,7 @@ from typing import Final
 
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question, TextInput
+from nunatak_contract.requests import Input, Query, Question, TextInput
 from nunatak_model import Encoding, TextTokenizer
 from nunatak_server.errors import TooManyTokensError
 from nunatak_server.scheduler.turns import FairSemaphore

@@ -55,7 +55,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|the head of this model is "
     r"|overflow of token heads is "
     r"|threshold is an option of "
-    r"|(?:classify|rerank) cannot ask "
+    r"|classify cannot ask "
     r"|each task of a bundle must have "
     # Parts of a call that no task reads.
     r"|no task reads "

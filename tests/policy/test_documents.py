@@ -36,7 +36,12 @@ OVER_HTTP = {
     for code, reason in problems.REASONS.items()
     if reason.status is not HTTPStatus.INTERNAL_SERVER_ERROR
 }
-EXCHANGE = set(problems.ARTIFACT) - OVER_HTTP
+EXCHANGE = {
+    code
+    for file in (ROOT / "exchange").rglob("*.py")
+    for code in re.findall(r'"(\w+)"', file.read_text())
+    if code in problems.REASONS and code not in OVER_HTTP
+}
 DOUBLES = Path(__file__).parents[1] / "doubles"
 
 

@@ -19,9 +19,9 @@ from nunatak_client.errors import InvalidInputError, closed
 from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
-from nunatak_contract.inputs import Input
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_contract.record import problems_text
+from nunatak_contract.requests import Input
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone

@@ -47,8 +47,8 @@ from nunatak_contract.enums import (
     OnLong,
     ProblemType,
 )
-from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_contract.memory import MemoryReport
+from nunatak_contract.requests import Input, Query, Question, TextInput
 from nunatak_contract.wire import (
     AliasChange,
     Answer,

@@ -17,8 +17,8 @@ from nunatak_client.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.payloads import Inputs, Parts, PredictOptions
-from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult
+from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target, wire_inputs
+from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult, read_line
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -37,8 +37,8 @@ from nunatak_client.transport import (
 )
 from nunatak_contract import wire
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
+from nunatak_contract.requests import Input
 
 
 class AsyncClient:
@@ -113,7 +113,8 @@ class AsyncClient:
         self, inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
-        return await self._run(calls.predict_many(inputs, tasks, **options))
+        call = calls.predict_many(wire_inputs(inputs), calls.named_tasks(tasks), **options)
+        return await self._run(call)
 
     async def predict_all(
         self, inputs: Iterable[Input], tasks: Sequence[str], **options: Unpack[PredictOptions]
@@ -147,15 +148,17 @@ class AsyncClient:
         Closing the iterator discards results that have not arrived. Further attempts are made only
         before the first result.
         """
-        stream = calls.stream(inputs, tasks, **options)
-        attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
+        # Read once, because an iterator has its items only once.
+        sent, tasks = wire_inputs(inputs), calls.named_tasks(tasks)
+        call = calls.stream(sent, tasks, **options)
+        attempts = Attempts(self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
                 async with self._connections.open().stream(
-                    stream.call.method,
-                    stream.call.path,
-                    content=stream.call.content,
-                    headers={**attempts.headers(), **stream.call.headers},
+                    call.method,
+                    call.path,
+                    content=call.content,
+                    headers={**attempts.headers(), **call.headers},
                     timeout=attempts.timeout_s(self._timeout_s),
                 ) as response:
                     if response.is_success:
@@ -163,10 +166,10 @@ class AsyncClient:
                         async for part in response.aiter_bytes():
                             attempts.check_time(response, has_lines=True)
                             for line in lines.received(part):
-                                result = stream.read(line)
+                                result = read_line(line, num_inputs=sent.num_inputs)
                                 answered.append(result.reference)
                                 yield result
-                        stream.check_whole(answered)
+                        calls.check_whole(tasks, answered)
                         return
                     reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
@@ -174,7 +177,7 @@ class AsyncClient:
             else:
                 retry_s = attempts.after_reply(reply)
                 if retry_s is None:
-                    stream.refuse(reply)
+                    call.answer(reply)
                 delay_s = retry_s
             await self._sleep(delay_s)
 
@@ -217,19 +220,20 @@ class AsyncClient:
 
     async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""
-        return await self._run(calls.tasks())
+        return (await self._run(calls.show("/v1/tasks", wire.TaskListing))).tasks
 
     async def task(self, reference: str) -> wire.TaskDetail:
         """Describe a task and the version that `reference` means."""
-        return await self._run(calls.task(reference))
+        path, query = task_target(reference)
+        return await self._run(calls.show(path, wire.TaskDetail, **query))
 
     async def history(self, task: str) -> wire.TaskHistory:
         """List the moves of a task's aliases and the changes of their candidates, oldest first."""
-        return await self._run(calls.history(task))
+        return await self._run(calls.show(f"{calls.task_path(task)}/history", wire.TaskHistory))
 
     async def policies(self) -> tuple[wire.PolicyDetail, ...]:
         """List the policies that this client may ask, each with its rules."""
-        return await self._run(calls.policies())
+        return (await self._run(calls.show("/v1/policies", wire.PolicyListing))).policies
 
     async def promote(
         self, task: str, alias: str, version: int, expected_version: int | None = None
@@ -240,13 +244,15 @@ class AsyncClient:
             ConflictError: the alias does not point to `expected_version` (0: it must not exist
                 yet).
         """
-        return await self._run(calls.promote(task, alias, version, expected_version))
+        path, kind = calls.alias_path(task, alias), wire.AliasChange
+        return await self._run(calls.change("PUT", path, kind, expected_version, version=version))
 
     async def rollback(
         self, task: str, alias: str, expected_version: int | None = None
     ) -> wire.AliasChange:
         """Point `alias` back at the previous version."""
-        return await self._run(calls.rollback(task, alias, expected_version))
+        path = f"{calls.alias_path(task, alias)}/rollback"
+        return await self._run(calls.change("POST", path, wire.AliasChange, expected_version))
 
     async def set_canary(
         self,
@@ -287,11 +293,13 @@ class AsyncClient:
         expected_version: int | None = None,
     ) -> wire.CandidateChange:
         """End the canary or the shadow of an alias."""
-        return await self._run(calls.end_candidate((task, alias, role), expected_version))
+        path = f"{calls.alias_path(task, alias, role)}/end"
+        return await self._run(calls.change("POST", path, wire.CandidateChange, expected_version))
 
     async def shadow_report(self, task: str, *, alias: str = "prod") -> wire.ShadowReport:
         """Report the results of an alias's shadow on this server."""
-        return await self._run(calls.shadow_report(task, alias))
+        path = f"{calls.task_path(task)}/shadow"
+        return await self._run(calls.show(path, wire.ShadowReport, alias=alias))
 
     async def preload(self, reference: str) -> wire.ResidencyReport:
         """Load a task version into memory and check it."""
@@ -324,7 +332,8 @@ class AsyncClient:
     async def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""
         try:
-            return await self._run(calls.readiness(), RetryPolicy(retries=0))
+            ask = Call(method="GET", path="/readyz", read=lambda _: True)
+            return await self._run(ask, RetryPolicy(retries=0))
         except (ConnectionFailedError, UnavailableError):
             return False
 
@@ -384,7 +393,7 @@ class AsyncClient:
 async def _parts_of_request(
     exchange: VerdictExchange, chunks: AsyncIterable[str]
 ) -> AsyncGenerator[bytes]:
-    yield exchange.head()
+    yield exchange.head
     async for chunk in chunks:
         yield exchange.chunk(chunk)
     yield exchange.end()

@@ -21,20 +21,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.wire import (
-    LINES_TYPE,
-    ROUTING_KEY_HEADER,
-    AliasChange,
-    CandidateChange,
-    PolicyDetail,
-    PolicyListing,
-    PolicyVerdict,
-    ShadowReport,
-    TaskDetail,
-    TaskHistory,
-    TaskListing,
-    TaskSummary,
-)
+from nunatak_contract.wire import LINES_TYPE, ROUTING_KEY_HEADER, CandidateChange, PolicyVerdict
 
 AnswerT = TypeVar("AnswerT")
 
@@ -66,23 +53,17 @@ def predict(
     task: str, inputs: Inputs, **options: Unpack[PredictOptions]
 ) -> Call[replies.Prediction]:
     wire = wire_inputs(inputs)
-    target = task_target(task)
+    path, query = task_target(task)
     call = _asking(
         wire,
         None,
         lambda reply: replies.read_prediction(reply, num_inputs=wire.num_inputs),
         **options,
     )
-    return replace(call, path=f"{target.path}/predict", query=target.query)
+    return replace(call, path=f"{path}/predict", query=query)
 
 
 def predict_many(
-    inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
-) -> Call[replies.FanOut]:
-    return _fan_out(wire_inputs(inputs), named_tasks(tasks), **options)
-
-
-def _fan_out(
     wire: WireInputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
 ) -> Call[replies.FanOut]:
     return _asking(
@@ -133,53 +114,24 @@ def _sendable(routing_key: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCall:
-    """A request whose answer arrives line by line, one line for each task."""
-
-    call: Call[replies.FanOut]
-    tasks: Sequence[str]
-    num_inputs: int | None
-
-    def read(self, line: bytes) -> replies.TaskResult:
-        """Read one line.
-
-        Raises:
-            InvalidResponseError: the line does not follow the contract.
-        """
-        return replies.read_line(line, num_inputs=self.num_inputs)
-
-    def refuse(self, reply: replies.Reply) -> NoReturn:
-        """Raise the error of a reply without lines.
-
-        Raises:
-            ApiError: the server refused.
-            InvalidResponseError: the reply does not follow the contract.
-        """
-        replies.raise_for_problem(reply)
-        raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
-
-    def check_whole(self, answered: Sequence[str]) -> None:
-        """Refuse a stream that ended without a line for each task.
-
-        Raises:
-            InvalidResponseError: a task has no line.
-        """
-        if sorted(answered) != sorted(self.tasks):
-            raise InvalidResponseError(
-                f"asked for tasks {list(self.tasks)}, the stream ended after {list(answered)}"
-            )
+def stream(
+    wire: WireInputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
+) -> Call[NoReturn]:
+    """Return a call whose answer arrives line by line; a reply without lines is an error."""
+    call = _asking(wire, tasks, _expect_lines, **options)
+    return replace(call, headers={**call.headers, "accept": LINES_TYPE})
 
 
-def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]) -> StreamCall:
-    # Read once, because an iterator has its items only once.
-    wire, tasks = wire_inputs(inputs), named_tasks(tasks)
-    call = _fan_out(wire, tasks, **options)
-    return StreamCall(
-        call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
-        tasks=tasks,
-        num_inputs=wire.num_inputs,
-    )
+def _expect_lines(reply: replies.Reply) -> NoReturn:
+    raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
+
+
+def check_whole(tasks: Sequence[str], answered: Sequence[str]) -> None:
+    """Refuse a stream that ended without a line for each task."""
+    if sorted(answered) != sorted(tasks):
+        raise InvalidResponseError(
+            f"asked for tasks {list(tasks)}, the stream ended after {list(answered)}"
+        )
 
 
 def judge(
@@ -202,67 +154,23 @@ def judge(
 def set_candidate(
     place: tuple[str, str, CandidateRole], version: int, share: float, expected_version: int | None
 ) -> Call[CandidateChange]:
-    path = _alias_path(*place)
-    return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
-
-
-def end_candidate(
-    place: tuple[str, str, CandidateRole], expected_version: int | None
-) -> Call[CandidateChange]:
-    return _change("POST", f"{_alias_path(*place)}/end", CandidateChange, expected_version)
-
-
-def promote(name: str, alias: str, version: int, expected_version: int | None) -> Call[AliasChange]:
-    path = _alias_path(name, alias)
-    return _change("PUT", path, AliasChange, expected_version, version=version)
-
-
-def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
-    return _change("POST", f"{_alias_path(name, alias)}/rollback", AliasChange, expected_version)
-
-
-def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
-    path = f"/v1/tasks/{path_segment('task name', name)}/shadow"
-    return replace(show(path, ShadowReport), query={"alias": alias})
-
-
-def tasks() -> Call[tuple[TaskSummary, ...]]:
-    return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
-
-
-def policies() -> Call[tuple[PolicyDetail, ...]]:
-    found = _read_as(PolicyListing)
-    return Call(method="GET", path="/v1/policies", read=lambda it: found(it).policies)
-
-
-def history(name: str) -> Call[TaskHistory]:
-    return show(f"/v1/tasks/{path_segment('task name', name)}/history", TaskHistory)
-
-
-def task(reference: str) -> Call[TaskDetail]:
-    target = task_target(reference)
-    return replace(show(target.path, TaskDetail), query=target.query)
+    path = alias_path(*place)
+    return change("PUT", path, CandidateChange, expected_version, version=version, share=share)
 
 
 def hold(
     reference: str, how: Literal["preload", "pin", "unpin", "evict"], kind: type[replies.ResultT]
 ) -> Call[replies.ResultT]:
     """Change which versions of a task are in memory."""
-    target = task_target(reference)
-    path = f"{target.path}/{how}"
-    return Call(method="POST", path=path, query=target.query, read=_read_as(kind))
+    path, query = task_target(reference)
+    return Call(method="POST", path=f"{path}/{how}", query=query, read=_read_as(kind))
 
 
-def show(path: str, kind: type[replies.ResultT]) -> Call[replies.ResultT]:
-    return Call(method="GET", path=path, read=_read_as(kind))
+def show(path: str, kind: type[replies.ResultT], **query: str) -> Call[replies.ResultT]:
+    return Call(method="GET", path=path, query=query, read=_read_as(kind))
 
 
-def readiness() -> Call[bool]:
-    """Ask whether the server is ready. "Not ready" is an answer and no error."""
-    return Call(method="GET", path="/readyz", read=lambda _reply: True)
-
-
-def _change(
+def change(
     method: Literal["POST", "PUT"],
     path: str,
     kind: type[replies.ResultT],
@@ -278,6 +186,9 @@ def _read_as(kind: type[replies.ResultT]) -> Callable[[replies.Reply], replies.R
     return lambda reply: replies.read_result(kind, replies.read_object(reply))
 
 
-def _alias_path(name: str, alias: str, role: CandidateRole | None = None) -> str:
-    path = f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
-    return path if role is None else f"{path}/{role}"
+def task_path(name: str) -> str:
+    return f"/v1/tasks/{path_segment('task name', name)}"
+
+
+def alias_path(name: str, alias: str, *role: CandidateRole) -> str:
+    return "/".join((task_path(name), "aliases", path_segment("alias", alias), *role))

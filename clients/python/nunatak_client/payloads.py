@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 
 T = TypeVar("T")
 Inputs = Input | Sequence[Input]
@@ -141,14 +141,6 @@ class WireInputs:
     num_inputs: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The address of a task reference: the path, and the version for the query."""
-
-    path: str
-    query: dict[str, str]
-
-
 def wire_inputs(inputs: Inputs) -> WireInputs:
     """Write one input or a list of inputs as JSON.
 
@@ -224,8 +216,8 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
         ) from error
 
 
-def task_target(reference: str) -> Target:
-    """Find the path of `name`, `name@alias` or `name/3`.
+def task_target(reference: str) -> tuple[str, dict[str, str]]:
+    """Find the path of `name`, `name@alias` or `name/3`, and the query, which has the version.
 
     The server checks the grammar of names. This function refuses only names that would change the
     path itself.
@@ -235,10 +227,8 @@ def task_target(reference: str) -> Target:
     """
     is_text = isinstance(reference, str)
     name, slash, version = reference.partition("/") if is_text else (reference, "", "")
-    return Target(
-        path=f"/v1/tasks/{path_segment('task reference', name)}",
-        query={"version": version} if slash else {},
-    )
+    path = f"/v1/tasks/{path_segment('task reference', name)}"
+    return path, {"version": version} if slash else {}
 
 
 def path_segment(kind: str, value: str) -> str:

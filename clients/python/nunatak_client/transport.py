@@ -386,23 +386,17 @@ class VerdictExchange:
         fields |= dict.fromkeys(("content-type", "accept"), LINES_TYPE)
         fields |= {"host": url.netloc.decode(), "transfer-encoding": "chunked"}
         request = h11.Request(method="POST", target=target, headers=list(fields.items()))
-        self._head = self._protocol.send(request) or b""
+        self.head = self._protocol.send(request) or b""
         self._reply: h11.Response | None = None
         self._refusal, self._lines = b"", Lines()
         self.is_over = False
         """Whether the last event is there."""
 
-    def head(self) -> bytes:
-        """Return the bytes of the request's head."""
-        return self._head
-
     def chunk(self, text: str) -> bytes:
-        """Return the bytes for more text."""
         line = json.dumps({"text": text}).encode() + b"\n"
         return self._protocol.send(h11.Data(data=line)) or b""
 
     def end(self) -> bytes:
-        """Return the bytes after the whole text."""
         return self._protocol.send(h11.EndOfMessage()) or b""
 
     def received(self, data: bytes) -> Iterator[StreamEvent]:

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import Tokenizer, models
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import TextInput
+from nunatak_contract.requests import TextInput
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.text.encoding import (
     WHOLE,

@@ -36,6 +36,14 @@ def explained(problem: Problem) -> str:
     return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
 
 
+def _kind(problem: Problem, kinds: Mapping[int, str], *, refused: str, failed: str) -> str:
+    """Return the protocol's word for a status: one of its own, or that of all refusals or failures.
+
+    An error of the server is a failure, and all others are refusals.
+    """
+    return kinds.get(problem["status"], failed if problem["status"] >= 500 else refused)
+
+
 class LineProblem(Message):
     """An error as one line."""
 
@@ -62,13 +70,8 @@ class OpenAIProblem(Message):
 
 
 def as_openai(problem: Problem) -> dict[str, Any]:
-    match problem["status"]:
-        case 429:
-            kind = "rate_limit_error"
-        case status if status >= 500:
-            kind = "server_error"
-        case _:
-            kind = "invalid_request_error"
+    kinds = {429: "rate_limit_error"}
+    kind = _kind(problem, kinds, refused="invalid_request_error", failed="server_error")
     fields = {"type": kind, "param": None, "code": problem["code"]}
     return {"error": {"message": explained(problem), **fields}}
 
@@ -82,18 +85,9 @@ class TeiProblem(Message):
 
 def as_tei(problem: Problem) -> dict[str, Any]:
     """Return a problem with the kind of error of text-embeddings-inference."""
-    match problem["status"], problem["code"]:
-        case _, "empty_text":
-            kind = "empty"
-        case 429, _:
-            kind = "overloaded"
-        case 503, _:
-            kind = "unhealthy"
-        case status, _ if status >= 500:
-            kind = "backend"
-        case _:
-            kind = "validation"
-    return {**as_line(problem), "error_type": kind}
+    kinds = {429: "overloaded", 503: "unhealthy"}
+    kind = _kind(problem, kinds, refused="validation", failed="backend")
+    return {**as_line(problem), "error_type": "empty" if problem["code"] == "empty_text" else kind}
 
 
 class VllmError(Message):
@@ -122,10 +116,9 @@ VLLM_TYPES: Final = {
 
 
 def as_vllm(problem: Problem) -> dict[str, Any]:
-    status = problem["status"]
-    other = "InternalServerError" if status >= 500 else "BadRequestError"
-    kind = VLLM_TYPES.get(status, other)
-    return {"error": {"message": explained(problem), "type": kind, "param": None, "code": status}}
+    kind = _kind(problem, VLLM_TYPES, refused="BadRequestError", failed="InternalServerError")
+    fields = {"type": kind, "param": None, "code": problem["status"]}
+    return {"error": {"message": explained(problem), **fields}}
 
 
 class RouterError(Message):
@@ -151,8 +144,7 @@ ROUTER_CODES: Final = {
 
 
 def as_router(problem: Problem) -> dict[str, Any]:
-    status = problem["status"]
-    code = ROUTER_CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
+    code = _kind(problem, ROUTER_CODES, refused="invalid_request", failed="internal_error")
     return {"error": {"code": code, "message": explained(problem)}}
 
 
@@ -174,8 +166,7 @@ SYSTEM_ONE_TYPES: Final = {
 
 def as_system_one(problem: Problem) -> dict[str, Any]:
     """Return a problem as FastAPI shows a body that is not valid, or by its type and message."""
-    status = problem["status"]
-    if status == HTTPStatus.UNPROCESSABLE_ENTITY or problem["code"] == "invalid_json":
+    if problem["status"] == HTTPStatus.UNPROCESSABLE_ENTITY or problem["code"] == "invalid_json":
         found = problem.get("errors") or [{"location": "body", "message": problem["detail"]}]
         return {
             "detail": [
@@ -183,8 +174,7 @@ def as_system_one(problem: Problem) -> dict[str, Any]:
                 for it in found
             ]
         }
-    other = "server_error" if status >= 500 else "api_usage_error"
-    kind = SYSTEM_ONE_TYPES.get(status, other)
+    kind = _kind(problem, SYSTEM_ONE_TYPES, refused="api_usage_error", failed="server_error")
     return {"detail": {"error_type": kind, "message": problem["detail"], "code": problem["code"]}}
 
 
@@ -222,17 +212,7 @@ class Failures:
 FAILURES: Final = {
     "Hugging Face": Failures(),
     "KServe 1": Failures(),
-    "LiteLLM": Failures(
-        verdict=as_litellm,
-        errors=frozenset(
-            {
-                HTTPStatus.UNAUTHORIZED,
-                HTTPStatus.FORBIDDEN,
-                HTTPStatus.NOT_FOUND,
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            }
-        ),
-    ),
+    "LiteLLM": Failures(verdict=as_litellm, errors=frozenset({401, 403, 404, 503})),
     "Open Inference Protocol": Failures(),
     "OpenAI": Failures(shape=as_openai, model=OpenAIProblem),
     "Portkey": Failures(verdict=as_portkey, model=None),

@@ -1,13 +1,17 @@
-"""The Open Inference Protocol, version 2, of KServe and Triton. A task is a model.
+"""KServe's protocols: version 1, and version 2 (Open Inference), which Triton has too.
 
-Tensors are JSON, or binary as in the extension of that name: the header
-`inference-header-content-length` is the length of the JSON part, and the tensors follow.
+A task is a model. Tensors of version 2 are JSON, or binary as in the extension of that name: the
+header `inference-header-content-length` is the length of the JSON part, and the tensors follow.
+
+Version 1 has no fixed form of predictions. The probabilities of a sequence classification have the
+form of KServe's own Hugging Face server with `--return_probabilities`, which NeMo Guardrails reads:
+one object of labels. Other tasks answer as the native routes do.
 """
 
 import math
 from collections.abc import Set as AbstractSet
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
 from fastapi import Request, Response
@@ -15,8 +19,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 from starlette.types import Scope as AsgiScope
 
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Some, Text
+from nunatak_contract.requests import MAX_ITEMS, Item, Message, Parameters, Some, Text
 from nunatak_server.compat.failures import TranslatedRoute, router_of
 from nunatak_server.compat.tensors import (
     ALL_BINARY,
@@ -31,7 +36,7 @@ from nunatak_server.compat.tensors import (
     Scalar,
     Tensor,
     input_metadata,
-    inputs_of,
+    inputs_in,
     output_metadata,
     output_tensors,
     with_binary_data,
@@ -48,7 +53,9 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.middleware import media_type_of
-from nunatak_server.http.replies import reply
+from nunatak_server.http.replies import inputs_of, reply
+from nunatak_server.outputs.scores import LabelScore
+from nunatak_server.predict.types import TaskPrediction
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Some[Text]
@@ -227,7 +234,7 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    reference, inputs = reference_text(task, version), inputs_of(columns)
+    reference, inputs = reference_text(task, version), inputs_in(columns)
     options = _options(body.parameters or {}, frozenset(columns))
     result, headers = await ask_task(request, handling, reference, inputs, options)
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
@@ -316,3 +323,34 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
         if output.name not in named:
             raise invalid_request(f"outputs here are: {', '.join(named)}")
     return [named[output.name] for output in wanted]
+
+
+class KServeRequest(Message):
+    """Inputs for one task."""
+
+    instances: Some[Item]
+
+
+class KServeResponse(Message):
+    """One prediction for each input, in order."""
+
+    predictions: list[Any]
+
+
+kserve_1 = router_of("KServe 1")
+
+
+@kserve_1.ask("/v1/models/{task}:predict", answer=KServeResponse)
+async def predict(request: Request, handling: Routed, task: str, body: KServeRequest) -> Response:
+    """Ask a task; `{task}` is `name` or `name@alias`."""
+    result, headers = await ask_task(request, handling, task, inputs_of(body.instances))
+    return reply({"predictions": _predictions(result)}, headers=headers)
+
+
+def _predictions(result: TaskPrediction) -> list[Any]:
+    if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return list(result.outputs)
+    rows = cast("list[list[LabelScore]]", result.outputs)
+    if result.problem_type is ProblemType.REGRESSION:
+        return [row[0]["score"] for row in rows]
+    return [{it["label"]: it["score"] for it in row} for row in rows]

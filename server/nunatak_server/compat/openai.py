@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.requests import Message, Text
-from nunatak_server.compat.asking import NAMES
+from nunatak_server.compat.decisions import NAMES
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.decisions.decider import visible

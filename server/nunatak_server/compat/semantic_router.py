@@ -17,9 +17,8 @@ from fastapi import Request, Response
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters, Query
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
 from nunatak_server.compat.failures import as_router, router_of
@@ -28,7 +27,7 @@ from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
-from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
+from nunatak_server.http.replies import TASK_VERSION_HEADER, inputs_of, reply
 from nunatak_server.outputs.entities import EntityGroup
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
@@ -152,11 +151,7 @@ async def _bundled(
 async def _classify(
     request: Request, body: runtime_contract.ClassifyRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    items = [body.input] if isinstance(body.input, str) else body.input
-    inputs = [
-        it if isinstance(it, str) else it.text if it.text_pair is None else (it.text, it.text_pair)
-        for it in items
-    ]
+    inputs = inputs_of(body.input if isinstance(body.input, str) else [*body.input])
     own = with_deadline(handling, body.options.deadline_ms)
     options = Parameters(
         aggregation_strategy=AggregationStrategy.SIMPLE,
@@ -179,7 +174,7 @@ async def _classify(
         reference = (await find()).reference
         return {TASK_VERSION_HEADER: reference}
 
-    found, headers = await ask_each(ask, tuple(inputs), pin=pin)
+    found, headers = await ask_each(ask, inputs, pin=pin)
     results = [
         {"index": index, **_result(one, place, item, body)}
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
@@ -213,8 +208,6 @@ async def _rerank(
     options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
     own = with_deadline(handling, body.options.deadline_ms)
     result, headers = await ask_task(request, own, body.model, (query,), options)
-    if result.head is not HeadKind.RANKING:
-        raise _unsupported("rerank", result.task)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [_ranked(it, body) for it in ranked]
     usage = {"input_tokens": result.extents[0].num_tokens, "output_tokens": 0}
@@ -224,7 +217,7 @@ async def _rerank(
 
 def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) -> None:
     if kind is None:
-        raise _unsupported("classify", task)
+        raise invalid_request(f"classify cannot ask {task}; see its card in /v1/models")
     if body.head not in {None, task}:
         raise invalid_request(f"the head of this model is {task}")
     reads_tokens = kind == "token"
@@ -232,10 +225,6 @@ def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) 
         raise invalid_request("overflow of token heads is window: texts are read whole")
     if not reads_tokens and body.options.threshold is not None:
         raise invalid_request("threshold is an option of token heads")
-
-
-def _unsupported(surface: str, task: str) -> NunatakError:
-    return invalid_request(f"{surface} cannot ask {task}; see its card in /v1/models")
 
 
 def _result(
@@ -268,8 +257,6 @@ def _result(
             if it["score"] >= least
         ]
         return {"spans": spans, **usage}
-    if found.head is not HeadKind.SEQUENCE_CLASSIFICATION:
-        raise _unsupported("classify", found.task)
     scores = {it["label"]: it["score"] for it in cast("list[LabelScore]", output)}
     values = [scores[label] for label in found.labels]
     predicted = found.predicted[place] if found.predicted else None

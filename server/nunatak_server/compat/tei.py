@@ -16,8 +16,7 @@ from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Query
-from nunatak_contract.requests import Message, Parameters, Some, Text
+from nunatak_contract.requests import Message, Parameters, Query, Some, Text
 from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of

@@ -24,8 +24,7 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind, Reads
-from nunatak_contract.inputs import Input, Query, Question
-from nunatak_contract.requests import MAX_ITEMS, Parameters
+from nunatak_contract.requests import MAX_ITEMS, Input, Parameters, Query, Question
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.outputs.outputs import Output
@@ -125,7 +124,7 @@ def _texts_in(raw: bytes) -> list[str]:
     return texts
 
 
-def inputs_of(columns: Columns) -> tuple[Input, ...]:
+def inputs_in(columns: Columns) -> tuple[Input, ...]:
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
         raise invalid_request(f"inputs must be the tensors {known}; see the task's metadata")

@@ -17,8 +17,7 @@ from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
-from nunatak_contract.inputs import Input, Query
-from nunatak_contract.requests import Message, Parameters, Some, Text, field_names
+from nunatak_contract.requests import Input, Message, Parameters, Query, Some, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
@@ -214,7 +213,11 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     result, headers = await ask_task(
         request, handling, body.model, texts_of(body.input), body.options
     )
-    _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
+    if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise invalid_request(
+            f"this route is for sequence classification, and {result.task} is a task for "
+            f"{result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict"
+        )
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
     return reply(_listed(request, "classify", result, data), headers=headers)
@@ -234,10 +237,10 @@ async def classify_by_policy(
 @router.ask("/score", "/v1/score", answer=ScoreResponse)
 async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
-    result, headers = await ask_task(
-        request, handling, body.model, _queries(*_sides(body)), body.options
-    )
-    _check_head(result, HeadKind.RANKING)
+    # The fields of its own that each form of the request has.
+    first, second = (it for name, it in body if name not in PoolingRequest.model_fields)
+    queries = _queries(first, second)
+    result, headers = await ask_task(request, handling, body.model, queries, body.options)
     ranked = cast("list[list[DocumentScore]]", result.outputs)
     scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
     data = [{"index": index, "object": "score", "score": it} for index, it in enumerate(scores)]
@@ -252,7 +255,6 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)
     result, headers = await ask_task(request, handling, body.model, (query,), body.options)
-    _check_head(result, HeadKind.RANKING)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [{"index": it["index"], "relevance_score": it["score"]} for it in ranked]
     if body.return_documents:
@@ -281,18 +283,6 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
     return reply(found, headers=headers)
 
 
-def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[Any, Any]:
-    match body:
-        case ScoreTexts():
-            return body.text_1, body.text_2
-        case ScoreData():
-            return body.data_1, body.data_2
-        case ScoreDocuments():
-            return body.queries, body.documents
-        case ScoreItems():
-            return body.queries, body.items
-
-
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
     queries, documents = texts_of(first), texts_of(second)
     if len(queries) == 1:
@@ -306,14 +296,6 @@ def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ..
         Query(query=query, documents=(document,))
         for query, document in zip(queries, documents, strict=True)
     )
-
-
-def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
-    if result.head is not needed:
-        raise invalid_request(
-            f"this route is for {needed.replace('_', ' ')}, and {result.task} is a task "
-            f"for {result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict"
-        )
 
 
 def _listed(

@@ -23,8 +23,7 @@ from fastapi.params import Depends as Dependency
 from fastapi.routing import APIRoute
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog

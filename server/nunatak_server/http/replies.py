@@ -15,9 +15,17 @@ from starlette.types import Receive, Scope, Send
 
 from nunatak_contract import memory, wire
 from nunatak_contract.enums import VerdictAction
-from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
+from nunatak_contract.requests import (
+    Input,
+    Inputs,
+    Item,
+    Query,
+    QueryInput,
+    Question,
+    QuestionInput,
+    TextPair,
+)
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,

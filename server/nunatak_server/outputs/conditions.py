@@ -16,8 +16,8 @@ from typing import Final
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.inputs import Input
 from nunatak_contract.policies import Condition, find_misfit, group_of
+from nunatak_contract.requests import Input
 from nunatak_model import Encoding
 from nunatak_model.text.encoding import is_unspaced
 from nunatak_server.outputs.entities import window_of

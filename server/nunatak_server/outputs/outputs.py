@@ -22,9 +22,8 @@ from typing import Final
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters, Query, Question
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.outputs.entities import (
     AnswerScore,

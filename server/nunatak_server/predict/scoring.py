@@ -17,9 +17,8 @@ import torch
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import load_serving_backbone

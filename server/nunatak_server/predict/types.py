@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Condition
-from nunatak_contract.requests import Inputs, Parameters
+from nunatak_contract.requests import Input, Inputs, Parameters
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError

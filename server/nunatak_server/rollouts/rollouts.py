@@ -27,8 +27,8 @@ from typing import Final
 from cachetools import LRUCache
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Input
 from nunatak_registry import Traffic
 from nunatak_server.errors import OutOfMemoryError, TaskDoesNotFitError, TaskError
 from nunatak_server.outputs.entities import Join

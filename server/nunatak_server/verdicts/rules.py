@@ -213,13 +213,10 @@ def _state(policy: Policy, rule: Rule, answers: Answers, text: int, matches: Mat
 
 
 def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:
-    applied = [it for it in states if it.applies]
-    action = strongest(it.rule.action for it in applied)
+    action = strongest(it.rule.action for it in states if it.applies)
     is_open = any(it.could_change(action) for it in states)
     if is_open and policy.on_failure is OnFailure.BLOCK:
         return TextDecision(action=VerdictAction.BLOCK, states=states, is_by_failure=True)
-    masked = None
-    if action is VerdictAction.MASK:
-        masking = (it for it in applied if it.rule.action is VerdictAction.MASK)
-        masked = mask(text, (span for it in masking for span in it.spans))
-    return TextDecision(action=action, states=states, masked=masked, is_by_failure=is_open)
+    found = TextDecision(action=action, states=states, is_by_failure=is_open)
+    masks = action is VerdictAction.MASK
+    return replace(found, masked=mask(text, found.masking)) if masks else found

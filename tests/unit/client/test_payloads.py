@@ -20,7 +20,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 
 DOCUMENTS = cast("list[str]", {"a": "b"})
 ITERATOR = cast("list[str]", iter(["a"]))
@@ -151,10 +151,7 @@ def test_a_value_that_json_cannot_hold_is_refused_before_sending(value: Any) -> 
     ],
 )
 def test_reference_becomes_path_and_query(reference: str, path: str, query: dict[str, str]) -> None:
-    target = task_target(reference)
-
-    assert target.path == path
-    assert target.query == query
+    assert task_target(reference) == (path, query)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/3", "../x", ["tone", "intent"], None])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nunatak_contract.questions import TypedQuestion
 from nunatak_contract.upstreams import PROTOCOLS, UnusableReplyError, read_reply
-from nunatak_server.compat.decisions import DecisionQuestion, fields_of
-from nunatak_server.compat.systemone import SystemOneQuestion
+from nunatak_server.compat.decisions import DecisionQuestion, SystemOneQuestion, fields_of
 
 SYSTEM_ONE, OPENAI = PROTOCOLS["/v1/systemone"], PROTOCOLS["/v1/decisions"]
 TEXT = st.text("ab c", min_size=1).filter(str.strip)

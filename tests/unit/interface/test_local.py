@@ -24,7 +24,7 @@ from doubles.terminals import nunatak as terminal
 from nunatak_client import InvalidInputError
 from nunatak_client.payloads import Inputs
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.inputs import Input
+from nunatak_contract.requests import Input
 from nunatak_contract.wire import Score
 from nunatak_model import load_backbone
 from nunatak_registry import Registry

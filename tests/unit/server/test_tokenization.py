@@ -13,7 +13,7 @@ from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Input, Query, Question
 from nunatak_model import Encoding, TextInput, TextTokenizer
 from nunatak_server.tokenization import (
     CHARS_A_TEXT,

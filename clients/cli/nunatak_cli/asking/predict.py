@@ -25,9 +25,9 @@ from nunatak_cli.asking.predictors import (
 from nunatak_cli.output import console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError, invalid_option
-from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
+from nunatak_contract.requests import Input, Query, Question
 from nunatak_rows import FileFormat
 from nunatak_rows.inputs import bad_row
 

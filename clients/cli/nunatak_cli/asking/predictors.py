@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
-from nunatak_contract.inputs import Input
+from nunatak_contract.requests import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import unreadable
 from nunatak_rows.inputs import bad_row

@@ -23,9 +23,9 @@ from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_cli.registry.show import matrix_table
 from nunatak_contract.enums import FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
-from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
+from nunatak_contract.requests import Input, Query, Question
 from nunatak_rows import RowFormat, check_rows_file, write_rows
 from nunatak_rows.inputs import bad_row
 from nunatak_rows.written import dialect_like

@@ -18,9 +18,8 @@ from doubles.services import OWN, Bench, EngineT, add_versions, ask_for, make_se
 from doubles.serving import FakeStore
 from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.inputs import Input, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters, Question
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError

@@ -11,8 +11,7 @@ import pytest
 from doubles.corpora import make_place
 from doubles.tasks import MAX_LENGTH
 from nunatak_contract.enums import OnLong, ProblemType
-from nunatak_contract.inputs import Input, Query, Question
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import Input, Parameters, Query, Question
 from nunatak_model import Backbone, BetweenLayers, Row, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.compute import BatchCompute, Compute

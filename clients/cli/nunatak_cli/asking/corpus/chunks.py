@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from nunatak_cli.asking.corpus.writing import AnswerColumns, AnsweredRow
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
+from nunatak_contract.requests import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import unreadable
 

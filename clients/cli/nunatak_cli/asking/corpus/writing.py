@@ -32,7 +32,7 @@ from nunatak_rows import (
     read_rows,
 )
 from nunatak_rows.files import unreadable
-from nunatak_rows.tables import table_schema
+from nunatak_rows.reading import table_schema
 from nunatak_rows.written import dialect_of, json_text
 
 if TYPE_CHECKING:
