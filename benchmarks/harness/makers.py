@@ -27,7 +27,7 @@ from nunatak_model import (
     stored_parameters,
 )
 from nunatak_registry import Registry
-from nunatak_registry.publication import number_draft
+from nunatak_registry.store import number_draft
 from nunatak_versions import (
     PARAMETERS_ROLE,
     LoadedTask,

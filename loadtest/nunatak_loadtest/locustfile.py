@@ -37,14 +37,19 @@ from locust.stats import RequestStats, StatsEntry
 from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
-from nunatak_loadtest.processes import (
+from nunatak_loadtest.report import (
+    IN_TIME,
+    LATE,
+    LoadReport,
     MemorySample,
+    Started,
+    Timed,
     cache_hit_share,
+    doubts_of,
     ledger_of,
     listening_pid,
     process_bytes,
 )
-from nunatak_loadtest.report import IN_TIME, LATE, LoadReport, Started, Timed, doubts_of
 from nunatak_loadtest.scenarios import SCENARIOS, Asks, Scenario, scenario_named
 from nunatak_loadtest.traffic import Requests, gaps, read_texts, tasks_of
 

@@ -6,9 +6,11 @@ from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
     keep_lowest_layers,
+    number_format,
     pack_backbone,
     quantize_backbone,
     quantized_digest,
+    with_speeds,
     without_fast_kernels,
 )
 from nunatak_model.branch import (
@@ -43,7 +45,6 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.speeds import number_format, with_speeds
 from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import TrunkActivations, TrunkCache, TrunkSource, TrunkStates, trunk_source

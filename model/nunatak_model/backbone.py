@@ -1,8 +1,10 @@
 """The backbone: one frozen encoder, shared by every task."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
 
 import torch
 from jaxtyping import Float
@@ -11,9 +13,10 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.ops import native
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
-from nunatak_model.ops.int8 import count_parameters, quantized, restored, scale_of
-from nunatak_model.ops.linear import can_pack, packed, plain
+from nunatak_model.ops.int8 import count_parameters, packed_integers, quantized, restored, scale_of
+from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import (
     EmbeddingWeights,
@@ -22,12 +25,15 @@ from nunatak_model.weights import (
     Norm,
     embeddings_from,
     layer_from,
+    linear_from,
 )
 
 INT8_SUFFIX = "+int8"
 """Suffix of the name and of the source of a quantized backbone."""
 QUANTIZATION = "int8: symmetric, words by row, weights by output, inputs by token, version 2"
 """Part of the digest. Another quantization needs another text."""
+INT8, FLOAT32, BFLOAT16 = "int8", "float32", "bfloat16"
+NUM_TOKENS, NUM_ROUNDS = 32, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,3 +238,46 @@ def pack_backbone(backbone: Backbone) -> Backbone:
 def without_fast_kernels(backbone: Backbone) -> Backbone:
     """The same backbone with torch's own operations; its branches can stay as they are."""
     return replace(backbone, ops=PLAIN_OPS)
+
+
+def number_format(backbone: Backbone) -> str:
+    """The number format in which the backbone's layers multiply."""
+    return INT8 if backbone.is_quantized else str(backbone.dtype).removeprefix("torch.")
+
+
+def with_speeds(backbone: Backbone, clock: Callable[[], float] = perf_counter) -> Backbone:
+    """The same backbone with its `speeds`: of 32 tokens times its widest map, the best of 5 runs.
+
+    Names of CPUs do not tell: bfloat16 without AVX512-BF16 or AMX, and integers without VNNI, may
+    be slower than float32. Only a CPU is measured. The other formats have the layout that they
+    would be served in.
+    """
+    if backbone.device.type != "cpu":
+        return backbone
+    out, into = backbone.layers[0].feedforward_in.widths
+    weight = torch.randn(out, into)
+    forms = {
+        FLOAT32: {"layers.0.weight": weight},
+        BFLOAT16: {"layers.0.weight": weight.bfloat16()},
+        INT8: quantized({"layers.0.weight": weight}),
+    }
+    if backbone.is_packed:
+        integers = backbone.ops.integers
+        if not backbone.is_quantized and native.has_native_operators():
+            integers = packed_integers
+        forms = {name: packed(it, integers) for name, it in forms.items()}
+    x = torch.randn(NUM_TOKENS, into)
+    best = dict.fromkeys(forms, float("inf"))
+    runs = {
+        name: partial(
+            apply_linear, x.bfloat16() if name == BFLOAT16 else x, linear_from(it, "layers.0")
+        )
+        for name, it in forms.items()
+    }
+    with torch.inference_mode():
+        for _ in range(1 + NUM_ROUNDS):
+            for name, run in runs.items():
+                began = clock()
+                run()
+                best[name] = min(best[name], clock() - began)
+    return replace(backbone, speeds={name: best[FLOAT32] / it for name, it in best.items()})

@@ -258,15 +258,15 @@ def _run_stage(
     for index in range(begin, end):
         if between_layers is not None:
             between_layers()
-        layer = _mixed(backbone, spans, index, num_tokens=layout.num_tokens)
+        layer = _mixed(backbone, spans, index, num_tokens=layout.num_tokens, dropout=dropout)
         if index + 1 == end and stage.outputs.num_tokens < layout.num_tokens:
-            layer = replace(layer, top=_top(backbone, batch, stage))
-        hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
+            layer = replace(layer, top=_top(backbone, batch, stage, dropout=dropout))
+        hidden = run_layer(hidden, layer)
     return hidden
 
 
 def _mixed(
-    backbone: Backbone, spans: Sequence[LayerSpan], index: int, *, num_tokens: int
+    backbone: Backbone, spans: Sequence[LayerSpan], index: int, *, num_tokens: int, dropout: float
 ) -> MixedLayer:
     return mix_layer(
         backbone.layer(index),
@@ -275,12 +275,16 @@ def _mixed(
         num_tokens=num_tokens,
         relative=backbone.embeddings.relative,
         kernels=backbone.ops.tasks,
+        dropout=dropout if spans else 0.0,
     )
 
 
-def _top(backbone: Backbone, batch: _Batch, stage: Stage) -> tuple[Tensor, MixedLayer]:
+def _top(
+    backbone: Backbone, batch: _Batch, stage: Stage, *, dropout: float
+) -> tuple[Tensor, MixedLayer]:
     """The places of the tokens that heads read, and the last layer over these tokens."""
     places = read_places(stage.layout, stage.outputs, batch.branches, batch.inputs)
     spans = layer_spans(stage.outputs, batch.branches, backbone.ops.groups, backbone.device)
-    layer = _mixed(backbone, spans, stage.end_layer - 1, num_tokens=stage.outputs.num_tokens)
+    num_tokens, last = stage.outputs.num_tokens, stage.end_layer - 1
+    layer = _mixed(backbone, spans, last, num_tokens=num_tokens, dropout=dropout)
     return to_device(places, backbone.device), layer

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap
 from nunatak_contract.errors import NunatakError
@@ -43,36 +44,22 @@ class OwnLayer:
 
 @runtime_checkable
 class MapChange(Protocol):
-    """A task's change of a frozen linear map."""
+    """A task's change of the inputs or of the outputs of a frozen linear map."""
 
     def has_effect(self) -> bool: ...
+
+    def apply(
+        self,
+        changed: Float[Tensor, "tokens changed"],
+        x: Float[Tensor, "tokens in"],
+        groups: SlotGroups | None,
+    ) -> None:
+        """Change the outputs of `x`, or `x` itself, in place; with `groups`, of many tasks."""
+        ...
 
     def merge(
         self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None
     ) -> None: ...
-
-
-@runtime_checkable
-class InputChange(MapChange, Protocol):
-    """A change of the inputs of a frozen linear map."""
-
-    def apply(self, x: Float[Tensor, "tokens in"], groups: SlotGroups | None) -> None:
-        """Change the inputs of the task's tokens, in place; with `groups`, of many tasks."""
-        ...
-
-
-@runtime_checkable
-class OutputChange(MapChange, Protocol):
-    """A change of the outputs of a frozen linear map."""
-
-    def apply(
-        self,
-        y: Float[Tensor, "tokens out"],
-        x: Float[Tensor, "tokens in"],
-        groups: SlotGroups | None,
-    ) -> None:
-        """Change the outputs `y` of the inputs `x`, in place; with `groups`, of many tasks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +70,8 @@ class ChangedMaps:
     """
 
     lane: ClassVar = Lane.MAPS
-    inputs: Mapping[LinearMap, InputChange]
-    outputs: Mapping[LinearMap, OutputChange]
+    inputs: Mapping[LinearMap, MapChange]
+    outputs: Mapping[LinearMap, MapChange]
 
     @property
     def has_additions(self) -> bool:
@@ -155,6 +142,7 @@ class MixedLayer:
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
     relative: RelativePositions | None = None
     kernels: native.TaskKernels = native.NO_TASK_KERNELS
+    dropout: float = 0.0
     top: "tuple[Int[Tensor, ' read'], MixedLayer] | None" = None
     """At the top: the places of the tokens that heads read, and the layer over these tokens."""
 
@@ -166,6 +154,9 @@ class MixedLayer:
             return self, hidden, context
         places, layer = self.top
         return layer, hidden.index_select(0, places), context.index_select(0, places)
+
+    def drop(self, block: Float[Tensor, "read width"]) -> Float[Tensor, "read width"]:
+        return functional.dropout(block, self.dropout, training=self.dropout > 0.0)
 
     def shared_relative(self) -> RelativePositions:
         if self.relative is None:
@@ -200,6 +191,7 @@ def mix_layer(
     num_tokens: int,
     relative: RelativePositions | None = None,
     kernels: native.TaskKernels = native.NO_TASK_KERNELS,
+    dropout: float = 0.0,
 ) -> MixedLayer:
     """Sort the overrides, whose spans are in the order of the plan's lanes, by kind."""
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
@@ -221,6 +213,7 @@ def mix_layer(
         own=own,
         relative=relative,
         kernels=kernels,
+        dropout=dropout,
     )
 
 
@@ -355,11 +348,12 @@ def _changed_inputs(
     # The residual sum, or a gradient of an earlier operation, may need the unchanged inputs.
     x = x.clone()
     for span, change in changes:
-        change.apply(x[span.tokens], span.groups)
+        part = x[span.tokens]
+        change.apply(part, part, span.groups)
     return x
 
 
-_Changed = tuple[TokenSpan, LinearMap, OutputChange]
+_Changed = tuple[TokenSpan, LinearMap, MapChange]
 
 
 def _change_outputs(

@@ -16,9 +16,9 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_registry.aliases import AliasState
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
-from nunatak_registry.index.index import Change, Store
+from nunatak_registry.index.change import Change
+from nunatak_registry.index.index import Store
 from nunatak_registry.index.snapshot import Snapshot
-from nunatak_registry.publication import check_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Copies(Store):
         with self._index.reading() as snapshot:
             plan = plan_copy(task, wanted, _state_in(snapshot, task))
             if plan.blobs:
-                check_place(snapshot, self._blobs, plan.blobs)
+                self._check_place(snapshot, plan.blobs)
             has_reserved = snapshot.next_versions(task).get(task) == plan.next_version
         num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
         if plan.versions or plan.aliases or not has_reserved:

@@ -18,7 +18,8 @@ from nunatak_contract.names import TaskReference, check_document_name
 from nunatak_contract.policies import Policy, Rule, compiled, find_misfit
 from nunatak_contract.questions import QuestionCard, find_card_misfit
 from nunatak_registry.aliases import actor
-from nunatak_registry.index.index import Change, Store
+from nunatak_registry.index.change import Change
+from nunatak_registry.index.index import Store
 from nunatak_registry.index.records import (
     POLICIES,
     QUESTIONS,

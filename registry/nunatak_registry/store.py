@@ -9,15 +9,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from pydantic import ValidationError
+
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import TaskReference, check_alias_name, check_reader_name
+from nunatak_contract.record import problems_text
 from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor, check_expected
-from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, BlobStore, digest_of
 from nunatak_registry.blobs.files import create_durable_folder
+from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.copying import Copies
 from nunatak_registry.documents import PolicyStore, QuestionStore
-from nunatak_registry.errors import CorruptBlobError, InvalidManifestError, StoreUnavailableError
+from nunatak_registry.errors import (
+    CorruptBlobError,
+    InvalidArtifactError,
+    InvalidManifestError,
+    StoreUnavailableError,
+)
 from nunatak_registry.index.index import Clock, Index
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import (
@@ -28,7 +37,6 @@ from nunatak_registry.listing import (
     summarize,
 )
 from nunatak_registry.locations import parse_location
-from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import Upkeep
@@ -37,6 +45,41 @@ from nunatak_registry.upkeep import Upkeep
 def utc_now() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
+
+
+def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
+    """Refuse bytes that are not exactly the draft's blobs, or no safetensors within limits."""
+    roles = sorted(blob.role for blob in draft.blobs)
+    if roles != sorted(blobs):
+        raise InvalidManifestError(
+            f"the draft of {draft.task!r} describes blobs {roles}, got bytes for {sorted(blobs)}"
+        )
+    for blob in draft.blobs:
+        if blob.size_bytes > MAX_BLOB_BYTES:
+            raise InvalidArtifactError(
+                f"blob {blob.role!r} may have {MAX_BLOB_BYTES} bytes at most, got {blob.size_bytes}"
+            )
+        data = blobs[blob.role]
+        if len(data) != blob.size_bytes:
+            raise InvalidManifestError(
+                f"blob {blob.role!r} must have {blob.size_bytes} bytes, got {len(data)}"
+            )
+        if digest_of(data) != blob.sha256:
+            raise InvalidManifestError(
+                f"blob {blob.role!r} must have SHA-256 {blob.sha256}, got {digest_of(data)}"
+            )
+        read_header(data)
+
+
+def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
+    """Return the manifest of a draft with its number. All fields are checked again."""
+    fields = draft.model_dump(include=set(TaskDraft.model_fields), warnings=False)
+    try:
+        return TaskManifest.model_validate({**fields, "version": version})
+    except ValidationError as error:
+        raise InvalidManifestError(
+            f"the draft of {draft.task!r} is invalid: {problems_text(error)}"
+        ) from error
 
 
 class Registry(Upkeep):
@@ -101,7 +144,7 @@ class Registry(Upkeep):
         content_digest = number_draft(draft, version=1).content_digest()
         check_publication(draft, blobs)
         with self._index.reading() as snapshot:
-            check_place(snapshot, self._blobs, [blob.sha256 for blob in draft.blobs])
+            self._check_place(snapshot, [blob.sha256 for blob in draft.blobs])
         for data in blobs.values():
             self._blobs.put(data)
         with self._writing() as change:

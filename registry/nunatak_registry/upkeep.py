@@ -24,7 +24,8 @@ from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.index import Change, Store
+from nunatak_registry.index.change import Change
+from nunatak_registry.index.index import Store
 from nunatak_registry.index.records import (
     POLICIES,
     QUESTIONS,

@@ -15,7 +15,7 @@ from nunatak_contract.manifest import TaskDraft
 from nunatak_registry import Registry
 from nunatak_registry.blobs.blobs import BlobStore, digest_of
 from nunatak_registry.index.schema import BlobRow, TaskRow, VersionRow
-from nunatak_registry.publication import number_draft
+from nunatak_registry.store import number_draft
 
 NUM_TASKS = 100
 PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)

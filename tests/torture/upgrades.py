@@ -22,7 +22,7 @@ from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.index.index import Index
-from nunatak_registry.publication import number_draft
+from nunatak_registry.store import number_draft
 from nunatak_versions import load_task
 from torture.tally import Tally
 

@@ -8,8 +8,7 @@ from nunatak_versions.drafting import (
     draft_task,
     head_record,
 )
-from nunatak_versions.loading import LoadedTask, branch_spec, load_task
-from nunatak_versions.probing import probe_tolerance
+from nunatak_versions.loading import LoadedTask, branch_spec, load_task, probe_tolerance
 
 __all__ = [
     "PARAMETERS_ROLE",

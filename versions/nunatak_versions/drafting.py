@@ -38,8 +38,13 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_versions.loading import SHARED, backbone_mismatch, branch_spec, check_effect
-from nunatak_versions.probing import record_probe
+from nunatak_versions.loading import (
+    SHARED,
+    backbone_mismatch,
+    branch_spec,
+    check_effect,
+    record_probe,
+)
 
 PARAMETERS_ROLE = "parameters"
 

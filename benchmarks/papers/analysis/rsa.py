@@ -119,6 +119,6 @@ def hidden_states(
                 relative=backbone.embeddings.relative,
                 kernels=backbone.ops.tasks,
             )
-            hidden = run_layer(hidden, layer, dropout=0.0)
+            hidden = run_layer(hidden, layer)
             states.append(hidden)
     return tuple(states)

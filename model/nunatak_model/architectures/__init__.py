@@ -1,48 +1,32 @@
-"""The supported architectures, one file each, and the closed table that picks one.
+"""The supported architectures, by families, and the closed table of them.
 
-A new architecture is a file with the functions of `base.Architecture`, and a line in
-`ARCHITECTURES`.
+A new architecture is an `Architecture` in the file of its family, or in one of its own, and a line
+in `ARCHITECTURES`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import (
-    bert,
-    deberta,
-    decoder,
-    distilbert,
-    electra,
-    eurobert,
-    modernbert,
-    mpnet,
-    nomic,
-)
+from nunatak_model.architectures import bert, deberta, decoder, modernbert, mpnet, nomic
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.weights import Shapes
 
-ARCHITECTURES: Mapping[str, Architecture[Any]] = {  # pyrefly: ignore[bad-assignment] - functions with further options
-    **dict.fromkeys(bert.MODEL_TYPES, bert),
-    **dict.fromkeys(distilbert.MODEL_TYPES, distilbert),
-    **dict.fromkeys(electra.MODEL_TYPES, electra),
-    **dict.fromkeys(deberta.MODEL_TYPES, deberta),
-    **dict.fromkeys(mpnet.MODEL_TYPES, mpnet),
-    **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
-    **dict.fromkeys(decoder.MODEL_TYPES, decoder),
-    **dict.fromkeys(eurobert.MODEL_TYPES, eurobert),
-    **{name: nomic.NomicArchitecture(name) for name in nomic.MODEL_TYPES},
+ARCHITECTURES: Mapping[str, Architecture[Any]] = {
+    **dict.fromkeys(bert.MODEL_TYPES, bert.BERT),
+    "distilbert": bert.DISTILBERT,
+    "electra": bert.ELECTRA,
+    "deberta-v2": deberta.DEBERTA,
+    "mpnet": mpnet.MPNET,
+    "modernbert": modernbert.MODERNBERT,
+    **dict.fromkeys(decoder.MODEL_TYPES, decoder.DECODER),
+    "eurobert": decoder.EUROBERT,
+    nomic.NOMIC: nomic.NOMIC_BERT,
+    nomic.GTE: nomic.GTE_BERT,
 }
-POST_NORM = (
-    *bert.MODEL_TYPES,
-    *distilbert.MODEL_TYPES,
-    *electra.MODEL_TYPES,
-    *deberta.MODEL_TYPES,
-    *mpnet.MODEL_TYPES,
-    *nomic.MODEL_TYPES,
-)
-"""Values of `model_type` whose norms follow the blocks of a layer."""
+"""By `model_type`."""
+POST_NORM = tuple(name for name, it in ARCHITECTURES.items() if it.has_late_norms)
 SIZES: Mapping[str, tuple[int, int]] = {
     "num_layers": (1, 1024),
     "hidden_width": (1, 2**20),

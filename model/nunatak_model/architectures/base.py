@@ -1,13 +1,13 @@
-"""The interface of an architecture; each architecture is one module next to this file.
+"""The form of an architecture, and of what runs its layers.
 
 Axes: tokens = packed tokens of the rows, read = those that heads read at the top, or all of them,
 width = hidden width.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
@@ -18,56 +18,54 @@ from nunatak_model.ops.attention import Attention
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import EmbeddingWeights, Shapes
 
-ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=True)
+ConfigT = TypeVar("ConfigT", bound=BackboneConfig)
 
 
-@runtime_checkable
-class RunLayer(Protocol):
-    """Runs the layers of one encoder over packed rows."""
+RunLayer = Callable[[Tensor, MixedLayer], Tensor]
+"""Runs a layer over packed rows: the states [tokens, width] become those [read, width].
 
-    def __call__(
-        self, hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "read width"]:
-        """Run one layer; each row's result equals the result of its task's own layer alone."""
-        ...
+Each row's result equals the result of its task's own layer alone.
+"""
 
 
-class Architecture(Protocol[ConfigT_contra]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture(Generic[ConfigT]):
     """One way to compute an encoder, and to read it from transformers' checkpoints.
 
-    The functions of a module are the methods. Tensors have our names, such as
-    `layers.3.qkv.weight`.
+    Tensors have our names, such as `layers.3.qkv.weight`. Stored names have no prefix.
     """
 
+    embeddings: Mapping[str, str]
+    """Stored names of the tensors of the embeddings."""
+    layers: str
+    """Stored name of the list of layers."""
+    parts: Mapping[str, tuple[str, ...]]
+    """Stored names in a layer. Stacked, the tensors of a part form our tensor."""
     HEAD_SOURCES: Mapping[str, str]
     """Stored names of the tensors from which a head may start: `head.dense` and `head.norm`."""
-
-    def config_from(self, raw: dict[str, Any]) -> BackboneConfig:
-        """Read `config.json`; raise `UnsupportedBackboneError` for other computations."""
-        ...
-
-    def identity(self, config: ConfigT_contra) -> str:
-        """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-        ...
+    has_late_norms: bool = False
+    """Whether norms follow the blocks of a layer."""
+    config_from: Callable[[dict[str, Any]], ConfigT]
+    """Reads `config.json`; raises `UnsupportedBackboneError` for other computations."""
+    identity: Callable[[ConfigT], str]
+    """Gives the facts for a digest, in addition to names, shapes and bytes of the tensors."""
+    dense_block: Callable[[ConfigT, Pooling | None], DenseBlock | None]
+    """Gives the dense block of transformers' heads with this pooling."""
+    embedding_shapes: Callable[[ConfigT], Shapes]
+    layer_shapes: Callable[[int, ConfigT], Shapes]
+    embed: Callable[[Sequence[Encoding], EmbeddingWeights, ConfigT], Tensor]
+    """Gives the input of the first layer [tokens, width], for rows packed one after another."""
+    plan_layers: Callable[[Attention, ConfigT], RunLayer]
+    """Prepares the parts that all layers share over the packed rows of this attention."""
 
     def source_names(self, target: str) -> tuple[str, ...]:
-        """Names, without prefix, of the stored tensors. Stacked, they form our tensor `target`."""
-        ...
+        """Names of the stored tensors that, stacked, form our tensor `target`.
 
-    def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
-        """The dense block of transformers' heads with this pooling."""
-        ...
-
-    def embedding_shapes(self, config: ConfigT_contra) -> Shapes: ...
-
-    def layer_shapes(self, layer: int, config: ConfigT_contra) -> Shapes: ...
-
-    def embed(
-        self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ConfigT_contra
-    ) -> Float[Tensor, "tokens width"]:
-        """The input of the first layer, for rows packed one after another."""
-        ...
-
-    def plan_layers(self, attention: Attention, config: ConfigT_contra) -> RunLayer:
-        """Prepare the parts that all layers share over the packed rows of this attention."""
-        ...
+        The norm over the last layer's output lies in no layer there.
+        """
+        if target in self.embeddings:
+            return (self.embeddings[target],)
+        _, layer, part, kind = target.split(".")
+        if part == "final_norm":
+            return tuple(f"{name}.{kind}" for name in self.parts[part])
+        return tuple(f"{self.layers}.{layer}.{name}.{kind}" for name in self.parts[part])

@@ -1,13 +1,16 @@
 """The BERT family: learned positions, post-norm layers (Devlin et al. 2019, arXiv:1810.04805).
 
-BERT, RoBERTa, XLM-R and CamemBERT differ here only in the first position and in token types. Other
-architectures with layers of this form use the functions of this module.
+BERT, RoBERTa, XLM-R and CamemBERT differ here only in the first position and in token types.
+DistilBERT (Sanh et al. 2019, arXiv:1910.01108) has no token types. The embeddings of ELECTRA (Clark
+et al. 2020, arXiv:2003.10555, sec. 3.2) may be narrower than its layers; a linear map follows them.
+Other architectures with layers of this form use the functions of this module.
 
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain, starmap
 from typing import Any
@@ -17,9 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import LinearMap, Pooling
+from nunatak_contract.enums import Activation, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
@@ -61,7 +64,26 @@ LAYER = {
     "feedforward_out": ("output.dense",),
     "output_norm": ("output.LayerNorm",),
 }
-HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
+WITHOUT_TYPES = {ours: it for ours, it in EMBEDDINGS.items() if ours != "embeddings.token_type"}
+ELECTRA_DEFAULTS: Mapping[str, object] = {
+    **DEFAULTS,
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+DISTIL_DEFAULTS: Mapping[str, object] = {**DEFAULTS, "num_hidden_layers": 6}
+DISTIL_FIXED: Mapping[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-12}
+"""Fields that DistilBERT's `config.json` does not have."""
+DISTIL_NAMES: Mapping[str, str] = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+}
+DISTIL_SECOND_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+"""Names of BERT that transformers reads in DistilBERT's `config.json` too."""
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -70,6 +92,32 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     return read_encoder(
         {**DEFAULTS, **of_type, **raw}, from_padding=POSITIONS_FROM_PADDING[model_type]
     )
+
+
+def _read_electra(raw: dict[str, Any]) -> BackboneConfig:
+    """The fields `summary_...` belong to heads for multiple choice, and change nothing here."""
+    raw = {**ELECTRA_DEFAULTS, **raw}
+    config = read_encoder(raw, from_padding=False)
+    width: int = raw["embedding_size"]
+    return replace(config, embedding_width=None if width == config.hidden_width else width)
+
+
+def _read_distilbert(raw: dict[str, Any]) -> BackboneConfig:
+    """The table of positions is stored, so `sinusoidal_pos_embds` changes nothing."""
+    read_activation("activation", raw.get("activation", "gelu"))
+    known = {*DISTIL_NAMES.values(), *DISTIL_FIXED}
+    fields = {name: it for name, it in raw.items() if name not in known}
+    for name, of_bert in DISTIL_NAMES.items():
+        names = {name, *DISTIL_SECOND_NAMES}
+        found = [raw[it] for it in (name, of_bert) if it in raw and it in names]
+        if len(found) == 2 and found[0] != found[1]:
+            raise UnsupportedBackboneError(
+                f"{name} and {of_bert} of config.json mean the same and must be equal, got "
+                f"{found[0]} and {found[1]}; delete the wrong one"
+            )
+        if found:
+            fields[of_bert] = found[0]
+    return read_encoder({**DISTIL_DEFAULTS, **fields, **DISTIL_FIXED}, from_padding=False)
 
 
 def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfig:
@@ -106,12 +154,8 @@ def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfi
     )
 
 
-def identity(config: BackboneConfig) -> str:
-    """The text is fixed: a new field of `BackboneConfig` must not change old digests."""
-    return identity_of("bert", config)
-
-
 def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
+    """The text is fixed: a new field of `BackboneConfig` must not change old digests."""
     return facts_text(
         family,
         config,
@@ -128,29 +172,10 @@ def facts_text(family: str, config: BackboneConfig, **more: object) -> str:
     return json.dumps(facts | more, sort_keys=True)
 
 
-def sources_in(
-    target: str, embeddings: Mapping[str, str], layers: str, parts: Mapping[str, tuple[str, ...]]
-) -> tuple[str, ...]:
-    """Names of the stored tensors that make up `target`, by the tables of an architecture.
-
-    The norm over the last layer's output lies in no layer there.
-    """
-    if target in embeddings:
-        return (embeddings[target],)
-    _, layer, part, kind = target.split(".")
-    if part == "final_norm":
-        return tuple(f"{name}.{kind}" for name in parts[part])
-    return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
-
-
 def first_token_block(
     block: DenseBlock, config: BackboneConfig, pooling: Pooling | None
 ) -> DenseBlock | None:
     return block if pooling is Pooling.FIRST else None
-
-
-source_names = partial(sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
-dense_block = partial(first_token_block, TANH_BLOCK)
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
@@ -164,6 +189,10 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
     if config.embedding_width is not None:
         shapes |= linear_shapes(PROJECTION, out=config.hidden_width, into=width)
     return shapes
+
+
+def shapes_without_types(config: BackboneConfig) -> Shapes:
+    return {name: it for name, it in embedding_shapes(config).items() if name in WITHOUT_TYPES}
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
@@ -218,10 +247,8 @@ def sum_embeddings(
     return reduce(torch.add, others, words)
 
 
-Attend = Callable[[Tensor, MixedLayer, float], Tensor]
-"""Gives the attention of a layer over its input [tokens, width]; the number is the dropout."""
-
-
+Attend = Callable[[Tensor, MixedLayer], Tensor]
+"""Gives the attention of a layer over its input [tokens, width]."""
 FeedForward = Callable[[Tensor, MixedLayer, BackboneConfig], Tensor]
 
 
@@ -243,9 +270,9 @@ def _attend(
     config: BackboneConfig,
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    dropout: float,
 ) -> Float[Tensor, "tokens width"]:
-    return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
+    qkv = mixed_qkv(hidden, layer)
+    return attention(qkv, num_heads=config.num_heads, dropout=layer.dropout)
 
 
 def run_layer(
@@ -255,7 +282,6 @@ def run_layer(
     attend: Attend,
     feed_forward: FeedForward = run_feed_forward,
     config: BackboneConfig,
-    dropout: float,
 ) -> Float[Tensor, "read width"]:
     """Run one layer; each row's result equals the result of its task's own layer alone.
 
@@ -270,16 +296,15 @@ def run_layer(
         W.output_norm(x + f) for f
     """
     epsilon, frozen = config.layer_norm_epsilon, layer.frozen
-    context = attend(hidden, layer, dropout)
+    context = attend(hidden, layer)
     layer, hidden, context = layer.after_attention(hidden, context)
-    block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    block = layer.drop(mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT))
     summed = hidden + block
     norm = frozen.attention_norm
     add_adapters(summed, block, layer, "attention_adapter", norm=norm, epsilon=epsilon)
     hidden = mixed_norm(summed, layer, "attention_norm", epsilon=epsilon)
     block = layer.run_by_weights(lambda x, own: feed_forward(x, own, config), hidden)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    block = layer.drop(block)
     summed = hidden + block
     norm = frozen.output_norm
     add_adapters(summed, block, layer, "feedforward_adapter", norm=norm, epsilon=epsilon)
@@ -296,3 +321,54 @@ def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
         positions.append(config.padding_id if is_padding else next_position)
         next_position += 0 if is_padding else 1
     return positions
+
+
+BERT = Architecture(
+    embeddings=EMBEDDINGS,
+    layers="encoder.layer",
+    parts=LAYER,
+    HEAD_SOURCES={"head.dense": "pooler.dense"},
+    has_late_norms=True,
+    config_from=config_from,
+    identity=partial(identity_of, "bert"),
+    dense_block=partial(first_token_block, TANH_BLOCK),
+    embedding_shapes=embedding_shapes,
+    layer_shapes=layer_shapes,
+    embed=embed,
+    plan_layers=plan_layers,
+)
+DISTILBERT = replace(
+    BERT,
+    embeddings=WITHOUT_TYPES,
+    layers="transformer.layer",
+    parts={
+        "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "attention_output": ("attention.out_lin",),
+        "attention_norm": ("sa_layer_norm",),
+        "feedforward_in": ("ffn.lin1",),
+        "feedforward_out": ("ffn.lin2",),
+        "output_norm": ("output_layer_norm",),
+    },
+    HEAD_SOURCES={"head.dense": "pre_classifier"},
+    config_from=_read_distilbert,
+    identity=partial(identity_of, "distilbert"),
+    dense_block=partial(
+        first_token_block, DenseBlock(activation=Activation.RELU, bias=True, norm=HeadNorm.NONE)
+    ),
+    embedding_shapes=shapes_without_types,
+)
+ELECTRA = replace(
+    BERT,
+    embeddings={
+        **EMBEDDINGS,
+        f"{PROJECTION}.weight": "embeddings_project.weight",
+        f"{PROJECTION}.bias": "embeddings_project.bias",
+    },
+    HEAD_SOURCES={"head.dense": "classifier.dense"},
+    config_from=_read_electra,
+    identity=partial(identity_of, "electra"),
+    # The activation of heads is fixed; `hidden_act` is the activation of the layers.
+    dense_block=partial(
+        first_token_block, DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
+    ),
+)

@@ -24,14 +24,20 @@ from torch import Tensor
 from nunatak_contract.enums import HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, TokenSpan, mixed_qkv
-from nunatak_model.ops.attention import Attention, AttentionPlan
+from nunatak_model.ops.attention import (
+    Attention,
+    AttentionPlan,
+    attend_in_pieces,
+    by_pair,
+    by_runs,
+    distances,
+)
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.linear import apply_linear, layer_norm
-from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import (
     PROJECTION,
@@ -44,7 +50,6 @@ from nunatak_model.weights import (
     norm_shapes,
 )
 
-MODEL_TYPES = ("deberta-v2",)
 DEFAULTS: Mapping[str, object] = {
     "vocab_size": 128_100,
     "hidden_size": 1536,
@@ -75,9 +80,6 @@ LAYER = {
     **bert.LAYER,
     "qkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
 }
-HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
-layer_shapes = bert.layer_shapes
-source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class DebertaConfig(BackboneConfig):
 def config_from(raw: dict[str, Any]) -> DebertaConfig:
     raw = {**DEFAULTS, **raw}
     named: str | list[str] = raw.get("pos_att_type") or []
-    products = [it.strip() for it in named.lower().split("|")] if isinstance(named, str) else named
+    products = _parts(named) if isinstance(named, str) else named
     reads_distances = bool({"c2p", "p2c"} & set(products))
     _check(raw, reads_distances=reads_distances)
     plain = bert.read_encoder(raw, from_padding=False)
@@ -211,7 +213,6 @@ def _attend(
     config: DebertaConfig,
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     pieces = (
         (tokens, None if near is None else partial(_terms, near, rows_of, longest, config))
@@ -223,7 +224,7 @@ def _attend(
         pieces,
         num_heads=config.num_heads,
         scale=config.scale,
-        dropout=dropout,
+        dropout=layer.dropout,
     )
 
 
@@ -362,3 +363,19 @@ def _check(raw: Mapping[str, Any], *, reads_distances: bool) -> None:
     for name, (is_wrong, expected) in problems.items():
         if is_wrong:
             raise UnsupportedBackboneError(f"{name} must be {expected}, got {raw[name]!r}")
+
+
+DEBERTA = Architecture(
+    embeddings=EMBEDDINGS,
+    layers=bert.BERT.layers,
+    parts=LAYER,
+    HEAD_SOURCES=bert.BERT.HEAD_SOURCES,
+    has_late_norms=True,
+    config_from=config_from,
+    identity=identity,
+    dense_block=dense_block,
+    embedding_shapes=embedding_shapes,
+    layer_shapes=bert.layer_shapes,
+    embed=embed,
+    plan_layers=plan_layers,
+)

@@ -1,9 +1,12 @@
-"""Decoders: Llama and Qwen3, as embedding models, rerankers, reward models and guards.
+"""Decoders: Llama and Qwen3, as embedding models, rerankers, reward models and guards; EuroBERT.
 
 Touvron et al. 2023 (arXiv:2302.13971), sec. 2.2; Yang et al. 2025, "Qwen3 Technical Report"
 (arXiv:2505.09388), sec. 2. A token sees only itself and earlier tokens, so heads read the last
 token. Groups of query heads share heads of keys and values. Norms have no offset and subtract no
 mean. Qwen3 also has norms for the heads of queries and keys.
+
+EuroBERT (Boizard et al. 2025, arXiv:2503.05500, sec. 2.1) has Llama's layers, in which every token
+sees all others.
 
 The embeddings are word embeddings alone. The map from states to words (`lm_head`) is no part of the
 encoder.
@@ -12,14 +15,14 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nunatak_contract.enums import Pooling
+from nunatak_contract.enums import Activation, HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary, run_prenorm_layer
 from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
@@ -43,6 +46,18 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "max_position_embeddings": 32_768,
         "num_key_value_heads": 32,
         "head_dim": 128,
+    },
+    "eurobert": {
+        "vocab_size": 128_256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 128_001,
     },
 }
 SHARED_DEFAULTS: Mapping[str, object] = {
@@ -70,9 +85,7 @@ LAYER = {
     "output_norm": ("post_attention_layernorm",),
     "final_norm": ("norm",),
 }
-HEAD_SOURCES: Mapping[str, str] = {}
-embed = bert.sum_embeddings
-source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", parts=LAYER)
+EUROBERT_BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +100,7 @@ class DecoderConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    is_qwen = raw["model_type"] == "qwen3"
-    fields = read_fields(raw, DEFAULTS[raw["model_type"]])
+    fields, is_qwen = _read_fields(raw), raw["model_type"] == "qwen3"
     if is_qwen:
         _check_windows(raw, fields["num_layers"])
         # Qwen3 has no setting for these biases.
@@ -96,8 +108,12 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(**fields, is_causal=True, has_score_bias=False, has_head_norms=is_qwen)
 
 
-def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
-    raw = {**SHARED_DEFAULTS, **defaults, **raw}
+def _read_eurobert(raw: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**_read_fields(raw), has_head_norms=False)
+
+
+def _read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    raw = {**SHARED_DEFAULTS, **DEFAULTS[raw["model_type"]], **raw}
     if "AutoModel" in (raw.get("auto_map") or {}):
         raise UnsupportedBackboneError(
             f"expected transformers' own {raw['model_type']}, got a model with code of its own "
@@ -146,12 +162,8 @@ def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
         )
 
 
-def identity(config: DecoderConfig) -> str:
+def _identity(family: str, config: DecoderConfig) -> str:
     """The padding token is left out, because only heads read it."""
-    return layer_facts("decoder", config)
-
-
-def layer_facts(family: str, config: DecoderConfig) -> str:
     return bert.facts_text(
         family,
         config,
@@ -161,8 +173,8 @@ def layer_facts(family: str, config: DecoderConfig) -> str:
     )
 
 
-def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
-    del config, pooling
+def _dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
+    return None if config.is_causal or pooling is None else EUROBERT_BLOCK
 
 
 def embedding_shapes(config: DecoderConfig) -> Shapes:
@@ -182,5 +194,27 @@ def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
 
 
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
-    attend = rotary(attention.causal(), attention.positions(), config.rope, config)
+    seen = attention.causal() if config.is_causal else attention
+    attend = rotary(seen, attention.positions(), config.rope, config)
     return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)
+
+
+DECODER = Architecture(
+    embeddings=EMBEDDINGS,
+    layers="layers",
+    parts=LAYER,
+    HEAD_SOURCES={},
+    config_from=config_from,
+    identity=partial(_identity, "decoder"),
+    dense_block=_dense_block,
+    embedding_shapes=embedding_shapes,
+    layer_shapes=layer_shapes,
+    embed=bert.sum_embeddings,
+    plan_layers=plan_layers,
+)
+EUROBERT = replace(
+    DECODER,
+    HEAD_SOURCES={"head.dense": "dense"},
+    config_from=_read_eurobert,
+    identity=partial(_identity, "eurobert"),
+)

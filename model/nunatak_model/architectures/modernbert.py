@@ -17,7 +17,7 @@ from torch import Tensor
 from nunatak_contract.enums import HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.architectures.rotary import (
     Rope,
     RotaryAttention,
@@ -32,7 +32,6 @@ from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import layer_norm
 from nunatak_model.weights import Shapes, norm_shapes
 
-MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GLOBAL_EVERY, GLOBAL_BASE, LOCAL_BASE = 3, 160_000.0, 10_000.0
 DEFAULTS: Mapping[str, object] = {
@@ -68,9 +67,6 @@ LAYER = {
     "output_norm": ("mlp_norm",),
     "final_norm": ("final_norm",),
 }
-HEAD_SOURCES: Mapping[str, str] = {"head.dense": "head.dense", "head.norm": "head.norm"}
-embed = bert.embed
-source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +163,9 @@ def _run_layer(
     everywhere: RotaryAttention,
     nearby: RotaryAttention,
     config: ModernBertConfig,
-    dropout: float,
 ) -> Float[Tensor, "read width"]:
     attend = nearby if config.is_local[layer.index] else everywhere
-    return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm, dropout=dropout)
+    return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm)
 
 
 def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -208,3 +203,18 @@ def _rope(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> R
         )
     theta = settings.get("rope_theta", raw.get(old_name, default))
     return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
+
+
+MODERNBERT = Architecture(
+    embeddings=EMBEDDINGS,
+    layers="layers",
+    parts=LAYER,
+    HEAD_SOURCES={"head.dense": "head.dense", "head.norm": "head.norm"},
+    config_from=config_from,
+    identity=identity,
+    dense_block=dense_block,
+    embedding_shapes=embedding_shapes,
+    layer_shapes=layer_shapes,
+    embed=bert.embed,
+    plan_layers=plan_layers,
+)

@@ -23,12 +23,17 @@ from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
-from nunatak_model.ops.attention import Attention, AttentionPlan
+from nunatak_model.ops.attention import (
+    Attention,
+    AttentionPlan,
+    attend_in_pieces,
+    by_pair,
+    by_runs,
+    distances,
+)
 from nunatak_model.ops.device import to_device
-from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
 
-MODEL_TYPES = ("mpnet",)
 PADDING_ID = 1
 """transformers' code has this number, whatever `config.json` says."""
 NUM_BUCKETS, FARTHEST = 32, 128
@@ -39,20 +44,12 @@ DEFAULTS: Mapping[str, object] = {
     "pad_token_id": PADDING_ID,
     "relative_attention_num_buckets": NUM_BUCKETS,
 }
-EMBEDDINGS = {
-    **{ours: it for ours, it in bert.EMBEDDINGS.items() if ours != "embeddings.token_type"},
-    RELATIVE: "encoder.relative_attention_bias.weight",
-}
 LAYER = {
     **bert.LAYER,
     "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     "attention_output": ("attention.attn.o",),
     "attention_norm": ("attention.LayerNorm",),
 }
-HEAD_SOURCES, dense_block = bert.HEAD_SOURCES, bert.dense_block
-embed, layer_shapes = bert.embed, bert.layer_shapes
-identity = partial(bert.identity_of, "mpnet")
-source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -72,11 +69,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    shapes = bert.embedding_shapes(config)
-    return {
-        **{name: it for name, it in shapes.items() if name in EMBEDDINGS},
-        RELATIVE: (NUM_BUCKETS, config.num_heads),
-    }
+    return {**bert.shapes_without_types(config), RELATIVE: (NUM_BUCKETS, config.num_heads)}
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
@@ -115,7 +108,6 @@ def _attend(
     config: BackboneConfig,
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     qkv = mixed_qkv(hidden, layer)
     pieces = (
@@ -128,7 +120,7 @@ def _attend(
         pieces,
         num_heads=config.num_heads,
         scale=config.head_width**-0.5,
-        dropout=dropout,
+        dropout=layer.dropout,
     )
 
 
@@ -174,3 +166,12 @@ def _near_buckets() -> tuple[int, ...]:
 
 
 BUCKETS = _near_buckets()
+MPNET = replace(
+    bert.BERT,
+    embeddings={**bert.WITHOUT_TYPES, RELATIVE: "encoder.relative_attention_bias.weight"},
+    parts=LAYER,
+    config_from=config_from,
+    identity=partial(bert.identity_of, "mpnet"),
+    embedding_shapes=embedding_shapes,
+    plan_layers=plan_layers,
+)

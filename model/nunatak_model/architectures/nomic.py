@@ -10,17 +10,15 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_contract.enums import Pooling
-from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import bert
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.architectures.rotary import (
     Rope,
     RotaryAttention,
@@ -34,7 +32,7 @@ from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.weights import Shapes, norm_shapes
 
-NOMIC, GTE = MODEL_TYPES = ("nomic_bert", "gte")
+NOMIC, GTE = "nomic_bert", "gte"
 SHARED_DEFAULTS: Mapping[str, object] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -86,38 +84,6 @@ OLD_SETTINGS: Mapping[str, object] = {
 }
 """Other settings there and in the first GTE, with the values by which transformers computes."""
 
-EMBEDDINGS = {
-    "embeddings.word": "embeddings.word_embeddings.weight",
-    "embeddings.token_type": "embeddings.token_type_embeddings.weight",
-}
-LAYERS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
-    NOMIC: (
-        "emb_ln",
-        "encoder.layers",
-        {
-            "qkv": ("attn.Wqkv",),
-            "attention_output": ("attn.out_proj",),
-            "attention_norm": ("norm1",),
-            "feedforward_in": ("mlp.fc12", "mlp.fc11"),
-            "feedforward_out": ("mlp.fc2",),
-            "output_norm": ("norm2",),
-        },
-    ),
-    GTE: (
-        "embeddings.LayerNorm",
-        "encoder.layer",
-        {
-            "qkv": ("attention.qkv_proj",),
-            "attention_output": ("attention.o_proj",),
-            "attention_norm": ("attn_ln",),
-            "feedforward_in": ("mlp.up_gate_proj",),
-            "feedforward_out": ("mlp.down_proj",),
-            "output_norm": ("mlp_ln",),
-        },
-    ),
-}
-"""The norm of the embeddings, the layers, and the parts of a layer, by `model_type`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NomicConfig(BackboneConfig):
@@ -131,69 +97,56 @@ class NomicConfig(BackboneConfig):
         return self.model_type == GTE
 
 
-class NomicArchitecture:
-    """One of the two architectures, which differ in names and biases."""
-
-    def __init__(self, model_type: str) -> None:
-        self._model_type = model_type
-        self.HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
-
-    def config_from(self, raw: dict[str, Any]) -> NomicConfig:
-        raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
-        rope = read_flat_rope(raw, default_theta=THETAS[self._model_type])
-        _check_old_settings(raw, rope)
-        width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
-        if raw["head_dim"] not in {None, width // num_heads}:
-            raise UnsupportedBackboneError(
-                f"expected heads of width {width // num_heads}, got head_dim={raw['head_dim']}"
-            )
-        return NomicConfig(
-            **read_sizes(raw),
-            num_token_types=max(1, raw["type_vocab_size"]),
-            padding_id=int(raw["pad_token_id"] or 0),
-            layer_norm_epsilon=raw["layer_norm_eps"],
-            activation=read_activation("hidden_act", raw["hidden_act"]),
-            reach=None,
-            rope=rope,
-            has_token_types=raw["type_vocab_size"] > 0,
+def config_from(raw: dict[str, Any]) -> NomicConfig:
+    model_type = raw["model_type"]
+    raw = {**SHARED_DEFAULTS, **DEFAULTS[model_type], **raw}
+    rope = read_flat_rope(raw, default_theta=THETAS[model_type])
+    _check_old_settings(raw, rope)
+    width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
+    if raw["head_dim"] not in {None, width // num_heads}:
+        raise UnsupportedBackboneError(
+            f"expected heads of width {width // num_heads}, got head_dim={raw['head_dim']}"
         )
+    return NomicConfig(
+        **read_sizes(raw),
+        num_token_types=max(1, raw["type_vocab_size"]),
+        padding_id=int(raw["pad_token_id"] or 0),
+        layer_norm_epsilon=raw["layer_norm_eps"],
+        activation=read_activation("hidden_act", raw["hidden_act"]),
+        reach=None,
+        rope=rope,
+        has_token_types=raw["type_vocab_size"] > 0,
+    )
 
-    def identity(self, config: NomicConfig) -> str:
-        facts = {"rope": config.rope.facts(), "layer_norm_epsilon": config.layer_norm_epsilon}
-        return bert.facts_text(config.model_type, config, **facts)
 
-    def source_names(self, target: str) -> tuple[str, ...]:
-        norm, layers, parts = LAYERS[self._model_type]
-        norms = {f"embeddings.norm.{kind}": f"{norm}.{kind}" for kind in ("weight", "bias")}
-        return bert.sources_in(target, {**EMBEDDINGS, **norms}, layers, parts)
+def identity(config: NomicConfig) -> str:
+    facts = {"rope": config.rope.facts(), "layer_norm_epsilon": config.layer_norm_epsilon}
+    return bert.facts_text(config.model_type, config, **facts)
 
-    def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
-        del config
-        return TANH_BLOCK if pooling is Pooling.FIRST else None
 
-    def embedding_shapes(self, config: NomicConfig) -> Shapes:
-        width = config.hidden_width
-        shapes: Shapes = {"embeddings.word": (config.vocab_size, width)}
-        if config.has_token_types:
-            shapes["embeddings.token_type"] = (config.num_token_types, width)
-        return {**shapes, **norm_shapes("embeddings.norm", width)}
+def embedding_shapes(config: NomicConfig) -> Shapes:
+    width = config.hidden_width
+    shapes: Shapes = {"embeddings.word": (config.vocab_size, width)}
+    if config.has_token_types:
+        shapes["embeddings.token_type"] = (config.num_token_types, width)
+    return {**shapes, **norm_shapes("embeddings.norm", width)}
 
-    def layer_shapes(self, layer: int, config: NomicConfig) -> Shapes:
-        maps = ("qkv", "attention_output", "feedforward_out")
-        biased = {**dict.fromkeys(maps, config.is_gte), "feedforward_in": False}
-        parts = {part: biased.get(part, True) for part in LAYERS[self._model_type][2]}
-        return bert.shapes_of(parts, layer, config, is_gated=True)
 
-    embed = staticmethod(bert.embed)
+def layer_shapes(layer: int, config: NomicConfig) -> Shapes:
+    maps = ("qkv", "attention_output", "feedforward_out")
+    biased = {**dict.fromkeys(maps, config.is_gte), "feedforward_in": False}
+    parts = {part: biased.get(part, True) for part in bert.LAYER}
+    return bert.shapes_of(parts, layer, config, is_gated=True)
 
-    def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
-        turned = rotary(attention, attention.positions(), config.rope, config)
-        return partial(
-            bert.run_layer,
-            attend=partial(_attend, turned, config),
-            feed_forward=partial(run_gated_block, is_reversed=config.is_gte),
-            config=config,
-        )
+
+def plan_layers(attention: Attention, config: NomicConfig) -> RunLayer:
+    turned = rotary(attention, attention.positions(), config.rope, config)
+    return partial(
+        bert.run_layer,
+        attend=partial(_attend, turned, config),
+        feed_forward=partial(run_gated_block, is_reversed=config.is_gte),
+        config=config,
+    )
 
 
 def _attend(
@@ -201,9 +154,8 @@ def _attend(
     config: NomicConfig,
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    dropout: float,
 ) -> Float[Tensor, "tokens width"]:
-    return turned(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
+    return turned(mixed_qkv(hidden, layer), layer, config)
 
 
 def _check_old_settings(raw: Mapping[str, Any], rope: Rope) -> None:
@@ -215,3 +167,44 @@ def _check_old_settings(raw: Mapping[str, Any], rope: Rope) -> None:
             f"config.json sets {', '.join(sorted(other))}, which transformers does not read, got "
             f"{other}; load the model with a current transformers and save it again"
         )
+
+
+NOMIC_BERT = Architecture(
+    embeddings={
+        "embeddings.word": "embeddings.word_embeddings.weight",
+        "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+        "embeddings.norm.weight": "emb_ln.weight",
+        "embeddings.norm.bias": "emb_ln.bias",
+    },
+    layers="encoder.layers",
+    parts={
+        "qkv": ("attn.Wqkv",),
+        "attention_output": ("attn.out_proj",),
+        "attention_norm": ("norm1",),
+        "feedforward_in": ("mlp.fc12", "mlp.fc11"),
+        "feedforward_out": ("mlp.fc2",),
+        "output_norm": ("norm2",),
+    },
+    HEAD_SOURCES=bert.BERT.HEAD_SOURCES,
+    has_late_norms=True,
+    config_from=config_from,
+    identity=identity,
+    dense_block=bert.BERT.dense_block,
+    embedding_shapes=embedding_shapes,
+    layer_shapes=layer_shapes,
+    embed=bert.embed,
+    plan_layers=plan_layers,
+)
+GTE_BERT = replace(
+    NOMIC_BERT,
+    embeddings=bert.EMBEDDINGS,
+    layers="encoder.layer",
+    parts={
+        "qkv": ("attention.qkv_proj",),
+        "attention_output": ("attention.o_proj",),
+        "attention_norm": ("attn_ln",),
+        "feedforward_in": ("mlp.up_gate_proj",),
+        "feedforward_out": ("mlp.down_proj",),
+        "output_norm": ("mlp_ln",),
+    },
+)

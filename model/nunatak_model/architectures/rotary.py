@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from nunatak_contract.enums import LinearMap
 from nunatak_model.config import BackboneConfig
@@ -228,12 +227,7 @@ class RotaryAttention:
     sine: Float[Tensor, "tokens 1 half"]
 
     def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        layer: MixedLayer,
-        config: BackboneConfig,
-        *,
-        dropout: float,
+        self, qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer, config: BackboneConfig
     ) -> Float[Tensor, "tokens width"]:
         query, key, _ = config.qkv_widths
         both, value = qkv.tensor_split((query + key,), dim=1)
@@ -245,7 +239,7 @@ class RotaryAttention:
             torch.cat((turned, value), dim=1),
             num_heads=config.num_heads,
             num_key_heads=config.num_key_heads,
-            dropout=dropout,
+            dropout=layer.dropout,
         )
 
     def _turned(
@@ -284,7 +278,6 @@ def run_prenorm_layer(
     config: BackboneConfig,
     *,
     norm: ApplyNorm,
-    dropout: float,
 ) -> Float[Tensor, "read width"]:
     """Run one layer; each row's result equals the result of its task's own layer alone.
 
@@ -301,15 +294,14 @@ def run_prenorm_layer(
     epsilon = config.layer_norm_epsilon
     run_norm = partial(mixed_norm, epsilon=epsilon, apply=norm)
     normed = run_norm(hidden, layer, "attention_norm")
-    context = attention(mixed_qkv(normed, layer), layer, config, dropout=dropout)
+    context = attention(mixed_qkv(normed, layer), layer, config)
     layer, hidden, context = layer.after_attention(hidden, context)
-    block = mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    block = layer.drop(mixed_linear(context, layer, LinearMap.ATTENTION_OUTPUT))
     hidden = hidden + block
     add_adapters(hidden, block, layer, "attention_adapter", norm=None, epsilon=epsilon)
     normed = run_norm(hidden, layer, "output_norm")
     block = layer.run_by_weights(lambda x, own: run_gated_block(x, own, config), normed)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    block = layer.drop(block)
     hidden = hidden + block
     add_adapters(hidden, block, layer, "feedforward_adapter", norm=None, epsilon=epsilon)
     return run_norm(hidden, layer, "final_norm")

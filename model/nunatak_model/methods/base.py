@@ -38,8 +38,15 @@ class MethodMaths(ABC, Generic[MethodT_co]):
         """Index of the first layer that differs; None for own embeddings too."""
 
     @abstractmethod
+    def shapes_in(self, layer: int, config: BackboneConfig) -> Shapes:
+        """The tensors of one layer at or above the split depth."""
+
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """The exact set of tensors of the branch, without the head."""
+        shapes: Shapes = {}
+        for layer in range(self.split_depth(config) or 0, config.num_layers):
+            shapes |= self.shapes_in(layer, config)
+        return shapes
 
     @abstractmethod
     def initial_parameters(

@@ -66,15 +66,14 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
     def split_depth(self, config: BackboneConfig) -> int:
         return self.method.first_layer
 
-    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+    def shapes_in(self, layer: int, config: BackboneConfig) -> Shapes:
+        prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
         shapes: Shapes = {}
-        for layer in range(self.method.first_layer, config.num_layers):
-            prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
-            for adapter, norm in self._places():
-                shapes |= self._adapter_shapes(f"{prefix}.{adapter}", config)
-                if self.method.norms is Norms.OWN:
-                    own = f"{prefix}.{norm}."
-                    shapes |= {name: it for name, it in frozen.items() if name.startswith(own)}
+        for adapter, norm in self._places():
+            shapes |= self._adapter_shapes(f"{prefix}.{adapter}", config)
+            if self.method.norms is Norms.OWN:
+                own = f"{prefix}.{norm}."
+                shapes |= {name: it for name, it in frozen.items() if name.startswith(own)}
         return shapes
 
     def initial_parameters(

@@ -31,22 +31,24 @@ SCALABLE_INPUTS = (LinearMap.ATTENTION_OUTPUT, LinearMap.FEEDFORWARD_IN, LinearM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputScale:
-    """`y *= scale`, bias included."""
-
-    scale: Float[Tensor, "*slots out"]
+class _Scale:
+    scale: Float[Tensor, "*slots width"]
 
     def has_effect(self) -> bool:
         return bool((self.scale != 1).any())
 
     def apply(
         self,
-        y: Float[Tensor, "tokens out"],
+        changed: Float[Tensor, "tokens width"],
         x: Float[Tensor, "tokens in"],
         groups: SlotGroups | None,
     ) -> None:
-        del x
-        y.mul_(_scale_of_tokens(self.scale, y, groups))
+        scale = self.scale.to(changed.dtype)
+        changed.mul_(scale if groups is None else scale.index_select(0, groups.slot_of))
+
+
+class OutputScale(_Scale):
+    """`y *= scale`, bias included."""
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
         weight.mul_(self.scale.to(weight.dtype).unsqueeze(1))
@@ -54,17 +56,8 @@ class OutputScale:
             bias.mul_(self.scale.to(bias.dtype))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputScale:
+class InputScale(_Scale):
     """`x *= scale`."""
-
-    scale: Float[Tensor, "*slots in"]
-
-    def has_effect(self) -> bool:
-        return bool((self.scale != 1).any())
-
-    def apply(self, x: Float[Tensor, "tokens in"], groups: SlotGroups | None) -> None:
-        x.mul_(_scale_of_tokens(self.scale, x, groups))
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
         del bias
@@ -93,15 +86,13 @@ class Ia3Maths(MethodMaths[Ia3]):
     def split_depth(self, config: BackboneConfig) -> int:
         return self.method.first_layer
 
-    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """One vector per layer and map: `output` [out] or `input` [in]."""
-        shapes: Shapes = {}
-        for layer in range(self.method.first_layer, config.num_layers):
-            prefix = f"layers.{layer}.ia3"
-            for target in self.method.scaled_outputs:
-                shapes[f"{prefix}.{target}.output"] = map_widths(target, layer, config)[:1]
-            for target in self.method.scaled_inputs:
-                shapes[f"{prefix}.{target}.input"] = map_widths(target, layer, config)[1:]
+    def shapes_in(self, layer: int, config: BackboneConfig) -> Shapes:
+        """One vector for each map: `output` [out] or `input` [in]."""
+        prefix, shapes = f"layers.{layer}.ia3", Shapes()
+        for target in self.method.scaled_outputs:
+            shapes[f"{prefix}.{target}.output"] = map_widths(target, layer, config)[:1]
+        for target in self.method.scaled_inputs:
+            shapes[f"{prefix}.{target}.input"] = map_widths(target, layer, config)[1:]
         return shapes
 
     def initial_parameters(
@@ -122,8 +113,3 @@ class Ia3Maths(MethodMaths[Ia3]):
                 for target in self.method.scaled_outputs
             },
         )
-
-
-def _scale_of_tokens(scale: Tensor, values: Tensor, groups: SlotGroups | None) -> Tensor:
-    scale = scale.to(values.dtype)
-    return scale if groups is None else scale.index_select(0, groups.slot_of)

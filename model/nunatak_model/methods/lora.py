@@ -46,14 +46,13 @@ class LoraMaths(MethodMaths[Lora]):
     def split_depth(self, config: BackboneConfig) -> int:
         return self.method.first_layer
 
-    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """Two tensors per layer and target: `down` [rank, in] and `up` [out, rank]."""
+    def shapes_in(self, layer: int, config: BackboneConfig) -> Shapes:
+        """Two tensors for each target: `down` [rank, in] and `up` [out, rank]."""
         shapes: Shapes = {}
-        for layer in range(self.method.first_layer, config.num_layers):
-            for target in self.method.targets:
-                out, into = map_widths(target, layer, config)
-                shapes[f"layers.{layer}.lora.{target}.down"] = (self.method.rank, into)
-                shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.method.rank)
+        for target in self.method.targets:
+            out, into = map_widths(target, layer, config)
+            shapes[f"layers.{layer}.lora.{target}.down"] = (self.method.rank, into)
+            shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.method.rank)
         return shapes
 
     def initial_parameters(

@@ -27,6 +27,9 @@ class OwnLayersMaths(MethodMaths[MethodT_co]):
 
     has_own_layers = True
 
+    def shapes_in(self, layer: int, config: BackboneConfig) -> Shapes:
+        return layer_shapes(layer, config)
+
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
@@ -50,12 +53,6 @@ class TopKMaths(OwnLayersMaths[TopK]):
     def split_depth(self, config: BackboneConfig) -> int:
         return config.num_layers - self.method.num_layers
 
-    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        shapes: Shapes = {}
-        for layer in range(self.split_depth(config), config.num_layers):
-            shapes |= layer_shapes(layer, config)
-        return shapes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullMaths(OwnLayersMaths[Full]):
@@ -74,6 +71,3 @@ class HeadOnlyMaths(OwnLayersMaths[HeadOnly]):
 
     def split_depth(self, config: BackboneConfig) -> int:
         return config.num_layers
-
-    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        return {}

@@ -12,11 +12,14 @@ another, and no token attends to another row. Three forms compute it:
 Groups of query heads may share a head of keys and values (Ainslie et al. 2023, arXiv:2305.13245).
 In decoders a token sees only itself and earlier tokens.
 
+Each pair of tokens may have a term in its score, by the distance of the tokens (MPNet), or by the
+distance and the tokens (DeBERTa). The flash kernels take no such terms, so these rows run by runs.
+
 Axes: tokens = packed tokens, cells = padded tokens, bounds = number of packed rows plus one,
 qkv_width = query, key and value of all heads side by side, width = the query heads side by side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any, Protocol, runtime_checkable
@@ -26,7 +29,7 @@ from jaxtyping import Float, Int, Int32, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.ops.device import flattened, to_device
+from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.ops.rows import LAUNCH_CELLS, Padding, plan_padding
 
@@ -40,6 +43,12 @@ Qkv = Float[Tensor, "tokens qkv_width"]
 EVERYWHERE, BACKWARDS = (-1, -1), (-1, 0)
 MASK_ALIGNMENT = 8
 """Kernels copy a mask whose rows have another length than a multiple of this."""
+PAIRS_AT_ONCE = 2**19
+"""Pairs of tokens whose terms are in memory at once, if one row has no more: two rows of 512
+tokens, which take 25 MB for each tensor of 12 heads."""
+PairTerms = Callable[[Tensor, Tensor], Tensor]
+"""Gives the terms [rows or 1, heads, query, key] for queries and keys [rows, heads, length,
+head_width]."""
 
 
 @runtime_checkable
@@ -87,27 +96,50 @@ AttentionPlan = tuple[AttentionRun, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAttention:
-    """Attention by torch's own kernel, one call for each run: on every device, at every dtype."""
+    """Attention by torch's own kernel, one call for each run: on every device, at every dtype.
+
+    With padding, rows of near lengths are one run. The padding of a row is copies of its first
+    token, which no query of the row sees: their weight is exactly zero. So rows do not meet.
+    """
 
     plan: AttentionPlan
     device: torch.device
+    padding: Padding | None = None
+    additive: dict[torch.dtype, AttentionPlan] = field(
+        default_factory=dict[torch.dtype, AttentionPlan]
+    )
+    """With masks in the number format of scores: torch would convert them in each layer."""
 
     def positions(self) -> Int[Tensor, " tokens"]:
-        lengths = (run.length for run in self.plan for _ in range(run.num_rows))
-        return flattened(map(range, lengths), self.device)
+        parts = [
+            torch.arange(run.length, device=self.device).repeat(run.num_rows) for run in self.plan
+        ]
+        places = torch.cat(parts)
+        return places if self.padding is None else places.index_select(0, self.padding.cell_of)
 
     def narrow(self, reach: int) -> "RunAttention":
-        return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
+        plan = narrow(self.plan, reach=reach, device=self.device)
+        return replace(self, plan=plan, additive={})
 
     def causal(self) -> "RunAttention":
-        return replace(self, plan=tuple(replace(run, is_causal=True) for run in self.plan))
+        """The padding follows the tokens of a row, so no token sees it."""
+        plan = tuple(replace(run, mask=None, is_causal=True) for run in self.plan)
+        return replace(self, plan=plan, additive={})
 
     def __call__(
         self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
     ) -> Float[Tensor, "tokens width"]:
-        return attend(
-            qkv, self.plan, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout
+        plan = self.additive.get(qkv.dtype)
+        if plan is None:
+            plan = self.additive[qkv.dtype] = tuple(_additive(it, qkv.dtype) for it in self.plan)
+        cells = attend(
+            qkv if self.padding is None else self.padding.pad(qkv),
+            plan,
+            num_heads=num_heads,
+            num_key_heads=num_key_heads,
+            dropout=dropout,
         )
+        return cells if self.padding is None else self.padding.unpad(cells)
 
 
 def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
@@ -132,23 +164,27 @@ def attend(
     *,
     num_heads: int,
     num_key_heads: int | None = None,
+    scale: float | None = None,
+    terms: PairTerms | None = None,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     """Let the tokens of each row attend to one another.
 
-    `num_key_heads` is the number of heads of keys, and of values; None means `num_heads`.
+    `num_key_heads` is the number of heads of keys, and of values; None means `num_heads`. `scale`
+    is by default `1 / sqrt(head width)`. Runs with terms have no mask.
 
     Semantics:
         for row in rows:
             q, k, v = the heads of qkv[row]; each k and v stands for a group of neighbouring q
-            out[row] = softmax(q @ k.T / sqrt(head width)) @ v        for each head
+            out[row] = softmax(scale * q @ k.T + terms(q, k)) @ v        for each head
         where a query of a causal run sees only its own and earlier keys
     """
     shared = num_key_heads or num_heads
     width = qkv.shape[1] // (num_heads + 2 * shared)
     outputs = list[Tensor]()
-    parts = torch.split(qkv, [run.num_tokens for run in plan])
-    for run, rows in zip(plan, parts, strict=True):
+    runs = plan if terms is None else [part for run in plan for part in _parts(run)]
+    parts = torch.split(qkv, [run.num_tokens for run in runs])
+    for run, rows in zip(runs, parts, strict=True):
         heads = rows.view(run.num_rows, run.length, -1, width).transpose(1, 2)
         query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
         if shared != num_heads:
@@ -156,10 +192,83 @@ def attend(
             group = num_heads // shared
             key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         context = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=run.mask, dropout_p=dropout, is_causal=run.is_causal
+            query,
+            key,
+            value,
+            attn_mask=run.mask if terms is None else terms(query, key),
+            dropout_p=dropout,
+            is_causal=run.is_causal,
+            scale=scale,
         )
         outputs.append(context.transpose(1, 2).reshape(run.num_tokens, num_heads * width))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def by_runs(attention: Attention) -> RunAttention:
+    if not isinstance(attention, RunAttention) or attention.padding is not None:
+        raise TypeError(f"only attention by runs takes terms for pairs, got {attention!r:.200}")
+    return attention
+
+
+def runs_within(plan: AttentionPlan, tokens: slice) -> AttentionPlan:
+    """The runs of the rows in these tokens, which begin and end with a row."""
+    found, start = list[AttentionRun](), 0
+    for run in plan:
+        begin, end = max(start, tokens.start), min(start + run.num_tokens, tokens.stop)
+        if begin < end:
+            found.append(replace(run, num_rows=(end - begin) // run.length))
+        start += run.num_tokens
+    return tuple(found)
+
+
+def attend_in_pieces(
+    qkv: Qkv,
+    plan: AttentionPlan,
+    pieces: Iterable[tuple[slice, PairTerms | None]],
+    *,
+    num_heads: int,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Run `attend` on `pieces`: adjacent tokens, with the terms of their pairs."""
+    parts = [
+        attend(
+            qkv[tokens],
+            runs_within(plan, tokens),
+            num_heads=num_heads,
+            scale=scale,
+            terms=terms,
+            dropout=dropout,
+        )
+        for tokens, terms in pieces
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _parts(run: AttentionRun) -> Iterator[AttentionRun]:
+    """The rows of a run in parts whose terms fit the limit; at least one row each."""
+    most = max(1, PAIRS_AT_ONCE // run.length**2)
+    for start in range(0, run.num_rows, most):
+        yield replace(run, num_rows=min(most, run.num_rows - start))
+
+
+def distances(longest: int) -> range:
+    """The distances query - key in rows of up to `longest` tokens, from the largest down."""
+    return range(longest - 1, -longest, -1)
+
+
+def by_pair(
+    values: Shaped[Tensor, "*heads distances"], length: int
+) -> Shaped[Tensor, "*heads length length"]:
+    """Arrange one value for each of `distances(longest)` by query and key of a row.
+
+    Semantics:
+        for query in range(length), key in range(length):
+            out[..., query, key] = the value of the distance query - key
+    """
+    longest = (values.shape[-1] + 1) // 2
+    near = values[..., longest - length : longest + length - 1]
+    return near.unfold(-1, length, 1).flip(-2)
 
 
 def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> AttentionRun:
@@ -170,51 +279,6 @@ def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> Attentio
     return replace(run, mask=is_near if run.mask is None else is_near & run.mask)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedAttention:
-    """Attention by torch's own kernels, one call for all rows of near lengths.
-
-    The padding of a row is copies of its first token, which no query of the row sees: their weight
-    is exactly zero. So rows do not meet.
-    """
-
-    padding: Padding
-    plan: AttentionPlan
-    additive: dict[torch.dtype, AttentionPlan] = field(
-        default_factory=dict[torch.dtype, AttentionPlan]
-    )
-    """With masks in the number format of scores: torch would convert them in each layer."""
-
-    def positions(self) -> Int[Tensor, " tokens"]:
-        device = self.padding.cell_of.device
-        places = [torch.arange(run.length, device=device).repeat(run.num_rows) for run in self.plan]
-        return torch.cat(places).index_select(0, self.padding.cell_of)
-
-    def narrow(self, reach: int) -> "PaddedAttention":
-        device = self.padding.cell_of.device
-        return replace(self, plan=narrow(self.plan, reach=reach, device=device), additive={})
-
-    def causal(self) -> "PaddedAttention":
-        """The padding follows the tokens of a row, so no token sees it."""
-        plan = tuple(replace(run, mask=None, is_causal=True) for run in self.plan)
-        return replace(self, plan=plan, additive={})
-
-    def __call__(
-        self, qkv: Qkv, *, num_heads: int, num_key_heads: int | None = None, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        plan = self.additive.get(qkv.dtype)
-        if plan is None:
-            plan = self.additive[qkv.dtype] = tuple(_additive(it, qkv.dtype) for it in self.plan)
-        cells = attend(
-            self.padding.pad(qkv),
-            plan,
-            num_heads=num_heads,
-            num_key_heads=num_key_heads,
-            dropout=dropout,
-        )
-        return self.padding.unpad(cells)
-
-
 def _additive(run: AttentionRun, dtype: torch.dtype) -> AttentionRun:
     if run.mask is None:
         return run
@@ -222,9 +286,7 @@ def _additive(run: AttentionRun, dtype: torch.dtype) -> AttentionRun:
     return replace(run, mask=zeros.masked_fill_(run.mask.logical_not(), -torch.inf))
 
 
-def padded_attention(
-    lengths: Sequence[int], device: torch.device
-) -> RunAttention | PaddedAttention:
+def padded_attention(lengths: Sequence[int], device: torch.device) -> RunAttention:
     """Prepare attention over rows of near lengths together; by runs, if that takes no more calls.
 
     The longest rows come first. A block takes shorter rows while their padding costs less than a
@@ -259,7 +321,7 @@ def padded_attention(
     for size, part in zip(sizes, parts, strict=True):
         is_own = torch.arange(size, device=device) < part.unsqueeze(1)
         runs.append(AttentionRun(num_rows=len(part), length=size, mask=is_own[:, None, None]))
-    return PaddedAttention(padding=padding, plan=tuple(runs))
+    return RunAttention(padding=padding, plan=tuple(runs), device=device)
 
 
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, tuple[int, int]], Tensor]

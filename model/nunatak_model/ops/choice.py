@@ -162,86 +162,247 @@ def proven_ops(
     Raises:
         NunatakError: `invalid_settings`, a kernel has stopped the device.
     """
-    forms = {ops.attention: "flash attention", padded_attention: "padded attention"}
-    if ops.attention is native.native_attention:
-        forms = {ops.attention: "the native attention"}
-    attention = _first_proven(
-        forms,  # pyrefly: ignore[bad-argument-type] - two dictionaries by turns
-        plain=PLAIN_OPS.attention,
-        proof=partial(_attends_alike, config=config, dtype=dtype, device=device),
-        device=device,
-    )
-    sum_rows = _first_proven(
-        {ops.sum_rows: "the sum by segments"},
-        plain=PLAIN_OPS.sum_rows,
-        proof=partial(_sums_alike, config=config, device=device),
-        device=device,
-    )
-    groups = ops.groups and _first_proven(
+    proof = _Proof(config=config, maps=maps, dtype=dtype, device=device)
+    forms: dict[PlanAttention, str] = {ops.attention: "the native attention"}
+    if ops.attention is not native.native_attention:
+        forms = {ops.attention: "flash attention", padded_attention: "padded attention"}
+    attention = proof.first(forms, proof.attends_alike, plain=PLAIN_OPS.attention)
+    groups = ops.groups and proof.first(
         {ops.groups: "the grouped product", padded_groups: "the padded product"},
+        proof.groups_alike,
         plain=None,
-        proof=partial(_groups_alike, maps=maps, dtype=dtype, device=device),
-        device=device,
     )
     return Ops(
         attention=attention,
-        sum_rows=sum_rows,
+        sum_rows=proof.first(
+            {ops.sum_rows: "the sum by segments"}, proof.sums_alike, plain=PLAIN_OPS.sum_rows
+        ),
         groups=groups,
         banks=None if groups is None else ops.banks,
-        tasks=_proven_task_kernels(ops.tasks, config, dtype=dtype, device=device),
-        integers=ops.integers
-        and _first_proven(
-            {ops.integers: "the native product of integers"},
-            plain=None,
-            proof=partial(_multiplies_alike, maps=maps, dtype=dtype),
-            device=device,
+        tasks=native.TaskKernels(
+            low_rank=proof.first(
+                {ops.tasks.low_rank: "the native low-rank update"}, proof.updates_alike, plain=None
+            ),
+            adapters=proof.first(
+                {ops.tasks.adapters: "the native adapter"}, proof.adapts_alike, plain=None
+            ),
+            norms=proof.first(
+                {ops.tasks.norms: "the native norm"}, proof.normalises_alike, plain=None
+            ),
+        ),
+        integers=proof.first(
+            {ops.integers: "the native product of integers"}, proof.multiplies_alike, plain=None
         ),
     )
 
 
-def _proven_task_kernels(
-    tasks: native.TaskKernels, config: BackboneConfig, *, dtype: torch.dtype, device: torch.device
-) -> native.TaskKernels:
-    def proven(form: FormT | None, name: str, proof: Callable[..., bool]) -> FormT | None:
-        names: dict[FormT | None, str] = {form: name}
-        run = partial(proof, width=config.hidden_width, dtype=dtype, device=device)
-        return _first_proven(names, plain=None, proof=run, device=device)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proof:
+    """The comparisons of kernels with the plain forms, at the shape of one backbone."""
 
-    return native.TaskKernels(
-        low_rank=proven(tasks.low_rank, "the native low-rank update", _updates_alike),
-        adapters=proven(tasks.adapters, "the native adapter", _adapts_alike),
-        norms=proven(tasks.norms, "the native norm", _normalises_alike),
-    )
+    config: BackboneConfig
+    maps: Sequence[tuple[int, int]]
+    dtype: torch.dtype
+    device: torch.device
 
+    def first(
+        self, names: Mapping[FormT, str], is_alike: Callable[..., bool], *, plain: PlainT
+    ) -> FormT | PlainT:
+        """The first form that is proven. The plain form needs no proof, and is the last choice."""
+        for form, name in names.items():
+            if form is plain or self._is_proven(name, partial(is_alike, form)):
+                return form
+        return plain
 
-def _first_proven(
-    names: Mapping[FormT, str],
-    *,
-    plain: PlainT,
-    proof: Callable[[FormT], bool],
-    device: torch.device,
-) -> FormT | PlainT:
-    """The first form that is proven. The plain form needs no proof, and is the last choice."""
-    for form, name in names.items():
-        if form is plain or _is_proven(name, partial(proof, form), device):
-            return form
-    return plain
+    def _is_proven(self, name: str, is_alike: Callable[[], bool]) -> bool:
+        try:
+            problem = None if is_alike() else "gives other results than torch's own operations"
+        except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
+            # torch puts whole tensors into some messages.
+            first = str(error).partition("\n")[0]
+            problem = f"fails ({first:.200})"
+            _check_alive(name, self.device, error)
+        if problem is not None:
+            logger.warning(
+                "%s %s on %s; a slower form serves instead, and answers stay right",
+                name, problem, self.device,
+            )  # fmt: skip
+        return problem is None
 
+    def attends_alike(self, attention: PlanAttention) -> bool:
+        config = self.config
+        longest = native.LONGEST_ROW if attention is native.native_attention else max(LENGTHS)
+        lengths = [min(length, config.max_tokens, longest) for length in LENGTHS]
+        qkv = self._random(sum(lengths), sum(config.qkv_widths))
+        fast, plain = attention(lengths, self.device), attention_by_runs(lengths, self.device)
+        if not torch.equal(fast.positions(), plain.positions()):
+            return False
+        pairs = [(fast.causal(), plain.causal()) if config.is_causal else (fast, plain)]
+        if config.reach is not None:
+            pairs.append((fast.narrow(config.reach), plain.narrow(config.reach)))
+        return all(
+            self._is_near(self._attended(one, qkv), self._attended(other, qkv.float()))
+            for one, other in pairs
+        )
 
-def _is_proven(name: str, proof: Callable[[], bool], device: torch.device) -> bool:
-    try:
-        problem = None if proof() else "gives other results than torch's own operations"
-    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
-        # torch puts whole tensors into some messages.
-        first = str(error).partition("\n")[0]
-        problem = f"fails ({first:.200})"
-        _check_alive(name, device, error)
-    if problem is not None:
-        logger.warning(
-            "%s %s on %s; a slower form serves instead, and answers stay right",
-            name, problem, device,
-        )  # fmt: skip
-    return problem is None
+    def _attended(
+        self, attention: Attention, qkv: Float[Tensor, "tokens qkv_width"]
+    ) -> Float[Tensor, "tokens width"]:
+        num_heads, num_key_heads = self.config.num_heads, self.config.num_shared_heads
+        return attention(qkv, num_heads=num_heads, num_key_heads=num_key_heads, dropout=0.0)
+
+    def sums_alike(self, sum_rows: SumRows) -> bool:
+        hidden = self._random(sum(LENGTHS), self.config.hidden_width, dtype=torch.float32)
+        lengths = to_device(LENGTHS, self.device)
+        return _is_near(sum_rows(hidden, lengths), sum_by_index(hidden, lengths), EXACT_TOLERANCE)
+
+    def groups_alike(self, plan: PlanGroups) -> bool:
+        groups = plan(MEMBERS, NUM_SLOTS, self.device)
+        num_tokens = sum(count for _, count in MEMBERS)
+        for out, into in self._products():
+            weight = self._random(NUM_SLOTS, out, into, seed=1)
+            bias = self._random(NUM_SLOTS, out, seed=2)
+            for slot in set(range(NUM_SLOTS)) - {slot for slot, _ in MEMBERS}:
+                # A slot without a version holds anything.
+                weight[slot], bias[slot] = torch.nan, torch.nan
+            # The tokens of a page are a range inside a batch.
+            x = self._random(1 + num_tokens, into)[1:]
+            parts = torch.split(x.float(), [count for _, count in MEMBERS])
+            loop = [
+                part @ weight[slot].float().t() + bias[slot].float()
+                for part, (slot, _) in zip(parts, MEMBERS, strict=True)
+            ]
+            if not _is_near(grouped_linear(x, weight, bias, groups), torch.cat(loop), TOLERANCE):
+                return False
+        return True
+
+    def _products(self) -> Iterator[tuple[int, int]]:
+        """The maps themselves, and maps from and to the narrowest rank that a slot holds."""
+        narrow = ALIGNMENT_BYTES // self.dtype.itemsize
+        every = [
+            it for out, into in self.maps for it in ((out, into), (narrow, into), (out, narrow))
+        ]
+        yield from dict.fromkeys(every)
+
+    def updates_alike(self, add: native.AddLowRank) -> bool:
+        width = self.config.hidden_width
+        x, spans = self._task_tokens()
+        seen = self._random(len(x), 2 * width, seed=1)
+        updates = [
+            native.LowRank(
+                tokens=tokens,
+                first_column=number % 2 * width,
+                update=LoraUpdate(
+                    down=self._factor(rank, width), up=self._factor(width, rank), scale=2.0
+                ),
+            )
+            for number, (tokens, rank) in enumerate(zip(spans, NARROW_WIDTHS, strict=True))
+        ]
+        expected = seen.float()
+        for it in updates:
+            columns = expected.narrow(1, it.first_column, width)
+            it.update.apply(columns[it.tokens], x[it.tokens].float(), None)
+        add(seen, x, updates)
+        return self._is_near(seen, expected)
+
+    def adapts_alike(self, add: native.AddAdapters) -> bool:
+        x, spans = self._task_tokens()
+        adapters = [
+            native.AdapterMaps(
+                tokens=tokens,
+                down=self._linear(size, self.config.hidden_width),
+                up=self._linear(self.config.hidden_width, size),
+            )
+            for tokens, size in zip(spans, NARROW_WIDTHS, strict=True)
+        ]
+        return all(self._adapts_alike_by(add, x, adapters, it) for it in Activation)
+
+    def _adapts_alike_by(
+        self,
+        add: native.AddAdapters,
+        x: Tensor,
+        adapters: Sequence[native.AdapterMaps],
+        activation: Activation,
+    ) -> bool:
+        seen = self._random(*x.shape, seed=1)
+        expected = seen.float()
+        for it in adapters:
+            inner = activate(_exactly(x[it.tokens], it.down), activation)
+            expected[it.tokens] += _exactly(inner, it.up)
+        add(seen, x, adapters, activation)
+        return self._is_near(seen, expected)
+
+    def normalises_alike(self, run: native.RunNorms) -> bool:
+        width = self.config.hidden_width
+        x, spans = self._task_tokens()
+        norms, parts = list[tuple[int, Norm]](), list[Tensor]()
+        for number, tokens in enumerate(spans):
+            gain, offset = self._random(width, seed=number), self._random(width, seed=number + 1)
+            norms.append((tokens.stop, Norm(weight=gain, bias=offset)))
+            exact = Norm(weight=gain.float(), bias=offset.float())
+            parts.append(layer_norm(x[tokens].float(), exact, epsilon=EPSILON))
+        return self._is_near(run(x, norms, EPSILON), torch.cat(parts))
+
+    def multiplies_alike(self, pack: PackIntegers) -> bool:
+        for out, into in dict.fromkeys(it for it in self.maps if it[1] % GROUP == 0):
+            tensors = {"layers.0.weight": self._random(out, into, dtype=torch.float32)}
+            weight, scale = quantized(tensors).values()
+            bias = self._random(out, seed=2)
+            # Numbers of one sign give the largest sums; some tokens are of the other sign.
+            x = self._random(sum(TASK_TOKENS), into, seed=3).abs_()
+            x[::3] *= -1
+            for own_bias in (None, bias):
+                plain = Linear(weight=weight, bias=own_bias, scale=scale)
+                served = replace(plain, weight=pack(weight))
+                exact = int8_product(x.float(), plain)
+                opposite = replace(
+                    served, weight=pack(-weight), bias=None if own_bias is None else -own_bias
+                )
+                both = native.integer_linear(x, [(FEW, served), (len(x), opposite)], None)
+                expected = torch.cat([exact[:FEW], -exact[FEW:]])
+                if not self._is_near(both, expected) or not self._runs_alike(served, x, exact):
+                    return False
+        return True
+
+    def _runs_alike(
+        self, served: Linear, x: Float[Tensor, "tokens in"], exact: Float[Tensor, "tokens out"]
+    ) -> bool:
+        """Whether a native map is exact: by activation, by number of tokens, and NaN."""
+        infinite = x[:1].clone()
+        infinite[0, -1] = torch.inf
+        for activation in native.ACTIVATIONS:
+            run = partial(apply_linear, linear=served, activation=activation)
+            expected = exact if activation is None else activate(exact, activation)
+            if not self._is_near(run(x[:FEW]), expected[:FEW]) or not run(infinite).isnan().all():
+                return False
+        return all(
+            self._is_near(apply_linear(x[-count:], served), exact[-count:])
+            for count in INTEGER_TOKENS
+        )
+
+    def _task_tokens(self) -> tuple[Float[Tensor, "tokens width"], list[slice]]:
+        """Tokens of several tasks, and the span of each task."""
+        ends = list(accumulate(TASK_TOKENS, initial=0))
+        x = self._random(ends[-1], self.config.hidden_width)
+        return x, [slice(begin, end) for begin, end in pairwise(ends)]
+
+    def _linear(self, out: int, into: int) -> Linear:
+        return Linear(weight=self._factor(out, into), bias=self._random(out))
+
+    def _factor(self, out: int, into: int) -> Float[Tensor, "out in"]:
+        factor = self._random(out, into, seed=out, dtype=torch.float32).div_(into**0.5)
+        return native.laid_by_columns(factor.to(self.dtype))
+
+    def _random(self, *shape: int, seed: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+        """The same numbers on every device."""
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return numbers.to(self.device).to(dtype or self.dtype)
+
+    def _is_near(
+        self, seen: Float[Tensor, "tokens out"], expected: Float[Tensor, "tokens out"]
+    ) -> bool:
+        is_exact = self.dtype is torch.float32
+        return _is_near(seen, expected, EXACT_TOLERANCE if is_exact else TOLERANCE)
 
 
 def _check_alive(name: str, device: torch.device, error: Exception) -> None:
@@ -257,227 +418,9 @@ def _check_alive(name: str, device: torch.device, error: Exception) -> None:
         ) from error
 
 
-def _attends_alike(
-    attention: PlanAttention, *, config: BackboneConfig, dtype: torch.dtype, device: torch.device
-) -> bool:
-    longest = native.LONGEST_ROW if attention is native.native_attention else max(LENGTHS)
-    lengths = [min(length, config.max_tokens, longest) for length in LENGTHS]
-    qkv = _random(sum(lengths), sum(config.qkv_widths), device=device).to(dtype)
-    fast, plain = attention(lengths, device), attention_by_runs(lengths, device)
-    if not torch.equal(fast.positions(), plain.positions()):
-        return False
-    pairs = [(fast.causal(), plain.causal()) if config.is_causal else (fast, plain)]
-    if config.reach is not None:
-        pairs.append((fast.narrow(config.reach), plain.narrow(config.reach)))
-    tolerance = _tolerance(dtype)
-    return all(
-        _is_near(_attended(one, qkv, config), _attended(other, qkv.float(), config), tolerance)
-        for one, other in pairs
-    )
-
-
-def _attended(
-    attention: Attention, qkv: Float[Tensor, "tokens qkv_width"], config: BackboneConfig
-) -> Float[Tensor, "tokens width"]:
-    return attention(
-        qkv, num_heads=config.num_heads, num_key_heads=config.num_shared_heads, dropout=0.0
-    )
-
-
-def _sums_alike(sum_rows: SumRows, *, config: BackboneConfig, device: torch.device) -> bool:
-    hidden = _random(sum(LENGTHS), config.hidden_width, device=device)
-    lengths = to_device(LENGTHS, device)
-    return _is_near(sum_rows(hidden, lengths), sum_by_index(hidden, lengths), EXACT_TOLERANCE)
-
-
-def _groups_alike(
-    plan: PlanGroups, *, maps: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
-) -> bool:
-    groups = plan(MEMBERS, NUM_SLOTS, device)
-    num_tokens = sum(count for _, count in MEMBERS)
-    for out, into in _products(maps, dtype):
-        weight = _random(NUM_SLOTS, out, into, device=device, seed=1).to(dtype)
-        bias = _random(NUM_SLOTS, out, device=device, seed=2).to(dtype)
-        for slot in set(range(NUM_SLOTS)) - {slot for slot, _ in MEMBERS}:
-            # A slot without a version holds anything.
-            weight[slot], bias[slot] = torch.nan, torch.nan
-        # The tokens of a page are a range inside a batch.
-        x = _random(1 + num_tokens, into, device=device).to(dtype)[1:]
-        parts = torch.split(x.float(), [count for _, count in MEMBERS])
-        loop = [
-            part @ weight[slot].float().t() + bias[slot].float()
-            for part, (slot, _) in zip(parts, MEMBERS, strict=True)
-        ]
-        if not _is_near(grouped_linear(x, weight, bias, groups), torch.cat(loop), TOLERANCE):
-            return False
-    return True
-
-
-def _products(maps: Sequence[tuple[int, int]], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-    """The maps themselves, and maps from and to the narrowest rank that a slot holds."""
-    narrow = ALIGNMENT_BYTES // dtype.itemsize
-    every = [it for out, into in maps for it in ((out, into), (narrow, into), (out, narrow))]
-    yield from dict.fromkeys(every)
-
-
-def _updates_alike(
-    add: native.AddLowRank, *, width: int, dtype: torch.dtype, device: torch.device
-) -> bool:
-    x, spans = _task_tokens(width, dtype, device)
-    seen = _random(len(x), 2 * width, device=device, seed=1).to(dtype)
-    updates = [
-        native.LowRank(
-            tokens=tokens,
-            first_column=number % 2 * width,
-            update=LoraUpdate(
-                down=_factor(rank, width, dtype, device),
-                up=_factor(width, rank, dtype, device),
-                scale=2.0,
-            ),
-        )
-        for number, (tokens, rank) in enumerate(zip(spans, NARROW_WIDTHS, strict=True))
-    ]
-    expected = seen.float()
-    for it in updates:
-        columns = expected.narrow(1, it.first_column, width)
-        it.update.apply(columns[it.tokens], x[it.tokens].float(), None)
-    add(seen, x, updates)
-    return _is_near(seen, expected, _tolerance(dtype))
-
-
-def _adapts_alike(
-    add: native.AddAdapters, *, width: int, dtype: torch.dtype, device: torch.device
-) -> bool:
-    x, spans = _task_tokens(width, dtype, device)
-    adapters = [
-        native.AdapterMaps(
-            tokens=tokens,
-            down=Linear(
-                weight=_factor(size, width, dtype, device),
-                bias=_random(size, device=device).to(dtype),
-            ),
-            up=Linear(
-                weight=_factor(width, size, dtype, device),
-                bias=_random(width, device=device).to(dtype),
-            ),
-        )
-        for tokens, size in zip(spans, NARROW_WIDTHS, strict=True)
-    ]
-    return all(
-        _adapts_alike_by(add, x, adapters, activation)
-        for activation in native.ACTIVATIONS
-        if activation is not None
-    )
-
-
-def _adapts_alike_by(
-    add: native.AddAdapters,
-    x: Tensor,
-    adapters: Sequence[native.AdapterMaps],
-    activation: Activation,
-) -> bool:
-    seen = _random(*x.shape, device=x.device, seed=1).to(x.dtype)
-    expected = seen.float()
-    for it in adapters:
-        inner = activate(_exactly(x[it.tokens], it.down), activation)
-        expected[it.tokens] += _exactly(inner, it.up)
-    add(seen, x, adapters, activation)
-    return _is_near(seen, expected, _tolerance(x.dtype))
-
-
-def _normalises_alike(
-    run: native.RunNorms, *, width: int, dtype: torch.dtype, device: torch.device
-) -> bool:
-    x, spans = _task_tokens(width, dtype, device)
-    norms = [
-        (
-            tokens.stop,
-            Norm(
-                weight=_random(width, device=device, seed=number).to(dtype),
-                bias=_random(width, device=device, seed=number + 1).to(dtype),
-            ),
-        )
-        for number, tokens in enumerate(spans)
-    ]
-    parts = [
-        layer_norm(
-            x[tokens].float(),
-            Norm(weight=norm.weight.float(), bias=None if norm.bias is None else norm.bias.float()),
-            epsilon=EPSILON,
-        )
-        for tokens, (_, norm) in zip(spans, norms, strict=True)
-    ]
-    return _is_near(run(x, norms, EPSILON), torch.cat(parts), _tolerance(dtype))
-
-
-def _multiplies_alike(
-    pack: PackIntegers, *, maps: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> bool:
-    cpu = torch.device("cpu")
-    for out, into in dict.fromkeys(it for it in maps if it[1] % GROUP == 0):
-        tensors = {"layers.0.weight": _random(out, into, device=cpu)}
-        weight, scale = quantized(tensors).values()
-        bias = _random(out, device=cpu, seed=2).to(dtype)
-        # Numbers of one sign give the largest sums; some tokens are of the other sign.
-        x = _random(sum(TASK_TOKENS), into, device=cpu, seed=3).abs_().to(dtype)
-        x[::3] *= -1
-        for own_bias in (None, bias):
-            plain = Linear(weight=weight, bias=own_bias, scale=scale)
-            served = replace(plain, weight=pack(weight))
-            exact = int8_product(x.float(), plain)
-            opposite = replace(
-                served, weight=pack(-weight), bias=None if own_bias is None else -own_bias
-            )
-            both = native.integer_linear(x, [(FEW, served), (len(x), opposite)], None)
-            expected = torch.cat([exact[:FEW], -exact[FEW:]])
-            if not _is_near(both, expected, _tolerance(dtype)) or not _runs_alike(served, x, exact):
-                return False
-    return True
-
-
-def _runs_alike(
-    served: Linear, x: Float[Tensor, "tokens in"], exact: Float[Tensor, "tokens out"]
-) -> bool:
-    """Whether a native map gives the exact results: by activation, by number of tokens, and NaN."""
-    near = partial(_is_near, tolerance=_tolerance(x.dtype))
-    infinite = x[:1].clone()
-    infinite[0, -1] = torch.inf
-    for activation in native.ACTIVATIONS:
-        run = partial(apply_linear, linear=served, activation=activation)
-        expected = exact if activation is None else activate(exact, activation)
-        if not near(run(x[:FEW]), expected[:FEW]) or not run(infinite).isnan().all():
-            return False
-    return all(near(apply_linear(x[-count:], served), exact[-count:]) for count in INTEGER_TOKENS)
-
-
-def _task_tokens(
-    width: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Float[Tensor, "tokens width"], list[slice]]:
-    """Tokens of several tasks, and the span of each task."""
-    ends = list(accumulate(TASK_TOKENS, initial=0))
-    x = _random(ends[-1], width, device=device).to(dtype)
-    return x, [slice(begin, end) for begin, end in pairwise(ends)]
-
-
-def _factor(
-    out: int, into: int, dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, "out in"]:
-    factor = _random(out, into, device=device, seed=out).div_(into**0.5).to(dtype)
-    return native.laid_by_columns(factor)
-
-
 def _exactly(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "tokens out"]:
     bias = None if linear.bias is None else linear.bias.float()
     return functional.linear(x.float(), linear.weight.float(), bias)
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    return EXACT_TOLERANCE if dtype is torch.float32 else TOLERANCE
-
-
-def _random(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
-    """The same numbers on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def _is_near(

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -45,10 +45,6 @@ def to_device_at_once(
     """Several lists of integers as tensors on the device, in one copy; the first is aligned."""
     together = to_device(list(chain.from_iterable(lists)), device, dtype=dtype)
     return torch.split(together, [len(numbers) for numbers in lists])
-
-
-def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
-    return to_device(list(chain.from_iterable(lists)), device)
 
 
 def write_on_device(source: Tensor, target: Tensor) -> None:

@@ -18,12 +18,13 @@ of a page, in, out = widths of a map.
 
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import prod
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int, Int32
@@ -159,18 +160,20 @@ class SlotBanks:
         return Page(number=next(self._numbers), tensors=tensors, stack=arrange(tensors))
 
 
-@runtime_checkable
-class SlotGroups(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGroups(ABC):
     """The tokens of many versions of one page, in the order of their slots.
 
-    Products run over cells: `pad` puts the tokens into cells, and `unpad` takes them out.
+    Products run over cells: `pad` puts the tokens into cells, and `unpad` takes them out. Without
+    padding, the cells are the tokens themselves.
     """
 
-    @property
-    def slot_of(self) -> Int[Tensor, " tokens"]: ...
+    slot_of: Int[Tensor, " tokens"]
 
-    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]: ...
+    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
+        return x
 
+    @abstractmethod
     def product(
         self,
         x: Float[Tensor, "cells in"],
@@ -183,9 +186,9 @@ class SlotGroups(Protocol):
             for cell in cells:
                 y[cell] = x[cell] @ weight[slot of cell].T + bias[slot of cell]
         """
-        ...
 
-    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]: ...
+    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
+        return y
 
 
 PlanGroups = Callable[[Sequence[tuple[int, int]], int, torch.device], SlotGroups]
@@ -194,15 +197,11 @@ of slots, on a device. A slot may stand more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelGroups:
-    """Groups for torch's grouped kernel, whose cells are the tokens themselves."""
+class KernelGroups(SlotGroups):
+    """Groups for torch's grouped kernel, without padding."""
 
     ends: Int32[Tensor, " slots"]
     """The end of each slot's tokens; a slot without tokens ends at its beginning."""
-    slot_of: Int[Tensor, " tokens"]
-
-    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "tokens in"]:
-        return x
 
     def product(
         self,
@@ -212,9 +211,6 @@ class KernelGroups:
     ) -> Float[Tensor, "tokens out"]:
         y = functional.grouped_mm(x, weight.transpose(1, 2), offs=self.ends)
         return y if bias is None else y.add_(bias.index_select(0, self.slot_of))
-
-    def unpad(self, y: Float[Tensor, "tokens out"]) -> Float[Tensor, "tokens out"]:
-        return y
 
 
 def kernel_groups(
@@ -237,7 +233,7 @@ class SlotBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedGroups:
+class PaddedGroups(SlotGroups):
     """Groups for batched products, on every device and in every number format.
 
     The tokens of a slot lie in cells, padded to the most tokens of a slot of its block. A slot
@@ -245,7 +241,6 @@ class PaddedGroups:
     reads the results.
     """
 
-    slot_of: Int[Tensor, " tokens"]
     padding: Padding
     blocks: tuple[SlotBlock, ...]
 

@@ -25,7 +25,7 @@ class LoraUpdate:
 
     def apply(
         self,
-        y: Float[Tensor, "tokens out"],
+        changed: Float[Tensor, "tokens out"],
         x: Float[Tensor, "tokens in"],
         groups: SlotGroups | None,
     ) -> None:
@@ -34,14 +34,14 @@ class LoraUpdate:
             down, up = down.to(x.dtype), up.to(x.dtype)
         if groups is None:
             inner = functional.linear(x, down)
-            if inner.dtype is y.dtype:
-                y.addmm_(inner, up.t(), alpha=self.scale)
+            if inner.dtype is changed.dtype:
+                changed.addmm_(inner, up.t(), alpha=self.scale)
             else:
                 # Under autocast, which passes over operators that write in place.
-                y.add_(functional.linear(inner, up), alpha=self.scale)
+                changed.add_(functional.linear(inner, up), alpha=self.scale)
         else:
             inner = groups.product(groups.pad(x), down)
-            y.add_(groups.unpad(groups.product(inner, up)), alpha=self.scale)
+            changed.add_(groups.unpad(groups.product(inner, up)), alpha=self.scale)
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
         """Add the product of the factors to the weight, in place (Hu et al. 2021, sec. 4.1)."""

@@ -35,15 +35,7 @@ PACKAGE = "nunatak_ops"
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 LONGEST_ROW = 256
 """A batch with a longer row attends by runs: torch's kernel is faster for long rows."""
-ACTIVATIONS = (
-    None,
-    Activation.GELU,
-    Activation.GELU_TANH,
-    Activation.RELU,
-    Activation.TANH,
-    Activation.SILU,
-    Activation.LEAKY_RELU,
-)
+ACTIVATIONS = (None, *Activation)
 """The activations in the operators' order."""
 MAX_FACTOR_ELEMENTS = 2**17
 """Larger maps are packed, because their products are large enough for torch's kernels."""

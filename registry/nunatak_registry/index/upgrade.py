@@ -28,8 +28,8 @@ from sqlalchemy.exc import DBAPIError
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index.database import raise_generation, writer_of
-from nunatak_registry.index.index import Index
+from nunatak_registry.index.change import raise_generation
+from nunatak_registry.index.index import Index, writer_of
 from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
 from nunatak_registry.locations import parse_location
 

@@ -10,8 +10,17 @@ import pytest
 from rich.console import Console
 
 from doubles.measured import MEMORY, SERVER
-from nunatak_loadtest.processes import MemorySample, cache_hit_share, listening_pid, process_bytes
-from nunatak_loadtest.report import LoadReport, Started, Timed, doubts_of, render
+from nunatak_loadtest.report import (
+    LoadReport,
+    MemorySample,
+    Started,
+    Timed,
+    cache_hit_share,
+    doubts_of,
+    listening_pid,
+    process_bytes,
+    render,
+)
 from nunatak_loadtest.scenarios import scenario_named
 
 GOOD = Timed(requests=200, failures=0, answers_per_s=40, p50_ms=5, p95_ms=9, p99_ms=12, max_ms=13)

@@ -23,7 +23,6 @@ from nunatak_registry.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.database import Database, raise_generation
 from nunatak_registry.index.index import Index
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.store import Registry, utc_now
@@ -356,32 +355,32 @@ def refusal_of_sqlite(code: int = sqlite3.SQLITE_IOERR_FSYNC) -> OperationalErro
 def test_a_change_of_a_killed_process_that_no_reader_may_take_back_says_what_to_do(
     tmp_path: Path, name: str
 ) -> None:
-    database = Database.open(index_of(tmp_path))
+    index = Index.open(index_of(tmp_path))
 
-    with pytest.raises(StoreUnavailableError, match="as a user who may write"), database.reading():
+    with pytest.raises(StoreUnavailableError, match="as a user who may write"), index.reading():
         raise refusal_of_sqlite(getattr(sqlite3, name))
-    database.close()
+    index.close()
 
 
 def test_after_a_failed_sync_of_the_index_it_is_only_read(tmp_path: Path) -> None:
-    database = Database.open(index_of(tmp_path))
+    index = Index.open(index_of(tmp_path))
 
-    with pytest.raises(StoreReadOnlyError, match="fsync of the index"), database.writing():
+    with pytest.raises(StoreReadOnlyError, match="fsync of the index"), index.writing():
         raise refusal_of_sqlite()
-    with pytest.raises(StoreReadOnlyError), database.writing():
+    with pytest.raises(StoreReadOnlyError), index.writing():
         pytest.fail("a writer was let in")
 
-    with database.reading() as connection:
-        assert connection.exec_driver_sql("SELECT generation FROM nunatak_state").scalar_one() == 0
-    database.close()
+    with index.reading() as snapshot:
+        assert snapshot.generation().number == 0
+    index.close()
 
 
 def test_another_failure_of_the_index_is_not_final(tmp_path: Path) -> None:
-    database = Database.open(index_of(tmp_path))
+    index = Index.open(index_of(tmp_path))
 
-    with pytest.raises(StoreUnavailableError, match="full"), database.writing():
+    with pytest.raises(StoreUnavailableError, match="full"), index.writing():
         raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk is full"))
 
-    with database.writing() as connection:
-        raise_generation(connection)
-    database.close()
+    with index.writing() as change:
+        change.reserve_numbers("mood", 2)
+    index.close()

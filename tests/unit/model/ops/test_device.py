@@ -11,7 +11,6 @@ from nunatak_model.ops.device import (
     CpuShare,
     chosen_threads,
     cpu_quota,
-    flattened,
     to_device,
     to_device_at_once,
     write_on_device,
@@ -45,7 +44,6 @@ def share(
 def test_numbers_arrive_in_order_and_in_their_format() -> None:
     assert torch.equal(to_device([3, 1, 2], CPU), torch.tensor([3, 1, 2]))
     assert to_device([3], CPU, dtype=torch.int32).dtype is torch.int32
-    assert torch.equal(flattened([(1, 2), (), (3,)], CPU), torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -12,7 +12,7 @@ from doubles.damage import write_rows
 from doubles.drafts import make_draft, publish_one
 from doubles.replicas import beat
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index.database import journal_mode
+from nunatak_registry.index.index import journal_mode
 from nunatak_registry.store import Registry
 
 
