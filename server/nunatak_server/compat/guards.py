@@ -293,8 +293,8 @@ def _masks(
 ) -> Mapping[str, str]:
     spans = {text: list(decisions[text].masking) for text in content.texts}
     for text, pieces in joined.items():
-        for _, own, span in parts_in(merged_spans(decisions[text].masking), pieces):
-            spans[own].append(span)
+        for _, piece, span in parts_in(merged_spans(decisions[text].masking), pieces):
+            spans[piece.text].append(span)
     return {text: mask(text, found) for text, found in spans.items() if found}
 
 

@@ -16,7 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern
@@ -66,8 +67,8 @@ class Piece:
 
 def parts_in(
     spans: Sequence[FoundSpan], pieces: Iterable[Piece]
-) -> Iterator[tuple[int, str, FoundSpan]]:
-    """Yield each part of a span in a piece: the index of the span, the text, and the part.
+) -> Iterator[tuple[int, Piece, FoundSpan]]:
+    """Yield each part of a span in a piece: the index of the span, the piece, and the part.
 
     The spans of the joined text must be in order and apart.
     """
@@ -76,7 +77,7 @@ def parts_in(
         for index in range(bisect_right(ends, piece.place), len(spans)):
             if (own := piece.of_text(spans[index])) is None:
                 break
-            yield index, piece.text, own
+            yield index, piece, own
 
 
 Joined = Mapping[str, Collection[Piece]]
@@ -344,13 +345,19 @@ def _find_across(
     matches: Matches,
     found: Mapping[str, dict[Pattern, dict[FoundSpan, None]]],
 ) -> Iterator[None]:
-    """Add the part in each text of what matches in several texts; no text is absent."""
+    """Add the part in each text of what matches in several texts, and what matches behind it there.
+
+    The text alone may not have the matches behind it: a match that begins elsewhere covers others.
+    """
     for pattern, state in matches.items():
         if not state.holds:
             continue
         parts = list(parts_in(merged_spans(state.spans), pieces))
         num_parts = Counter(index for index, _, _ in parts)
-        for index, text, part in parts:
-            if num_parts[index] > 1:
-                found[text].setdefault(pattern, {})[part] = None
-        yield
+        for piece, own in groupby(parts, key=itemgetter(1)):
+            follows = False
+            for index, _, part in own:
+                follows |= num_parts[index] > 1
+                if follows:
+                    found[piece.text].setdefault(pattern, {})[part] = None
+            yield

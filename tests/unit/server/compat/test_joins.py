@@ -233,6 +233,7 @@ def places(text: str) -> Iterator[int]:
 
 @settings(deadline=None)
 @example(texts=["sk", "-", "ABC"], max_chars=4)
+@example(texts=["key:", "key:key:sk"], max_chars=8)  # The second match is in one text alone.
 @given(
     texts=st.lists(CUT | st.sampled_from(LONG), min_size=2, max_size=7),
     max_chars=SIZES | st.just(8),
