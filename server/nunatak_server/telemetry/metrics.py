@@ -287,4 +287,4 @@ class LabelValues:
 
 def _children(metric: MetricT, labels: tuple[str, ...]) -> Callable[..., MetricT]:
     # Cached by label, because a look-up takes longer than an increment.
-    return cache(metric.labels) if labels else lambda: metric
+    return cache(metric.labels if labels else lambda: metric)
