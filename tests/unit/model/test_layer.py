@@ -5,9 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import Family, tiny_backbone
 from nunatak_contract.enums import Activation, AdapterInput
+from nunatak_model.architectures import architecture_of
 from nunatak_model.layer import Adapter, BottleneckLayer, TokenSpan, add_adapters, mix_layer
+from nunatak_model.ops.attention import attention_by_runs
+from nunatak_model.ops.linear import layer_norm
 from nunatak_model.weights import Linear
 
 WIDTH, EPSILON = 32, 1e-5
@@ -100,3 +103,19 @@ def normed(x: Tensor) -> Tensor:
 
 def gradients(outputs: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(outputs.square().sum(), inputs)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_layer_that_drops_everything_adds_nothing_to_its_residual_sum(family: Family) -> None:
+    backbone = tiny_backbone(num_layers=2, family=family)
+    config, frozen = backbone.config, backbone.layers[0]
+    hidden = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
+    attention = attention_by_runs([5], hidden.device)
+    run_layer = architecture_of(config).plan_layers(attention, config)
+
+    found = run_layer(hidden, mix_layer(frozen, [], index=0, num_tokens=5, dropout=1.0))
+
+    expected = hidden
+    for norm in (frozen.attention_norm, frozen.output_norm) if family == "bert" else ():
+        expected = layer_norm(expected, norm, epsilon=config.layer_norm_epsilon)
+    torch.testing.assert_close(found, expected)
