@@ -7,11 +7,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, invalid_option
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+HUB_PREFIX: Final = "datasets:"
+DEV_NAMES: Final = ("dev", "validation")
 MAX_ROW_BYTES: Final = 16 * 2**20
 """Of one line, and of one field of a CSV file."""
 UNPACKED_BYTES: Final = 256 * 2**20
@@ -90,6 +92,50 @@ def file_of_rows(
     name = printable(name or path.name)
     kind = kind or format_of(path.name, name)
     return FileOfRows(path=path, name=name, kind=kind, delimiter=delimiter, source=source)
+
+
+def check_is_there(data: str, dev: Path | None = None) -> None:
+    """Return if the files of examples are there; data sets of the hub are not looked for."""
+    parts = () if data.startswith(HUB_PREFIX) else part_files(Path(data).expanduser())
+    for part in (*parts, dev and dev.expanduser()):
+        if part is not None:
+            found_file(part)
+
+
+def found_file(path: Path, *, delimiter: str | None = None) -> FileOfRows:
+    file = file_of_rows(path, delimiter=delimiter)
+    if not path.is_file():
+        raise data_not_found(file.name, "no such file")
+    return file
+
+
+def part_files(path: Path) -> tuple[Path, Path | None, Path | None]:
+    """Return the files with the train, dev and test examples of a file or a folder."""
+    if not path.exists():
+        said = f"no such file or folder; a data set of the hub is written {HUB_PREFIX}NAME"
+        raise data_not_found(str(path), said)
+    if path.is_file():
+        return path, None, None
+    train = _find_file(path, ("train",))
+    if train is None:
+        suffixes = ", ".join(f"train.{suffix}" for suffix in FileFormat)
+        raise data_not_found(
+            printable(path.resolve().name), f"the folder has no file of {suffixes}"
+        )
+    return train, _find_file(path, DEV_NAMES), _find_file(path, ("test",))
+
+
+def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
+    candidates = (folder / f"{name}.{suffix}" for name in names for suffix in FileFormat)
+    found = [path for path in candidates if path.is_file()]
+    if len(found) > 1:
+        both = " and ".join(printable(path.name) for path in found)
+        raise invalid_option(f"{folder} has {both}, which may differ; leave one of them there")
+    return found[0] if found else None
+
+
+def data_not_found(where: str, problem: str) -> NunatakError:
+    return NunatakError("data_not_found", where=where, problem=problem)
 
 
 def format_of(file: str, name: str) -> FileFormat:

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import MissingExtraError, invalid_option
+from nunatak_contract.names import TaskReference
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ def _without_bars(is_given: bool) -> bool:  # noqa: FBT001 - typer gives it by p
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
 ReferenceArgument = Annotated[
     str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
+]
+
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="NAME/VERSION", help="Task version, such as tone/3.")
 ]
 
 TasksOption = Annotated[
@@ -366,6 +371,14 @@ def settings_given(
         option = f"--{name.replace('_', '-')}"
         raise invalid_option(f"{option} and --set {name} set the same value; give one of them")
     return {**own, **values}
+
+
+def version_named(reference: str) -> tuple[str, int]:
+    """Return the task and the number of a version that `reference` must name."""
+    found = TaskReference.parse(reference)
+    if found.version is None:
+        raise invalid_option(f"expected a task version, as in {found.task}/3, got {reference!r}")
+    return found.task, found.version
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:

@@ -46,7 +46,7 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
     for command in (
         ("predict", "hello", "--task", "nope", "--task", "tone", "--json"),
         ("predict-file", rows, str(tmp_path / "out.jsonl"), "--task", "tone"),
-        ("task", "promote", "tone", "1"),
+        ("task", "promote", "tone/1"),
         ("task", "export", "tone/1", str(tmp_path / "exported")),
         ("task", "verify", "--probe"),
     ):

@@ -327,10 +327,10 @@ def task_cases(world: World) -> Iterator[Case]:
         ]
     for options in ((), ("--json",), ("--markdown",)):
         yield ("task", "show", "tone", *world.registry, *options)
-    yield ("task", "promote", "tone", "1", "--alias", HOSTILE, "--unprobed", *world.registry)
+    yield ("task", "promote", "tone/1", "--alias", HOSTILE, "--unprobed", *world.registry)
     yield ("task", "rollback", "tone", "--alias", HOSTILE, "--unprobed", *world.registry)
-    canary = ("--version", "1", "--share", "0.5", "--alias", HOSTILE, "--unprobed")
-    yield ("task", "canary", "tone", *canary, *world.registry)
+    canary = ("--share", "0.5", "--alias", HOSTILE, "--unprobed")
+    yield ("task", "canary", "tone/1", *canary, *world.registry)
     yield ("task", "shadow", "tone", "--report", "--server", world.refusing)
     pushed = str(world.folder / f"pushed {HOSTILE_FILE_NAME}")
     there = ("--task", "back", *world.registry, *world.backbone)
@@ -342,7 +342,7 @@ def task_cases(world: World) -> Iterator[Case]:
         ("task", "push", "tone", written, *world.registry),
         ("task", "pull", pushed, *there, "--json"),
         ("task", "pull", f"{pushed}/gone", *there),
-        ("task", "delete", HOSTILE, "1", "--yes", *world.registry),
+        ("task", "delete", f"{HOSTILE}/1", "--yes", *world.registry),
         ("task", "gc", "--registry", str(world.new())),
     ]
 

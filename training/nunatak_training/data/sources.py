@@ -18,8 +18,16 @@ import numpy as np
 
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_model import TextInput
-from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
-from nunatak_rows.files import check_header, printable
+from nunatak_rows import FileRow, RowFormat, read_rows
+from nunatak_rows.files import (
+    DEV_NAMES,
+    HUB_PREFIX,
+    check_header,
+    data_not_found,
+    found_file,
+    part_files,
+    printable,
+)
 from nunatak_rows.inputs import bad_row
 from nunatak_training.data import splits
 from nunatak_training.data.bad_rows import BadRows
@@ -30,8 +38,6 @@ from nunatak_training.kinds import TaskKind, kind_of_row
 if TYPE_CHECKING:
     from datasets import Dataset
 
-HUB_PREFIX = "datasets:"
-DEV_NAMES = ("dev", "validation")
 ROWS_THAT_TELL = 1000
 PARTS = ("train", *DEV_NAMES, "test")
 IN_MEMORY = "data in memory"
@@ -71,10 +77,6 @@ class DatasetLoader(Protocol):
     def __call__(self, name: str, config: str | None) -> "Mapping[str, Dataset]": ...
 
 
-def _not_found(where: str, problem: str) -> NunatakError:
-    return NunatakError("data_not_found", where=where, problem=problem)
-
-
 def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
     # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
@@ -83,7 +85,7 @@ def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
         loaded = load_dataset(name, config)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"{name}:{config}" if config else name
-        raise _not_found(where, f"not a data set that `datasets` can load: {error}") from error
+        raise data_not_found(where, f"not a data set that `datasets` can load: {error}") from error
     return cast("Mapping[str, Dataset]", loaded)
 
 
@@ -248,9 +250,7 @@ def load_test_rows(
 
 
 def _file_rows(path: Path, spelt: RowFormat) -> Iterator[FileRow]:
-    file = file_of_rows(path, delimiter=spelt.delimiter)
-    if not path.is_file():
-        raise _not_found(file.name, "no such file")
+    file = found_file(path, delimiter=spelt.delimiter)
     # The file of rejected rows is removed, also if there are none.
     if spelt.rejected is not None and spelt.rejected.exists() and path.samefile(spelt.rejected):
         raise invalid_option(f"{path} holds the examples; name another file for rejected rows")
@@ -300,19 +300,11 @@ def _open_source(source: Data, spelt: RowFormat, load_dataset: DatasetLoader) ->
     return _open_path(Path(source).expanduser(), spelt)
 
 
-def check_is_there(source: Data, dev: str | Path | None = None) -> None:
-    """Return if the files of examples are there; data sets of the hub are not looked for."""
-    if not (isinstance(source, str) and source.startswith(HUB_PREFIX)):
-        _open_source(source, RowFormat(), load_from_hub)
-    if dev is not None:
-        _file_rows(Path(dev).expanduser(), RowFormat())
-
-
 def _open_parts(parts: Mapping[str, Part], spelt: RowFormat) -> _Source:
     is_clear = parts.keys() <= set(PARTS) and not parts.keys() >= set(DEV_NAMES)
     if not is_clear or "train" not in parts:
         found = ", ".join(map(repr, parts)) or "none"
-        raise _not_found(
+        raise data_not_found(
             IN_MEMORY,
             "expected the part train, maybe dev (or validation) and test, got "
             f"{found}; give rows as a list, a DataFrame or a data set",
@@ -394,32 +386,13 @@ def _no_rows(where: str, found: object) -> NunatakError:
 
 
 def _open_path(path: Path, spelt: RowFormat) -> _Source:
-    if not path.exists():
-        said = "no such file or folder; a data set of the hub is written datasets:NAME"
-        raise _not_found(str(path), said)
-    name = printable(path.resolve().name)
-    if path.is_file():
-        return _Source(name=name, train=_file_rows(path, spelt), dev=None)
-    train = _find_file(path, ("train",))
-    if train is None:
-        suffixes = ", ".join(f"train.{suffix}" for suffix in FileFormat)
-        raise _not_found(name, f"the folder has no file of {suffixes}")
-    dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
+    train, dev, test = part_files(path)
     return _Source(
-        name=name,
+        name=printable(path.resolve().name),
         train=_file_rows(train, spelt),
         dev=None if dev is None else _file_rows(dev, spelt),
         test=None if test is None else _file_rows(test, spelt),
     )
-
-
-def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    candidates = (folder / f"{name}.{suffix}" for name in names for suffix in FileFormat)
-    found = [path for path in candidates if path.is_file()]
-    if len(found) > 1:
-        both = " and ".join(printable(path.name) for path in found)
-        raise invalid_option(f"{folder} has {both}, which may differ; leave one of them there")
-    return found[0] if found else None
 
 
 def _open_hub(reference: str, load_dataset: DatasetLoader) -> _Source:
@@ -427,7 +400,7 @@ def _open_hub(reference: str, load_dataset: DatasetLoader) -> _Source:
     name, _, config = reference.partition(":")
     found = load_dataset(name, config or None)
     if "train" not in found:
-        raise _not_found(
+        raise data_not_found(
             reference, f"the data set must have a split 'train', it has {sorted(found)}"
         )
     dev_name = next((name for name in ("validation", "dev") if name in found), None)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateOptions:
-    version: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of the candidate version.")
-    ] = None
     share: Annotated[
         float | None,
         typer.Option(
@@ -47,17 +44,28 @@ class CandidateOptions:
     ] = None
 
 
-def canary(name: options.NameArgument, *, asked: CandidateOptions, proving: ProvingOptions) -> None:
+CandidateArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[/VERSION]",
+        help="The candidate version, such as tone/3; the task alone if no candidate starts.",
+    ),
+]
+
+
+def canary(
+    candidate: CandidateArgument, *, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
     from nunatak_registry import CandidateRole
 
-    if not asked.end and (asked.version is None or asked.share is None):
-        raise invalid_option("a canary needs --version and --share, or --end")
-    _change(CandidateRole.CANARY, name, asked, proving)
+    if not asked.end and asked.share is None:
+        raise invalid_option("a canary needs --share, or --end")
+    _change(CandidateRole.CANARY, candidate, asked, proving)
 
 
 def shadow(
-    name: options.NameArgument,
+    candidate: CandidateArgument,
     *,
     asked: CandidateOptions,
     report: Annotated[
@@ -70,22 +78,21 @@ def shadow(
     from nunatak_registry import CandidateRole
 
     if report:
-        _report(name, asked.alias, server=server, as_json=proving.as_json)
+        _report(candidate, asked.alias, server=server, as_json=proving.as_json)
         return
-    if not asked.end and asked.version is None:
-        raise invalid_option("a shadow needs --version, --report or --end")
-    _change(CandidateRole.SHADOW, name, asked, proving)
+    _change(CandidateRole.SHADOW, candidate, asked, proving)
 
 
 def _change(
-    role: "CandidateRole", name: str, asked: CandidateOptions, proving: ProvingOptions
+    role: "CandidateRole", named: str, asked: CandidateOptions, proving: ProvingOptions
 ) -> None:
     """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
 
-    alias, version, share = asked.alias, asked.version, asked.share
-    if asked.end and (version is not None or share is not None):
-        raise invalid_option("--end excludes --version and --share")
+    alias, share = asked.alias, asked.share
+    if asked.end and ("/" in named or share is not None):
+        raise invalid_option("--end takes the name of the task alone, and no --share")
+    name, version = (named, None) if asked.end else options.version_named(named)
     earlier = list["CandidateEvent"]()
     with existing_registry(proving.registry) as opened:
         if version is None:

@@ -36,10 +36,6 @@ from nunatak_contract.plain_text import counted
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
 
-VersionArgument = Annotated[
-    int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MoveOptions:
@@ -104,13 +100,10 @@ def history(
 
 
 def promote(
-    name: options.NameArgument,
-    version: VersionArgument,
-    *,
-    asked: MoveOptions,
-    proving: ProvingOptions,
+    reference: options.VersionArgument, *, asked: MoveOptions, proving: ProvingOptions
 ) -> None:
     """Load and probe a version, then point an alias at it. Servers follow within a second."""
+    name, version = options.version_named(reference)
     with existing_registry(proving.registry) as opened:
         proving.prove(opened, name, version)
         move, has_moved = registries.promote(
@@ -137,16 +130,16 @@ def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving
 
 
 def delete(
-    name: options.NameArgument,
-    version: VersionArgument,
+    reference: options.VersionArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     registry: options.RegistryOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Delete a version that no alias or server holds; its number is never used again."""
+    name, version = options.version_named(reference)
     with existing_registry(registry) as opened:
-        reference = opened.resolve(f"{name}/{version}").reference
+        reference = opened.resolve(reference).reference
         if not yes:
             try:
                 typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
@@ -261,16 +254,16 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "diff": (diff, "nunatak task diff tone/1 tone@prod"),
     "thresholds": (thresholds, "nunatak task thresholds tone@prod --label urgent --precision 0.95"),
     "history": (history, "nunatak task history tone --alias prod"),
-    "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
+    "promote": (promote, "nunatak task promote tone/3 --alias prod --expect 2 --wait"),
     "rollback": (rollback, "nunatak task rollback tone --alias prod"),
-    "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
-    "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
+    "canary": (canary, "nunatak task canary tone/4 --share 0.1"),
+    "shadow": (shadow, "nunatak task shadow tone/5 --share 0.5"),
     "verify": (verify, "nunatak task verify --probe"),
     "import": (import_, "nunatak task import ./finetuned --task tone --backbone bert-base-uncased"),
     "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
     "push": (push, "nunatak task push tone@prod owner/tone"),
     "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
-    "delete": (delete, "nunatak task delete tone 1"),
+    "delete": (delete, "nunatak task delete tone/1"),
     "gc": (collect, "nunatak task gc --grace 86400"),
 }
 """The commands of the group, each with an example; `task convert` stands with training."""

@@ -30,9 +30,9 @@ from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.progress import Progress
 from nunatak_model import Backbone, maths_of
 from nunatak_registry import Registry
+from nunatak_rows.files import check_is_there
 from nunatak_training.cache import default_cache_folder
 from nunatak_training.data import DataWarning
-from nunatak_training.data.sources import check_is_there
 from nunatak_training.fitting import recipe_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, LayerChoice
@@ -232,7 +232,7 @@ def check_sources(runs: Sequence[TrainSettings], file: Path) -> None:
     """Return if the examples of all runs are there, before the first run."""
     for run in runs:
         with _named(file, run.task):
-            check_is_there(run.data, run.dev)
+            check_is_there(str(run.data), run.dev)
 
 
 def in_order(

@@ -22,6 +22,7 @@ from nunatak_cli.registry.documents import read_question
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 from nunatak_contract.progress import shown_progress
+from nunatak_rows.files import check_is_there
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
@@ -119,6 +120,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
     named = options.settings_given(settings, context.obj)
+    check_is_there(data, dev)
     with needs_extra("training"):
         from nunatak_cli.training.runs import outcome_json, outcome_table, train_and_promote
         from nunatak_training.kinds import kind_named

@@ -46,7 +46,7 @@ def options(registry: Registry, tmp_path: Path, backbone_folder: Path) -> tuple[
 def test_version_that_passes_its_probe_is_promoted(
     registry: Registry, options: tuple[str, ...]
 ) -> None:
-    ran = nunatak("task", "promote", "tone", "3", *options)
+    ran = nunatak("task", "promote", "tone/3", *options)
 
     assert ran.stdout == "tone@prod -> version 3 (was 1)\n"
     assert registry.task("tone").aliases == {"prod": 3}
@@ -55,11 +55,11 @@ def test_version_that_passes_its_probe_is_promoted(
 def test_version_that_fails_its_probe_gets_no_alias_unless_that_is_asked_for(
     registry: Registry, options: tuple[str, ...]
 ) -> None:
-    ran = nunatak("task", "promote", "tone", "2", *options)
+    ran = nunatak("task", "promote", "tone/2", *options)
 
     ran.assert_refused("probe_failed")
     assert registry.task("tone").aliases == {"prod": 1}
-    assert nunatak("task", "promote", "tone", "2", "--unprobed", *options).exit_code == 0
+    assert nunatak("task", "promote", "tone/2", "--unprobed", *options).exit_code == 0
     assert registry.task("tone").aliases == {"prod": 2}
 
 
@@ -77,11 +77,11 @@ def test_rollback_to_a_version_that_fails_its_probe_leaves_the_alias(
 
 
 def test_a_promotion_waits_for_every_replica(registry: Registry, options: tuple[str, ...]) -> None:
-    alone = nunatak("task", "promote", "tone", "3", "--wait", *options)
+    alone = nunatak("task", "promote", "tone/3", "--wait", *options)
     beat(registry, "late", lease_s=None)
     late = nunatak("task", "rollback", "tone", "--wait", "--timeout", "0", *options)
     beat(registry, "late", lease_s=None)
-    followed = nunatak("task", "promote", "tone", "1", "--wait", *options)
+    followed = nunatak("task", "promote", "tone/1", "--wait", *options)
 
     assert alone.stdout == "tone@prod -> version 3 (was 1)\n0 replicas follow\n"
     assert late.exit_code == 1

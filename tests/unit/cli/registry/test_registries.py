@@ -80,7 +80,7 @@ def test_copy_makes_no_registry_from_a_typing_error(
 COMMANDS = [
     ("task", "list"),
     ("task", "versions", "intent"),
-    ("task", "promote", "intent", "1", "--unprobed"),
+    ("task", "promote", "intent/1", "--unprobed"),
     ("task", "gc"),
     ("predict", "Come.", "--task", "tone"),
     ("train", "--task", "tone", "--data", "demo/data/tone"),

@@ -7,20 +7,20 @@ import pytest
 from doubles.terminals import nunatak
 from nunatak_registry import Registry
 
-OPTIONS = ("--version", "3", "--share", "0.1", "--unprobed")
+VERSION = ("intent/3", "--share", "0.1", "--unprobed")
 
 
 @pytest.mark.parametrize("role", ["canary", "shadow"])
 def test_a_candidate_is_set_and_ended(
     registry: Registry, place: tuple[str, str], role: str
 ) -> None:
-    ran = nunatak("task", role, "intent", *OPTIONS, *place)
+    ran = nunatak("task", role, *VERSION, *place)
 
     assert (ran.exit_code, ran.stdout) == (
         0,
         f"intent@prod has {role} version 3 on 10.00% of its requests\n",
     )
-    again = nunatak("task", role, "intent", *OPTIONS, *place)
+    again = nunatak("task", role, *VERSION, *place)
     assert again.stdout.endswith("on 10.00% of its requests already; nothing changed\n")
     (found,) = registry.task("intent").candidates
     assert (found.role, found.version, found.share) == (role, 3, 0.1)
@@ -34,7 +34,7 @@ def test_a_candidate_is_set_and_ended(
 def test_a_shadow_runs_on_all_requests_by_default(
     registry: Registry, place: tuple[str, str]
 ) -> None:
-    nunatak("task", "shadow", "intent", "--version", "1", "--unprobed", *place)
+    nunatak("task", "shadow", "intent/1", "--unprobed", *place)
 
     assert registry.task("intent").candidates[0].share == 1.0
 
@@ -42,7 +42,7 @@ def test_a_shadow_runs_on_all_requests_by_default(
 def test_the_history_shows_what_ran_next_to_the_alias(
     registry: Registry, place: tuple[str, str]
 ) -> None:
-    nunatak("task", "canary", "intent", *OPTIONS, *place)
+    nunatak("task", "canary", *VERSION, *place)
     registry.promote("intent", "prod", 3)
 
     shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
@@ -60,13 +60,15 @@ def test_the_history_shows_what_ran_next_to_the_alias(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("canary", "intent", "--version", "3"), "invalid_option"),
+        (("canary", "intent/3"), "invalid_option"),
+        (("canary", "intent", "--share", "0.1"), "invalid_option"),
         (("canary", "intent", "--end", "--share", "0.1"), "invalid_option"),
+        (("canary", "intent/3", "--end"), "invalid_option"),
         (("shadow", "intent"), "invalid_option"),
         (("shadow", "intent", "--report"), "invalid_option"),
         (("canary", "intent", "--end"), "candidate_not_found"),
-        (("canary", "intent", *OPTIONS, "--expect", "1"), "candidate_conflict"),
-        (("canary", "intent", "--version", "2", "--share", "1", "--unprobed"), "invalid_candidate"),
+        (("canary", *VERSION, "--expect", "1"), "candidate_conflict"),
+        (("canary", "intent/2", "--share", "1", "--unprobed"), "invalid_candidate"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

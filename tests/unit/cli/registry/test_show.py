@@ -104,7 +104,7 @@ def test_versions_lists_a_damaged_version_too(
 def test_list_shows_what_the_bare_name_serves_and_candidates_next_to_their_alias(
     place: tuple[str, str],
 ) -> None:
-    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+    nunatak("task", "canary", "intent/3", "--share", "0.2", "--unprobed", *place)
 
     shown = nunatak("task", "list", *place).stdout
 
@@ -115,7 +115,7 @@ def test_list_shows_what_the_bare_name_serves_and_candidates_next_to_their_alias
 def test_a_narrow_list_cuts_no_name(registry: Registry, place: tuple[str, str]) -> None:
     name = "intent-of-" * 4 + "chats"
     registry.publish(*make_draft(name))
-    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+    nunatak("task", "canary", "intent/3", "--share", "0.2", "--unprobed", *place)
 
     narrow = CliRunner().invoke(app, ["task", "list", *place], env={**WIDE, "COLUMNS": "80"})
     assert name in narrow.stdout
@@ -171,8 +171,8 @@ def test_promote_to_the_version_that_the_alias_has_says_that_nothing_moved(
 ) -> None:
     before = registry.generation()
 
-    shown = nunatak("task", "promote", "intent", "2", "--unprobed", *place)
-    told = nunatak("task", "promote", "intent", "2", "--unprobed", "--json", *place)
+    shown = nunatak("task", "promote", "intent/2", "--unprobed", *place)
+    told = nunatak("task", "promote", "intent/2", "--unprobed", "--json", *place)
 
     assert shown.stdout == "intent@prod -> version 2 (it was there already; nothing moved)\n"
     assert told.json()["moved"] is False
@@ -181,7 +181,7 @@ def test_promote_to_the_version_that_the_alias_has_says_that_nothing_moved(
 
 def test_new_alias_is_made_by_promoting(place: tuple[str, str]) -> None:
     moved = nunatak(
-        *("task", "promote", "intent", "3", "--alias", "canary", "--expect", "0"),
+        *("task", "promote", "intent/3", "--alias", "canary", "--expect", "0"),
         *("--unprobed", "--json", *place),
     ).json()
 
@@ -213,13 +213,13 @@ def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Regi
 
 
 def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
-    refused = nunatak("task", "delete", "intent", "3", *place, typed="n\n")
+    refused = nunatak("task", "delete", "intent/3", *place, typed="n\n")
     assert refused.exit_code == 1
-    unasked = nunatak("task", "delete", "intent", "3", *place)
+    unasked = nunatak("task", "delete", "intent/3", *place)
     assert "error [invalid_option]: intent/3 stays: give --yes to delete it" in unasked.stderr
     assert registry.task("intent").versions == (1, 2, 3)
 
-    agreed = nunatak("task", "delete", "intent", "3", *place, typed="y\n")
+    agreed = nunatak("task", "delete", "intent/3", *place, typed="y\n")
     assert agreed.stdout.endswith("deleted intent/3\n")
     assert registry.task("intent").versions == (1, 2)
 
@@ -231,11 +231,12 @@ def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
         pytest.param(("show", "intent/9"), "version_not_found", id="no-version"),
         pytest.param(("show", "intent@nope"), "alias_not_found", id="no-alias"),
         pytest.param(("show", "../etc"), "invalid_name", id="hostile-name"),
-        pytest.param(("promote", "intent", "9"), "version_not_found", id="promote-nothing"),
-        pytest.param(("delete", "intent", "9", "--yes"), "version_not_found", id="delete-nothing"),
-        pytest.param(("delete", "intent", "2", "--yes"), "version_in_use", id="delete-in-use"),
+        pytest.param(("promote", "intent/9"), "version_not_found", id="promote-nothing"),
+        pytest.param(("promote", "intent@prod"), "invalid_option", id="promote-no-number"),
+        pytest.param(("delete", "intent/9", "--yes"), "version_not_found", id="delete-nothing"),
+        pytest.param(("delete", "intent/2", "--yes"), "version_in_use", id="delete-in-use"),
         pytest.param(
-            ("promote", "intent", "3", "--expect", "1", "--unprobed"), "alias_conflict", id="stale"
+            ("promote", "intent/3", "--expect", "1", "--unprobed"), "alias_conflict", id="stale"
         ),
         pytest.param(("import", "./nowhere", "--task", "x"), "invalid_folder", id="no-folder"),
         pytest.param(("import", ".", "--task", "../x"), "invalid_name", id="import-hostile-name"),

@@ -1,6 +1,7 @@
 """Laws of the options of `nunatak train`; training itself is tried end to end."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,14 +48,42 @@ def assert_publishes_nothing(ran: Ran, folder: Path, code: str, *words: str) -> 
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(
     tmp_path: Path, arguments: tuple[str, ...], problem: str
 ) -> None:
-    place = ("--registry", str(tmp_path / "registry"))
+    data = tmp_path / "x.jsonl"
+    data.touch()
+    place = ("--data", str(data), "--registry", str(tmp_path / "registry"))
 
-    ran = nunatak("train", "--task", "tone", "--data", "x.jsonl", *place, *arguments)
+    ran = nunatak("train", "--task", "tone", *place, *arguments)
 
     assert ran.exit_code == 1
     assert problem in ran.stderr
     assert ran.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [data]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("train", "--task", "tone", "--data", "{folder}/x.jsonl"), "data_not_found"),
+        (("train", "--task", "tone", "--data", "{folder}"), "data_not_found"),
+        (("train", "--task", "tone", "--data", "{folder}/x.xlsx"), "unreadable_file"),
+        (
+            ("train", "--task", "tone", "--data", "{rows}", "--dev", "{folder}/x.csv"),
+            "data_not_found",
+        ),
+        (("adopt", "tone", "--texts", "{folder}/x.jsonl"), "data_not_found"),
+    ],
+)
+def test_a_file_that_cannot_be_examples_is_refused_before_seconds_of_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], code: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "nunatak_training.train", None)
+    (tmp_path / "x.xlsx").touch()
+    rows = tmp_path / "rows.jsonl"
+    rows.touch()
+
+    ran = nunatak(*(it.format(folder=tmp_path, rows=rows) for it in command))
+
+    ran.assert_refused(code)
 
 
 def test_help_lists_every_setting_with_what_it_may_be() -> None:
@@ -80,10 +109,10 @@ def test_task_and_data_are_required(missing: str) -> None:
     ("options", "code", "says"),
     [
         (("--data", "broken.jsonl"), "missing_column", "broken.jsonl"),
-        (("--data", "absent.jsonl", "--promote", "../prod"), "invalid_name", "../prod"),
-        (("--data", "absent.jsonl", "--device", "cuda"), "invalid_option", "--device cpu"),
+        (("--data", "broken.jsonl", "--promote", "../prod"), "invalid_name", "../prod"),
+        (("--data", "broken.jsonl", "--device", "cuda"), "invalid_option", "--device cpu"),
         *(
-            (("--data", "absent.csv", "--delimiter", it), "invalid_option", "expects one char")
+            (("--data", "broken.jsonl", "--delimiter", it), "invalid_option", "expects one char")
             for it in ("", "::", "\n", '"')
         ),
     ],
@@ -99,7 +128,7 @@ def test_wrong_data_and_options_are_one_line(
 
     ran.assert_refused(code, says)
     # Options are checked before anything is made, and data after the registry is.
-    assert (tmp_path / "registry").exists() == ("broken.jsonl" in options)
+    assert (tmp_path / "registry").exists() == (code == "missing_column")
 
 
 @pytest.mark.parametrize("command", ["train", "train-all", "doubts", "sweep run", "sweep publish"])
