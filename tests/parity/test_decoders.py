@@ -211,6 +211,8 @@ def test_the_usual_head_reads_the_last_token_without_a_bias(tmp_path: Path) -> N
 
 TEXTS = ("where is it?", "It's  1234 caf\u00e9s,\n\n isn't it", "a")
 TOKENIZERS: Any = AutoTokenizer
+QWEN_NAMES = ("unk_token", "eos_token", "pad_token")
+"""The tokens that the class would add to a vocabulary without its own."""
 LLAMA_ENDS = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -227,7 +229,7 @@ def folder_with(folder: Path, family: Family, settings: dict[str, object]) -> Pa
         ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
         ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", **LLAMA_ENDS}),
         ("qwen3", {"tokenizer_class": "LlamaTokenizer"}),
-        ("llama", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("llama", {"tokenizer_class": "Qwen2Tokenizer", **dict.fromkeys(QWEN_NAMES, "</s>")}),
         ("llama", {**LLAMA_ENDS, "add_bos_token": False}),
         ("qwen3", {"add_eos_token": True, "eos_token": "<|endoftext|>"}),
     ],

@@ -11,28 +11,28 @@ import pytest
 MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
-    "nunatak_versions": (427, 4),
+    "nunatak_versions": (425, 3),
     "nunatak_exchange": (3832, 14),
-    "nunatak_cli": (7338, 40),
+    "nunatak_cli": (7354, 40),
     "nunatak": (526, 3),
-    "nunatak_client": (2099, 7),
-    "nunatak_cluster": (563, 6),
-    "nunatak_contract": (4354, 20),
-    "nunatak_rows": (788, 7),
-    "nunatak_loadtest": (1036, 7),
-    "nunatak_model": (9322, 49),
+    "nunatak_client": (2003, 7),
+    "nunatak_cluster": (561, 6),
+    "nunatak_contract": (4295, 19),
+    "nunatak_rows": (844, 6),
+    "nunatak_loadtest": (1033, 6),
+    "nunatak_model": (9094, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4342, 23),
-    "nunatak_server": (21280, 99),
-    "nunatak_training": (8905, 42),
+    "nunatak_registry": (4305, 22),
+    "nunatak_server": (20972, 92),
+    "nunatak_training": (8878, 42),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_824, 322
-CEILINGS_BESIDE = {"benchmarks": 11_195, "tests": 77_438}
+MAX_LINES, MAX_FILES = 64_134, 305
+CEILINGS_BESIDE = {"benchmarks": 11_194, "tests": 77_536}
 """Most lines of the folders that judge the product, under the same rule."""
-MIN_CODE_SHARE = 0.519
-MAX_FILES_OF_ONE_PREDICT = 52
+MIN_CODE_SHARE = 0.522
+MAX_FILES_OF_ONE_PREDICT = 47
 MAX_SHARED_CLASS_NAMES = 3
 LIBRARIES_OF_MODELS = {"torch", "transformers"}
 HEAVY = {*LIBRARIES_OF_MODELS, "numpy", "sklearn", "datasets", "fastapi", "uvicorn", "sqlalchemy"}
