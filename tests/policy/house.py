@@ -24,7 +24,7 @@ from doubles.tasks import publish_tiny_task  # noqa: E402
 from nunatak_registry import Registry  # noqa: E402
 from release import blocking_client  # noqa: E402
 
-WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 8
+WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 24
 
 
 @cache

@@ -102,7 +102,7 @@ def test_groups_explain_themselves_with_an_example() -> None:
 def without_extras() -> list[str]:
     """Return the end of commands in a process without the libraries of the extras."""
     asked = (
-        "train --task a --data x --epochs 3",
+        f"train --task a --data {ROOT / 'examples/decisions/tickets.csv'} --epochs 3",
         "serve --port 1",
         "task list --registry postgresql://u@host/x?blobs=/tmp/none",
         "train --help",
