@@ -13,7 +13,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (425, 3),
     "nunatak_exchange": (3832, 14),
-    "nunatak_cli": (7354, 40),
+    "nunatak_cli": (7356, 40),
     "nunatak": (526, 3),
     "nunatak_client": (2003, 7),
     "nunatak_cluster": (561, 6),
@@ -28,7 +28,7 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_134, 305
+MAX_LINES, MAX_FILES = 64_136, 305
 CEILINGS_BESIDE = {"benchmarks": 11_194, "tests": 77_536}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.522

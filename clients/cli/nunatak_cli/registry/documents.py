@@ -19,6 +19,7 @@ from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, plain_table, print_json, print_outcome
 from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.names import check_version
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The document: FILE.json, FILE.yaml or FILE.toml.")
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")]
-VersionOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of the version.")
+VersionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[/VERSION]", help="Name of the document, or a version such as guard/2."
+    ),
 ]
 DocumentT = TypeVar("DocumentT", "Policy", "QuestionCard")
 
@@ -59,6 +63,11 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if twice is not None:
         raise ValueError(f"{twice!r} stands twice")
     return dict(pairs)
+
+
+def _version_named(reference: str) -> tuple[str, int | None]:
+    name, slash, version = reference.partition("/")
+    return name, check_version(version) if slash else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +106,10 @@ class Documents(Generic[DocumentT]):
             empty=f"no {self.listing} yet; `nunatak {self.group} put FILE` publishes one",
         )
 
-    def show(
-        self, name: NameArgument, *, version: VersionOption = None, registry: RegistryOption = None
-    ) -> None:
+    def show(self, reference: VersionArgument, *, registry: RegistryOption = None) -> None:
         """Print the newest version as JSON, or an older one. `put` reads it again."""
         with existing_registry(registry) as opened:
-            found = self.store_of(opened).get(name, version)
+            found = self.store_of(opened).get(*_version_named(reference))
         print_json(found.document.model_dump(mode="json"))
 
     def history(
@@ -120,24 +127,19 @@ class Documents(Generic[DocumentT]):
 
     def rollback(
         self,
-        name: NameArgument,
+        reference: VersionArgument,
         *,
-        to: Annotated[
-            int | None,
-            typer.Option(
-                "--to",
-                metavar="N",
-                min=1,
-                help="Number of the version to repeat. Absent: the version before the newest.",
-            ),
-        ] = None,
         registry: RegistryOption = None,
         as_json: JsonOption = False,
     ) -> None:
-        """Publish an older version again, under the next number. Servers use it at once."""
+        """Publish an older version again, under the next number. Servers use it at once.
+
+        A name alone means the version before the newest.
+        """
+        name, version = _version_named(reference)
         with existing_registry(registry) as opened:
             before = self.store_of(opened).numbers().get(name, 0)
-            published = self.store_of(opened).rollback(name, to)
+            published = self.store_of(opened).rollback(name, version)
         self._print_published(published, before=before, as_json=as_json)
 
     def _print_published(

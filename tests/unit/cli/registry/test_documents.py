@@ -100,8 +100,8 @@ def test_history_lists_the_versions_that_a_rollback_can_repeat(
     nunatak("policy", "put", write({**POLICY, "mode": "dry_run"}), *place)
 
     back = nunatak("policy", "rollback", "guard", *place)
-    same = nunatak("policy", "rollback", "guard", "--to", "3", "--json", *place).json()
-    old = nunatak("policy", "show", "guard", "--version", "1", *place).stdout
+    same = nunatak("policy", "rollback", "guard/3", "--json", *place).json()
+    old = nunatak("policy", "show", "guard/1", *place).stdout
     shown = nunatak("policy", "history", "guard", *place)
     listed = nunatak("policy", "history", "guard", "--json", *place).json()
 
