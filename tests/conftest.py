@@ -78,7 +78,7 @@ def _modules_with_shapes() -> list[str]:
 
 
 # Each client of httpx would read the same certificates, which takes 20 to 60 ms.
-httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # noqa: SLF001
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # noqa: SLF001 - no public name
 
 # Set before the first import of the model, because modules imported earlier are not checked.
 jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")

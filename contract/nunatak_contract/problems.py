@@ -63,8 +63,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "version {version} of task {task!r} cannot be its {role}: {reason}", _INVALID
     ),
     "candidate_not_found": Reason(
-        "alias {alias!r} of task {task!r} has no {role}; "
-        "`nunatak task {role} {task} --version N` sets one",
+        "alias {alias!r} of task {task!r} has no {role}; `nunatak task {role} {task}/N` sets one",
         _NOT_FOUND,
     ),
     "candidate_conflict": Reason(

@@ -218,9 +218,7 @@ class Engine:
         self._shadows.extend(row for row in arrived if row.is_shadow)
         # A caller may have gone before the withdrawal of its rows arrives.
         self._queues.add(row for row in arrived if not row.is_shadow and not row.is_cancelled)
-        for row in arrived:
-            if row.is_cancelled and row in self._queues:
-                self._queues.remove([row])
+        self._queues.remove([row for row in arrived if row.is_cancelled and row in self._queues])
         expired = self._queues.remove_expired(now=self._clock())
         _answer(loop, [(row, DeadlineExceededError()) for row in expired])
 

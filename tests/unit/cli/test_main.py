@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -10,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
@@ -34,6 +35,15 @@ def command_paths() -> Iterator[tuple[str, ...]]:
             yield (name,)
 
 
+def command_at(path: tuple[str, ...]) -> TyperCommand:
+    command = get_command(app)
+    for name in path:
+        assert isinstance(command, TyperGroup)
+        command = command.commands[name]
+    assert isinstance(command, TyperCommand)
+    return command
+
+
 def test_version_matches_the_distribution() -> None:
     assert nunatak("--version").stdout == f"nunatak {version('nunatak')}\n"
 
@@ -45,21 +55,23 @@ def test_no_arguments_show_the_help() -> None:
 
 
 @pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
-def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) -> None:
+def test_every_command_explains_itself_with_an_example(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_API_KEYS_FILE", "keys.json")
     helped = nunatak(*path, "--help")
 
     assert helped.exit_code == 0
-    assert f"Example:  nunatak {' '.join(path)}" in helped.stdout
+    example = helped.stdout.partition(f"Example:  nunatak {' '.join(path)}")[2].splitlines()[0]
+    # Only read, not run: an option or an argument that the command lacks is an error.
+    command_at(path).make_context(path[-1], shlex.split(re.split("[>|]", example)[0]))
     _usage, purpose, *_ = (line.strip() for line in helped.stdout.splitlines() if line.strip())
     assert purpose.endswith(".")
 
 
 @pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
 def test_the_help_of_every_command_can_be_read_in_80_columns(path: tuple[str, ...]) -> None:
-    command = get_command(app)
-    for name in path:
-        assert isinstance(command, TyperGroup)
-        command = command.commands[name]
+    command = command_at(path)
     options = [it for each in command.params for it in (*each.opts, *each.secondary_opts)]
 
     helped = CliRunner().invoke(app, [*path, "--help"], env=WIDE | {"COLUMNS": "80"}).stdout
@@ -81,11 +93,7 @@ def test_the_commands_that_show_progress_are_those_that_the_page_lists() -> None
     sentence = page.partition("## Progress\n")[2].partition("Results go")[0]
     found = set[str]()
     for path in command_paths():
-        command = get_command(app)
-        for name in path:
-            assert isinstance(command, TyperGroup)
-            command = command.commands[name]
-        options = {it for param in command.params for it in param.opts}
+        options = {it for param in command_at(path).params for it in param.opts}
         if "--quiet" in options:
             assert "--json" in options, path
             found.add(" ".join(path))

@@ -272,7 +272,7 @@ policy_app = group(
     {
         "put": (POLICIES.put, "nunatak policy put guard.json"),
         "list": (POLICIES.list, "nunatak policy list"),
-        "show": (POLICIES.show, "nunatak policy show guard --version 2 > guard.json"),
+        "show": (POLICIES.show, "nunatak policy show guard/2 > guard.json"),
         "check": (check_policy, "nunatak policy check guard.yaml"),
         "history": (POLICIES.history, "nunatak policy history guard"),
         "rollback": (POLICIES.rollback, "nunatak policy rollback guard"),
