@@ -39,6 +39,7 @@ DONE: Final = b"[DONE]"
 """The data of the last event, as OpenAI's API sends it."""
 LINES_A_TURN: Final = 256
 """Lines that are read in about a millisecond; then others have a turn of the event loop."""
+DECODER: Final = json.JSONDecoder(object_pairs_hook=tuple)
 TEXTLESS: Final = frozenset((b"", b"event", b"id", b"retry"))
 """Fields of events without a part of the text; comments and empty lines have an empty name."""
 
@@ -235,7 +236,7 @@ async def _data(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:
 def _text_of(line: bytes) -> str:
     try:
         # Half of a pair of surrogates may be here, which the strict parser refuses.
-        fields = json.loads(line, object_pairs_hook=tuple)
+        fields = DECODER.decode(line.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         raise NunatakError("invalid_json") from None
     match fields:

@@ -35,7 +35,7 @@ LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
 READ_AGAIN: Final = 8
 """The characters that a look reads or decides about again, over the least number of new ones."""
-EARLY: Final = 0.5
+EARLY: Final = 0.8
 """Share of the characters that a window still needs, about, after which the next look comes."""
 IN_TIME: Final = 0.8
 """Share of the longest hold after which the open window is judged, so that its text is in time."""
