@@ -193,7 +193,7 @@ def _packed_product(x: Tensor, linear: Linear) -> Tensor:
     # oneDNN makes code for each shape that it meets, and keeps the code of 1,024 shapes.
     more = num_computed(num_tokens) - num_tokens
     if more:
-        x = functional.pad(x, (0, 0, 0, more))
+        x = torch.cat((x, x.new_zeros(more, x.shape[1])))
     # The kernel can also run the activation, but its GELU takes four times as long as torch's.
     y = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
         x, linear.weight, linear.bias, "none", [], ""
