@@ -52,7 +52,7 @@ NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
-INTEGER_TOKENS = (15, 32)
+INTEGER_TOKENS = (15, 32, 128)
 INTEGER_GOALS = {("int8", "onnxruntime.int8"): ">= 2.5", ("int8", "transformers.fp32"): ">= 9"}
 REASONS = {
     ("int8", "onnxruntime.int8"): "sharing is bounded by 96 / 27 layers, and attention, norms and "
