@@ -8,7 +8,7 @@ with their activation.
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from benchmarks.harness.workload import (
     served_backbone,
     served_integers,
 )
+from nunatak_contract.enums import Activation
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, Backbone, load_backbone, quantize_backbone
 from nunatak_model.ops import native
@@ -106,7 +107,7 @@ def measure_levels(sheet: Sheet, source: str) -> None:
         **{name: partial(run_products, it) for name, it in backbones.items()},
         "int8.torch": partial(run_products, load_backbone(f"{source}{INT8_SUFFIX}")),
         **{
-            f"int8.{LEVELS[level]}": partial(run_level, integers, level)
+            f"int8.{LEVELS[level]}": partial(run_products, integers, apply=partial(at_level, level))
             for level in torch.ops.nunatak_ops.levels()
             if level <= last
         },
@@ -124,35 +125,33 @@ def measure_levels(sheet: Sheet, source: str) -> None:
             )
 
 
-def run_level(backbone: Backbone, level: int, hidden: Tensor) -> None:
-    """Run the products of `run_products` at a level of the CPU."""
-    layer, gelu = backbone.layers[0], native.ACTIVATIONS.index(backbone.config.activation)
-
-    def run(x: Tensor, linear: Linear, activation: int = 0) -> Tensor:
-        biases = [] if linear.bias is None else [linear.bias]
-        return torch.ops.nunatak_ops.integer_linear(
-            x, [linear.weight], [linear.scale], biases, [len(x)], activation, level
-        )
-
-    run(hidden, layer.qkv)
-    run(hidden, layer.attention_output)
-    run(run(hidden, layer.feedforward_in, gelu), layer.feedforward_out)
+def at_level(
+    level: int, x: Tensor, linear: Linear, *, activation: Activation | None = None
+) -> Tensor:
+    """Run a map of packed integers at a level of the CPU."""
+    biases = [] if linear.bias is None else [linear.bias]
+    number = native.ACTIVATIONS.index(activation)
+    return torch.ops.nunatak_ops.integer_linear(
+        x, [linear.weight], [linear.scale], biases, [len(x)], number, level
+    )
 
 
-def run_products(backbone: Backbone, *states: Tensor) -> None:
-    """Run the products of a layer for each state, and the activation of one.
+def run_products(
+    backbone: Backbone, *states: Tensor, apply: Callable[..., Tensor] = apply_linear
+) -> None:
+    """Run the four products of a layer for each state, and the activation of one.
 
     The heads read one token of each text, so the first product alone runs all tokens of a state
     whose tokens are fewer than those of the state below.
     """
-    activation, before = backbone.config.activation, states[0]
+    below = states[0].to(backbone.dtype)
     for layer, state in zip(backbone.layers, states, strict=False):
         hidden = state.to(backbone.dtype)
-        apply_linear(before.to(backbone.dtype), layer.qkv)
-        apply_linear(hidden, layer.attention_output)
-        inner = apply_linear(hidden, layer.feedforward_in, activation=activation)
-        apply_linear(inner, layer.feedforward_out)
-        before = state
+        apply(below, layer.qkv)
+        apply(hidden, layer.attention_output)
+        inner = apply(hidden, layer.feedforward_in, activation=backbone.config.activation)
+        apply(inner, layer.feedforward_out)
+        below = hidden
 
 
 def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:

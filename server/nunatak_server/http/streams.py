@@ -174,7 +174,7 @@ async def _pieces(
     late: Callable[[], NunatakError] = partial(NunatakError, "receive_timeout", limit_s=limit_s)
     ends_at = time.monotonic() + settings.max_stream_s
     async with aclosing(request.stream()) as pieces:
-        while piece := await within(limit_s, _next(pieces), late=late):
+        while piece := await within(limit_s, anext(pieces, b""), late=late):
             if time.monotonic() > ends_at:
                 raise NunatakError("receive_timeout", limit_s=settings.max_stream_s)
             total += len(piece)
@@ -182,10 +182,6 @@ async def _pieces(
                 raise NunatakError("body_too_large", limit_bytes=limit_bytes)
             held.take(len(piece))
             yield piece
-
-
-async def _next(pieces: AsyncGenerator[bytes]) -> bytes:
-    return await anext(pieces, b"")
 
 
 async def _plain(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[str]:

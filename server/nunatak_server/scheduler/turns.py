@@ -14,13 +14,13 @@ process counts for itself.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from itertools import islice
 from math import ceil, inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from cachetools import LRUCache
 
@@ -171,7 +171,7 @@ class Pace:
 
 
 async def within(
-    seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
+    seconds: float, work: Awaitable[Result], *, late: Callable[[], Exception]
 ) -> Result:
     """Await `work`; after the time limit, cancel `work` and raise the error that `late` makes."""
     limit = asyncio.timeout(None if seconds == inf else seconds)
