@@ -251,7 +251,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "the body must arrive within {limit_s:g} seconds", HTTPStatus.REQUEST_TIMEOUT
     ),
     "unsupported_stream_type": Reason(
-        "the content type of a stream must be one of {types}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        "the content type must be one of {types}, in UTF-8", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     ),
     "unsupported_media_type": Reason(
         "the body must be declared as 'content-type: application/json'",

@@ -34,6 +34,7 @@ from nunatak_server.settings import ServerSettings
 from nunatak_server.verdicts.stream import Released, Streamed, VerdictStream
 
 PLAIN_TYPE: Final = "text/plain"
+CHARSETS: Final = ("", "utf-8", "utf8", "us-ascii")
 BODY_TYPES: Final = (LINES_TYPE, EVENTS_TYPE, PLAIN_TYPE)
 DONE: Final = b"[DONE]"
 """The data of the last event, as OpenAI's API sends it."""
@@ -55,7 +56,9 @@ class StreamedRoute(StrictRoute):
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
         del settings, held
-        if media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
+        charset = request.headers.get("content-type", "").lower().partition("charset=")[2]
+        is_read = charset.partition(";")[0].strip('" ') in CHARSETS
+        if not is_read or media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
         check_encoding(request.scope)
         return StrictRequest(request, body=b"", parsed=None)

@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
     from nunatak_training.teachers import TeacherChoice
 
-
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
 SETTINGS = (
     *("method", "layers", "frozen", "size", "rank", "first_layer", "default_label", "max_length"),
     *("on_long", "epochs", "patience", "learning_rate", "calibrate", "seed"),
 )
 """The settings that have an option; `--set` sets the others."""
-
 
 CHOICE = "nunatak.teacher"
 """The place of the choice of a teacher in the context of a command; there is none to train."""
@@ -78,7 +76,7 @@ class TrainCommand(options.SettingsCommand):
             console().print(f"Settings of --set: {error}", soft_wrap=True)
             return
         table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
-        table.columns[0].no_wrap = True
+        table.columns[0].no_wrap, table.columns[1].overflow = True, "fold"
         for setting in all_settings():
             values = setting.values.replace("|", " | ")
             table.add_row(setting.name, values, setting.default, setting.description)
@@ -302,6 +300,8 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
     sources, kinds = options.assignments("--data", data), options.assignments("--kind", kind)
     options.check_names("--kind", kinds, sources)
+    for source in sources.values():
+        check_is_there(source)
     changes: dict[str, JsonValue] = dict(options.settings_given(settings, context.obj))
     with needs_extra("training"):
         from nunatak_contract.methods import Full

@@ -241,11 +241,16 @@ def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: 
         (["--data", "tone=a", "--data", "tone=b"], "--data names 'tone' twice"),
         (["--data", "tone=a", "--kind", "tone=poem"], "kind must be one of"),
         (["--data", "tone=a", "--kind", "mood=ranking"], "one of tone before =, got 'mood'"),
+        (["--data", "tone=a", "--data", "mood=b", "--kind", "tone=poem"], "b: no such file"),
     ],
 )
-def test_malformed_options_are_refused(arguments: list[str], problem: str, tmp_path: Path) -> None:
-    result = nunatak("multitask", str(tmp_path / "shared"), *arguments)
+def test_malformed_options_are_refused(
+    arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
+    result = nunatak("multitask", "shared", *(it.replace("=a", "=a.jsonl") for it in arguments))
 
     assert result.exit_code == 1
     assert problem in result.stderr
-    assert not (tmp_path / "shared").exists()
+    assert not Path("shared").exists()
