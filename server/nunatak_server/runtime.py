@@ -271,10 +271,10 @@ class Runtime:
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
         logger.info(
-            "task versions may take %d bytes on %s, and %d bytes of the host tier",
-            self.residency.stats().budget_bytes,
+            "task versions may take %.2f GB on %s, and %.2f GB of the host tier",
+            self.residency.stats().budget_bytes / 1e9,
             self.backbone.device,
-            self.host_tier.stats().budget_bytes,
+            self.host_tier.stats().budget_bytes / 1e9,
         )
         self._engine.start()
         await self._warm_up()

@@ -221,9 +221,9 @@ def serve_backbone(
         tracing=find_tracing(),
         stays=stays,
     )
-    configuration = Configuration(settings=settings, origins=origins)
-    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
-    logger.info("configuration", extra=logs.fields(**shown))
+    shown = Configuration(settings=settings, origins=origins).shown()
+    given = {name: f"{value} ({it})" for name, value, it in shown if it is not Origin.DEFAULT}
+    logger.info("configuration", extra=logs.fields(**given))
     if unread := unread_variables(os.environ):
         logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
     try:
