@@ -34,7 +34,6 @@ from nunatak_server.settings import ServerSettings
 from nunatak_server.verdicts.stream import Released, Streamed, VerdictStream
 
 PLAIN_TYPE: Final = "text/plain"
-CHARSETS: Final = ("", "utf-8", "utf8", "us-ascii")
 BODY_TYPES: Final = (LINES_TYPE, EVENTS_TYPE, PLAIN_TYPE)
 DONE: Final = b"[DONE]"
 """The data of the last event, as OpenAI's API sends it."""
@@ -57,7 +56,7 @@ class StreamedRoute(StrictRoute):
     ) -> StrictRequest:
         del settings, held
         charset = request.headers.get("content-type", "").lower().partition("charset=")[2]
-        is_read = charset.partition(";")[0].strip('" ') in CHARSETS
+        is_read = charset.partition(";")[0].strip('" ') in ("", "utf-8", "utf8", "us-ascii")
         if not is_read or media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
         check_encoding(request.scope)
