@@ -34,8 +34,11 @@ class Estimate:
         )
 
     def is_above(self, target: float) -> bool | None:
-        """Whether the whole interval is above a target, or below; None if neither."""
-        if self.low is None or self.high is None:
+        """Whether the whole interval is above a target, or below; None if neither.
+
+        Equal counts of a few seeds have no spread, so their interval decides nothing.
+        """
+        if self.low is None or self.high is None or self.low == self.high:
             return None
         if self.low >= target:
             return True

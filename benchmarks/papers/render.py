@@ -50,9 +50,10 @@ quality of frozen layers on one model: [elsa.md](elsa.md). The first, short runs
 
 A verdict with a bold number follows from lines; the others are a person's, with the reason. A claim
 *holds* if the whole interval keeps its bound, *fails* if none of it does, and is *not shown* if
-neither is so or if there is one seed. *Not fairly tested*: the setting here cannot show the paper's
-effect, such as runs with fewer steps than the paper's shortest ones. Intervals are Student's at
-95 %, over seeds; differences are of the same seed, which also draws the train examples.
+neither is so, if there is one seed, or if all seeds give one number, such as a count of two tasks.
+*Not fairly tested*: the setting here cannot show the paper's effect, such as runs with fewer steps
+than the paper's shortest ones. Intervals are Student's at 95 %, over seeds; differences are of the
+same seed, which also draws the train examples.
 """
 DEVIATIONS = """## Where the methods differ from the papers
 

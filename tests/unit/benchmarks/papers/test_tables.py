@@ -373,6 +373,7 @@ def test_students_interval_of_two_values_is_wide() -> None:
 
     assert found.low == pytest.approx(1.5 - 12.706 * 0.5, abs=1e-2)
     assert found.is_above(0.0) is None
+    assert estimate([0.5, 0.5]).is_above(0.4) is None
 
 
 def test_the_shares_saved_are_of_growth_and_the_page_says_them() -> None:
