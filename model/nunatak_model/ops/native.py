@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 
 
 def has_native_operators() -> bool:
-    """Whether the package is installed and loads; one warning if it is there and does not load."""
+    """Whether the package is installed and loads; the log says if not."""
     if importlib.util.find_spec(PACKAGE) is None:
+        logger.info("nunatak-ops is not installed; batches and integers are slower without it")
         return False
     try:
         importlib.import_module(PACKAGE)

@@ -16,6 +16,8 @@ from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
 from nunatak_server.tokenization import Encodings, Reading
 
+MOST_CHARS = 8
+"""Characters of a token at most, in the guess of how many a window still needs."""
 Place = tuple[int, int]
 """Begin and end of a token, in characters of the whole text."""
 
@@ -111,7 +113,10 @@ class Growing:
         # A window may lack room for text. Then the whole text is read again each time.
         num_missing = max(1, reading.max_length - last.num_tokens + 1)
         num_chars = len(self.text) - own.opens_at
-        own.num_missing_chars = num_missing * num_chars // last.num_tokens
+        # After white space, or a long word that is one token, the next tokens are far shorter.
+        # An eighth more than the open window has is little, so the window is read a few times.
+        most = max(num_missing * MOST_CHARS, num_chars // 8)
+        own.num_missing_chars = min(num_missing * num_chars // last.num_tokens, most)
         self._move_start(own, closed, last)
         own.closed += closed
         return (*own.closed, last) if self.takes_open else tuple(own.closed)

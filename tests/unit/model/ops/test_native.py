@@ -22,6 +22,7 @@ from nunatak_contract.enums import Activation, AdapterInput, LinearMap, Norms
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, pack_backbone
 from nunatak_model.backbone import without_fast_kernels
+from nunatak_model.ops import native
 from nunatak_model.ops.attention import RunAttention, attention_by_runs
 from nunatak_model.ops.linear import activate
 from nunatak_model.ops.native import (
@@ -340,6 +341,18 @@ def test_native_attention_refuses_gradients() -> None:
 
     with pytest.raises(ValueError, match="no gradients"):
         native_attention([5], CPU)(qkv, num_heads=2, dropout=0.0)
+
+
+def test_the_log_says_that_the_package_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "PACKAGE", "nunatak_ops_of_nobody")
+
+    with caplog.at_level(logging.INFO):
+        assert not has_native_operators()
+
+    (record,) = caplog.records
+    assert "nunatak-ops is not installed" in record.getMessage()
 
 
 def test_a_package_that_does_not_load_is_left_alone_with_one_warning(

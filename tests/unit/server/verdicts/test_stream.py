@@ -277,6 +277,26 @@ async def test_a_window_is_judged_at_the_chunk_that_closes_it(
     assert found == await numbers_judged()
 
 
+@pytest.mark.parametrize("begin", ["x" * 1000, "x" + 1000 * " "])
+async def test_a_begin_of_few_tokens_delays_no_look(begin: str) -> None:
+    bench = StreamBench(BERT, make_policy(make_rule(when("tone", "sharp"))))
+    text, arrived = f"{begin} {harmless(bench, num_words=100)}", 0
+    (window, *_) = await bench.windows(text, "tone")
+
+    async def chunks() -> AsyncGenerator[str]:
+        nonlocal arrived
+        for place in range(0, len(text), 8):
+            if window in (it for _, it in bench.engine.computed):
+                return
+            arrived = place + 8
+            yield text[place:arrived]
+            await Said(bench.admission).settle()
+
+    await bench.streamed(chunks())
+
+    assert arrived < len(begin) + 150
+
+
 @pytest.mark.parametrize("space", ["\n", " "])
 async def test_a_long_text_of_any_white_space_is_read_a_few_times(
     monkeypatch: pytest.MonkeyPatch, space: str
