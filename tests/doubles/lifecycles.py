@@ -20,7 +20,6 @@ from nunatak_registry import Registry
 TEXTS = ["where is my parcel?", "hi", "please call me back, it is urgent", "x" * 60]
 TASKS = {"tone": 11, "mood": 22}
 TOLERANCE = 1e-4
-NUM_CALLERS = 8
 POLL_S = 0.02
 LIMIT_S = 60
 ANSWERED = 200
@@ -175,31 +174,6 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
         status = server.wait(timeout=LIMIT_S)
         site.hold(is_held=False)
     return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)
-
-
-def kill_under_load(site: Site, *, calls_before: int) -> Tally:
-    """Kill a process with SIGKILL while callers ask.
-
-    The callers ask until their connections end.
-    """
-    with site.server(access_log=False) as server:
-
-        async def scenario() -> Tally:
-            tally = Tally()
-            async with open_client(server) as client:
-
-                async def ask_until_cut(first: int) -> None:
-                    index = first
-                    while not tally.num_cut:
-                        await call(client, site, index, tally)
-                        index += NUM_CALLERS
-                        if tally.statuses.total() >= calls_before:
-                            server.process.kill()
-
-                await asyncio.gather(*(ask_until_cut(first) for first in range(NUM_CALLERS)))
-            return tally
-
-        return asyncio.run(scenario())
 
 
 def open_client(server: ServerProcess) -> httpx.AsyncClient:

@@ -54,6 +54,16 @@ EVERY_FORM: list[Method] = [
 """Every form of a method on a backbone of four layers; the last one has no trunk."""
 
 
+EVERY_METHOD: list[Method] = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=4),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
+    Full(),
+]
+
+
 def tiny_task(
     backbone: Backbone,
     *,
@@ -86,9 +96,20 @@ def tiny_task(
     return draft.manifest, dict(draft.blobs)
 
 
+def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
+    """Return version 1 of a draft."""
+    return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
+
+
 def publish_tiny_task(registry: Registry, backbone: Backbone, **options: Any) -> TaskManifest:  # noqa: ANN401 - of `tiny_task`
     """Publish `tiny_task` and return its manifest."""
     return registry.publish(*tiny_task(backbone, **options))
+
+
+def publish_names(registry: Registry, backbone: Backbone) -> TaskManifest:
+    """Publish the task `names`, which finds entities `X`."""
+    labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
+    return publish_tiny_task(registry, backbone, task="names", labels=labels, kind=kind)
 
 
 def spec_of(

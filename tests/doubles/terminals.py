@@ -5,12 +5,14 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 from typer import main, testing
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from nunatak_cli.main import app
@@ -47,6 +49,17 @@ def nunatak(*arguments: str, typed: str = "") -> Ran:
     """Run the command. Exceptions that would be printed as tracebacks are raised."""
     result = CliRunner().invoke(app, arguments, input=typed, env=WIDE, catch_exceptions=False)
     return Ran(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+
+
+def command_paths() -> Iterator[tuple[str, ...]]:
+    """Every command, as its words."""
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    for name, command in root.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from ((name, inner) for inner in command.commands)
+        else:
+            yield (name,)
 
 
 def ran(*words: str, folder: Path | None = None, typed: str = "", **environment: str) -> str:

@@ -94,16 +94,6 @@ def test_stored_versions_pass_their_probe(desk: Desk) -> None:
     assert done.stdout == "every version is whole\n"
 
 
-def test_versions_of_another_backbone_are_not_probed(desk: Desk, tmp_path: Path) -> None:
-    other = save_tiny_backbone(tmp_path / "other", num_layers=2, seed=1)
-
-    found = desk.json("task", "verify", "late", "--probe", "--backbone", str(other))
-
-    assert found["errors"] == 0
-    assert isinstance(found["checks"], list)
-    assert len(found["checks"]) == 1
-
-
 def test_little_of_a_servers_memory_has_no_explanation(desk: Desk, server: str) -> None:
     desk.nunatak("predict", "a b a b", "--task", "early", "--server", server)
 

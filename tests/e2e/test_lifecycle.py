@@ -10,7 +10,6 @@ import pytest
 from doubles.lifecycles import (
     LIMIT_S,
     Site,
-    kill_under_load,
     make_site,
     outlast_the_grace,
     terminate_with_calls_in_flight,
@@ -19,7 +18,6 @@ from doubles.processes import COMMAND, NOISY_SCRIPT, StartError, server_process
 from nunatak_server.errors import START_AGAIN
 
 NUM_IN_FLIGHT = 200
-NUM_KILLS = 2
 PREDICT = "/v1/tasks/tone/predict"
 
 
@@ -113,15 +111,6 @@ def test_a_server_that_cannot_start_says_so_in_json(site: Site, tmp_path: Path) 
     last = json.loads(log.read_text().splitlines()[-1])
     assert (last["level"], last["code"]) == ("error", "registry_missing")
     assert "--create" in last["event"]
-
-
-@pytest.mark.slow
-def test_a_killed_server_gave_no_wrong_answer_and_neither_does_the_next(site: Site) -> None:
-    for _ in range(NUM_KILLS):
-        tally = kill_under_load(site, calls_before=100)
-
-        assert tally.statuses.keys() == {200}
-        assert tally.num_wrong == 0
 
 
 def test_requests_are_answered_while_readiness_asks_for_no_more(site: Site) -> None:

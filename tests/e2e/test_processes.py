@@ -3,8 +3,6 @@
 import http.client
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -261,26 +259,3 @@ def test_no_process_outlives_a_killed_supervisor(site: Site) -> None:
         wait_until(lambda: not any(it.is_running() for it in everyone))
 
     assert len(everyone) == 1 + NUM
-
-
-def test_a_fleet_without_a_registry_ends_with_the_reason(site: Site, tmp_path: Path) -> None:
-    ended = subprocess.run(  # noqa: S603 - our own program and arguments
-        [
-            *(
-                str(Path(sys.executable).with_name("nunatak")),
-                "serve",
-                "--processes",
-                "2",
-                "--port",
-                "0",
-            ),
-            *("--registry", str(tmp_path / "none"), "--backbone", str(site.backbone)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-    assert ended.returncode == 1
-    assert "there is no registry at" in ended.stderr

@@ -1,5 +1,7 @@
 """The kernels of the device against the forms that run everywhere."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from doubles.gpu import DEVICE
 from nunatak_model.ops.attention import (
     FLASH_CAPABILITY,
+    Attention,
     attention_by_runs,
     padded_attention,
     varlen_attention,
@@ -21,14 +24,24 @@ from nunatak_model.ops.grouped import (
 
 NUM_HEADS, HEAD_WIDTH = 12, 64
 LENGTHS = [7, 7, 128, 1, 33, 40, 2]
+DRAWN_LENGTHS = [1 + 37 * row % 90 for row in range(64)]
 HALF = [torch.bfloat16, torch.float16]
 TOLERANCE = 0.02
 
 
-@pytest.fixture(scope="module")
-def _flash() -> None:
-    if DEVICE.type != "cuda" or torch.cuda.get_device_capability(DEVICE) < FLASH_CAPABILITY:
+Attend = Callable[[Sequence[int], torch.device], Attention]
+
+
+@pytest.fixture(
+    scope="module", params=[varlen_attention, padded_attention], ids=["flash", "padded"]
+)
+def attend(request: pytest.FixtureRequest) -> Attend:
+    has_flash = DEVICE.type == "cuda" and (
+        torch.cuda.get_device_capability(DEVICE) >= FLASH_CAPABILITY
+    )
+    if request.param is varlen_attention and not has_flash:
         pytest.skip("no flash kernels on this device")
+    return request.param
 
 
 @pytest.fixture(scope="module", params=[kernel_groups, padded_groups], ids=["kernel", "padded"])
@@ -45,67 +58,30 @@ def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-@pytest.mark.usefixtures("_flash")
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("reach", [None, 1, 16, 64])
-def test_flash_attention_is_attention_by_runs(dtype: torch.dtype, reach: int | None) -> None:
-    qkv = random_tensor(sum(LENGTHS), 3 * NUM_HEADS * HEAD_WIDTH)
-    flash, runs = varlen_attention(LENGTHS, DEVICE), attention_by_runs(LENGTHS, DEVICE)
-    attention = flash if reach is None else flash.narrow(reach)
-    oracle = runs if reach is None else runs.narrow(reach)
-
-    seen = attention(qkv.to(dtype), num_heads=NUM_HEADS, dropout=0.0)
-
-    expected = oracle(qkv, num_heads=NUM_HEADS, dropout=0.0)
-    torch.testing.assert_close(seen.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-@pytest.mark.usefixtures("_flash")
-def test_positions_found_on_the_device_are_those_counted_on_the_host() -> None:
-    counted = attention_by_runs(LENGTHS, DEVICE).positions()
-
-    assert torch.equal(varlen_attention(LENGTHS, DEVICE).positions(), counted)
-
-
-@pytest.mark.usefixtures("_flash")
-def test_no_bit_of_a_row_depends_on_the_others() -> None:
-    qkv = random_tensor(sum(LENGTHS), 3 * NUM_HEADS * HEAD_WIDTH).to(torch.bfloat16)
-    attention = varlen_attention(LENGTHS, DEVICE)
-    begin = sum(LENGTHS[:4])
-    row = slice(begin, begin + LENGTHS[4])
-    other = torch.full_like(qkv, torch.nan)
-    other[row] = qkv[row]
-
-    one = attention(qkv, num_heads=NUM_HEADS, dropout=0.0)[row]
-    two = attention(other, num_heads=NUM_HEADS, dropout=0.0)[row]
-
-    assert torch.equal(one, two)
-
-
-DRAWN_LENGTHS = [1 + 37 * row % 90 for row in range(64)]
-
-
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("reach", [None, 1, 16, 64])
 @pytest.mark.parametrize("lengths", [LENGTHS, DRAWN_LENGTHS], ids=["few", "many"])
-def test_padded_attention_is_attention_by_runs(
-    dtype: torch.dtype, reach: int | None, lengths: list[int]
+def test_attention_of_the_device_is_attention_by_runs(
+    attend: Attend, dtype: torch.dtype, reach: int | None, lengths: list[int]
 ) -> None:
+    if attend is varlen_attention and dtype not in HALF:
+        pytest.skip("the flash kernels read numbers of 16 bits")
     qkv = random_tensor(sum(lengths), 3 * NUM_HEADS * HEAD_WIDTH)
-    padded, runs = padded_attention(lengths, DEVICE), attention_by_runs(lengths, DEVICE)
-    attention = padded if reach is None else padded.narrow(reach)
+    device, runs = attend(lengths, DEVICE), attention_by_runs(lengths, DEVICE)
+    attention = device if reach is None else device.narrow(reach)
     oracle = runs if reach is None else runs.narrow(reach)
 
     seen = attention(qkv.to(dtype), num_heads=NUM_HEADS, dropout=0.0)
 
     expected = oracle(qkv, num_heads=NUM_HEADS, dropout=0.0)
     torch.testing.assert_close(seen.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
-    assert torch.equal(padded.positions(), runs.positions())
+    assert torch.equal(device.positions(), runs.positions())
 
 
-def test_padding_lets_no_row_see_another() -> None:
+def test_no_bit_of_a_row_depends_on_the_others(attend: Attend) -> None:
     qkv = random_tensor(sum(LENGTHS), 3 * NUM_HEADS * HEAD_WIDTH)
-    attention = padded_attention(LENGTHS, DEVICE)
+    qkv = qkv.to(torch.bfloat16) if attend is varlen_attention else qkv
+    attention = attend(LENGTHS, DEVICE)
     begin = sum(LENGTHS[:4])
     row = slice(begin, begin + LENGTHS[4])
     other = torch.full_like(qkv, torch.nan)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from doubles.backbones import save_tiny_backbone
@@ -21,7 +20,7 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.replicas import beat
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from doubles.tasks import tiny_task
-from doubles.terminals import get_command
+from doubles.terminals import command_paths
 from nunatak_cli.main import app
 from nunatak_contract.evidence import (
     ConfusionCell,
@@ -398,16 +397,6 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     server_cases,
     file_cases,
 )
-
-
-def command_paths() -> Iterator[Case]:
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    for name, command in root.commands.items():
-        if isinstance(command, TyperGroup):
-            yield from ((name, inner) for inner in command.commands)
-        else:
-            yield (name,)
 
 
 def cases_of(path: Case, world: World) -> list[Case]:

@@ -13,9 +13,9 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import write_jsonl
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_server
-from doubles.tasks import publish_tiny_task
+from doubles.tasks import publish_names, publish_tiny_task
 from doubles.terminals import Ran, nunatak
-from nunatak_contract.enums import Combine, HeadKind, OnFailure, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.evidence import wilson_bounds
 from nunatak_contract.policies import Policy
 from nunatak_model import Backbone, load_backbone
@@ -34,13 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Registry.open(folder / "registry") as registry:
         for seed in (1, 2):
             publish_tiny_task(registry, backbone, labels=("calm", "urgent"), seed=seed)
-        publish_tiny_task(
-            registry,
-            backbone,
-            task="names",
-            labels=("O", "B-X", "I-X"),
-            kind=HeadKind.TOKEN_CLASSIFICATION,
-        )
+        publish_names(registry, backbone)
         registry.promote("tone", "prod", 1)
     return folder
 

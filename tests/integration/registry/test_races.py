@@ -4,35 +4,9 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from doubles.drafts import publish_many, publish_one
+from doubles.drafts import publish_one
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry, StoreUnavailableError
-
-
-def test_of_two_racing_promotions_exactly_one_wins(registry: Registry) -> None:
-    publish_many(registry, 3)
-    registry.promote("intent", "prod", 1)
-
-    for _ in range(10):
-        expected = registry.resolve("intent").version
-        start = threading.Barrier(2)
-
-        def race(version: int, expected: int = expected, start: threading.Barrier = start) -> bool:
-            start.wait()
-            try:
-                registry.promote("intent", "prod", version, expected_version=expected)
-            except NunatakError as error:
-                if error.code != "alias_conflict":
-                    raise
-                return False
-            return True
-
-        rivals = [version for version in (1, 2, 3) if version != expected]
-        with ThreadPoolExecutor(2) as pool:
-            won = dict(zip(rivals, pool.map(race, rivals), strict=True))
-
-        assert sorted(won.values()) == [False, True]
-        assert won[registry.resolve("intent").version]
 
 
 def test_racing_publishers_of_equal_content_get_one_version(registry: Registry) -> None:

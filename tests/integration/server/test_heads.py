@@ -1,6 +1,5 @@
 """Every kind of head over HTTP: alone, together in one batch, and with inputs to refuse."""
 
-import asyncio
 from collections.abc import Generator
 from typing import Any
 
@@ -90,39 +89,6 @@ async def test_a_fan_out_over_all_kinds_answers_what_each_can(client: httpx.Asyn
         assert {name for name, result in results.items() if "outputs" in result} == able
         refused = [result["error"] for result in results.values() if "error" in result]
         assert {(it["code"], it["status"]) for it in refused} <= {("wrong_input_kind", 422)}
-
-
-async def test_rows_of_all_kinds_in_one_batch_answer_as_each_alone(
-    client: httpx.AsyncClient,
-) -> None:
-    bodies: dict[str, dict[str, Any]] = {
-        TOPIC: {"inputs": [TEXT, LONG]},
-        TAGS: {"inputs": [TEXT]},
-        STARS: {"inputs": [TEXT]},
-        NAMES: {"inputs": [TEXT, LONG], "parameters": {"ignore_labels": []}},
-        ANSWERS: {"inputs": [QUESTION], "parameters": {"top_k": 3}},
-        RANKS: {"inputs": [QUERY]},
-    }
-
-    alone = {name: await ask(client, name, body) for name, body in bodies.items()}
-    names = [name for name in bodies for _ in range(3)]
-    together = await asyncio.gather(*(ask(client, name, bodies[name]) for name in names))
-
-    for name, outputs in zip(names, together, strict=True):
-        assert numbers_in(outputs) == pytest.approx(numbers_in(alone[name]), abs=1e-4)
-        assert words_in(outputs) == words_in(alone[name])
-
-
-def numbers_in(outputs: list[list[dict[str, Any]]]) -> list[float]:
-    return [
-        value for row in outputs for item in row for value in item.values() if value != str(value)
-    ]
-
-
-def words_in(outputs: list[list[dict[str, Any]]]) -> list[str]:
-    return [
-        value for row in outputs for item in row for value in item.values() if value == str(value)
-    ]
 
 
 async def test_a_ranking_orders_documents_by_the_logits_of_their_pairs(

@@ -1,11 +1,9 @@
-import asyncio
 import dataclasses
-import itertools
 import json
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,7 +15,7 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers, tiny_backbone
-from doubles.serving import make_settings, running_client, running_server
+from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone
@@ -50,35 +48,6 @@ def check_refused(answer: httpx.Response, status: int, code: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
     if status == 429:
         assert int(answer.headers["retry-after"]) >= 1
-
-
-async def first_of(asked: Sequence[Awaitable[httpx.Response]], count: int) -> list[httpx.Response]:
-    return [await one for one in itertools.islice(asyncio.as_completed(asked), count)]
-
-
-async def test_a_task_that_heavy_flows_the_queue_is_refused_and_another_is_not(
-    backbone: Backbone, registry: Registry
-) -> None:
-    settings = make_settings(max_queued_requests=30)
-    async with running_client(backbone, registry, settings) as client:
-        for task in ("tone", "other"):
-            await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
-        HeldLayers.may_compute.clear()
-        heavy = [
-            asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
-            for number in range(40)
-        ]
-        refused = await first_of(heavy, 20)
-        light = asyncio.create_task(
-            client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
-        )
-        await asyncio.sleep(0)
-        HeldLayers.may_compute.set()
-
-        assert (await light).status_code == 200
-        for answer in refused:
-            check_refused(answer, 429, "share_exceeded")
-        assert [it.status_code for it in await asyncio.gather(*heavy)].count(200) == 20
 
 
 @contextmanager
@@ -169,24 +138,6 @@ def test_what_administers_is_not_refused_while_predictions_are(
     with full_server(backbone, registry) as (address, _):
         assert ask(address).status_code == 429
         assert httpx.post(f"{address}/v1/tasks/tone/preload", json={}).status_code == 200
-
-
-async def test_bodies_of_many_requests_are_bounded_together(
-    backbone: Backbone, registry: Registry
-) -> None:
-    settings = make_settings(max_held_bytes=1000)
-    async with running_client(backbone, registry, settings) as client:
-        await client.post(PREDICT, json={"inputs": "well?"})
-        HeldLayers.may_compute.clear()
-        bodies = [{"inputs": f"{number} " + "a" * 600} for number in range(3)]
-        asked = [asyncio.create_task(client.post(PREDICT, json=body)) for body in bodies]
-        refused = await first_of(asked, 2)
-        HeldLayers.may_compute.set()
-
-        for answer in refused:
-            check_refused(answer, 429, "overloaded")
-        assert [it.status_code for it in await asyncio.gather(*asked)].count(200) == 1
-        assert (await client.post(PREDICT, json=bodies[0])).status_code == 200
 
 
 @pytest.mark.parametrize("is_read_to_its_end", [True, False], ids=["read", "left"])

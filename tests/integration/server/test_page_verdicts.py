@@ -9,8 +9,8 @@ from doubles.backbones import tiny_backbone
 from doubles.browsers import IN_A_BROWSER
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
-from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, VerdictAction
+from doubles.tasks import publish_names, publish_tiny_task
+from nunatak_contract.enums import VerdictAction
 from nunatak_registry import Registry
 
 pytestmark = IN_A_BROWSER
@@ -20,10 +20,10 @@ HOSTILE = "<img src=x onerror=\"window.broken='rule'\">"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone, kind = tiny_backbone(), HeadKind.TOKEN_CLASSIFICATION
+    backbone = tiny_backbone()
     with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
         publish_tiny_task(registry, backbone, task="tone", labels=("calm", "urgent"))
-        publish_tiny_task(registry, backbone, task="names", labels=("O", "B-X", "I-X"), kind=kind)
+        publish_names(registry, backbone)
         always = make_rule(when("tone", "urgent", threshold=1e-9), message=HOSTILE)
         registry.policies.put(make_policy(always))
         mask = make_rule(when("names", "X"), action=VerdictAction.MASK)

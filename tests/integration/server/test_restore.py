@@ -64,7 +64,10 @@ async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_inde
     caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     assert (await ask(caller))[0] == 2
-    await asyncio.to_thread(site.restore, "early")
+    restoring = asyncio.create_task(asyncio.to_thread(site.restore, "early"))
+    while not restoring.done():
+        assert (await ask(caller))[0] in {1, 2}
+    await restoring
     await become(caller, 1)
 
     publish_tiny_task(registry, backbone, seed=NEW)

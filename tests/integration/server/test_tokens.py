@@ -129,15 +129,6 @@ async def test_keys_go_on_beside_tokens_and_the_history_names_both(
         assert f'nunatak_caller_requests_total{{caller="{caller}",status="200"}} 1.0' in metrics
 
 
-async def test_the_first_request_after_a_rotation_is_answered(
-    client: httpx.AsyncClient, issuer: Issuer
-) -> None:
-    for key_id in ("first", "second", "third"):
-        issuer.rotate(key_id)
-        answer = await client.get("/v1/tasks", headers=bearer(issuer.token()))
-        assert answer.status_code == 200
-
-
 async def test_without_the_issuer_a_server_starts_answers_keys_and_lets_no_token_in(
     backbone: Backbone, registry: Registry, issuer: Issuer, tmp_path: Path
 ) -> None:

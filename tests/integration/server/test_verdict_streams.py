@@ -11,9 +11,9 @@ import pytest
 from doubles.access import add_key
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client, running_server, running_transport
-from doubles.tasks import publish_tiny_task
+from doubles.tasks import publish_names, publish_tiny_task
 from nunatak_client import AsyncClient, Client, NotFoundError, NunatakClientError
-from nunatak_contract.enums import HeadKind, StreamEventKind, VerdictAction
+from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.wire import PolicyVerdict, StreamEvent
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -31,13 +31,7 @@ TEXT = "ann met bob in oslo and then they went to see the sea . " * 12
 def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
     with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
         publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
-        publish_tiny_task(
-            opened,
-            backbone,
-            task="names",
-            labels=("O", "B-X", "I-X"),
-            kind=HeadKind.TOKEN_CLASSIFICATION,
-        )
+        publish_names(opened, backbone)
         masks = make_rule(when("names", "X"), name="names", action=VerdictAction.MASK)
         never = make_rule(when("tone", "urgent", threshold=1.0), name="tone")
         opened.policies.put(make_policy(masks, never))

@@ -13,9 +13,9 @@ from doubles.compat import litellm, native, portkey, post
 from doubles.events import logged_events
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
-from doubles.tasks import publish_tiny_task
+from doubles.tasks import publish_names, publish_tiny_task
 from doubles.trained_tokenizers import TokenizerFamily, published
-from nunatak_contract.enums import HeadKind, OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Pattern, Policy, Rule
 from nunatak_contract.wire import PolicyListing, PolicyVerdict
 from nunatak_model import Backbone
@@ -31,13 +31,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Pa
     folder = tmp_path_factory.mktemp("template")
     with Registry.open(folder) as opened:
         publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
-        publish_tiny_task(
-            opened,
-            backbone,
-            task="names",
-            labels=("O", "B-X", "I-X"),
-            kind=HeadKind.TOKEN_CLASSIFICATION,
-        )
+        publish_names(opened, backbone)
     return folder
 
 
@@ -105,33 +99,6 @@ async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
     assert places == {(it["start"], it["end"], "X") for it in spans}
     assert list(map(len, masks)) == [len(spans)] * 2
     assert (dry.action, dry.decided, dry.texts, dry.masks) == ("allow", "mask", None, None)
-
-
-async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
-    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
-) -> None:
-    (blob,) = registry.resolve("tone").blobs
-    damage(tmp_path, blob.sha256)
-    for number, on_failure in enumerate(OnFailure, start=1):
-        registry.policies.put(urgent(1e-9, on_failure=on_failure))
-        found = await until_version(caller, number)
-
-        assert (found.action.value, found.by_failure) == (on_failure.value, True)
-        (failure,) = found.failures
-        assert (failure.reference, failure.error.code) == ("tone", "corrupt_blob")
-
-
-async def test_a_promoted_version_without_the_label_is_a_failure(
-    backbone: Backbone, registry: Registry
-) -> None:
-    registry.policies.put(urgent(1e-9))
-    publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
-    async with running_client(backbone, registry) as client:
-        found = await judged(client)
-
-    assert (found.action, found.by_failure) == ("block", True)
-    assert [it.error.code for it in found.failures] == ["rule_unanswerable"]
-    assert "no label 'urgent'; its labels: calm, late" in found.failures[0].error.detail
 
 
 @pytest.mark.parametrize(("role", "action"), [("canary", "block"), ("shadow", "allow")])

@@ -9,17 +9,9 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import SHORT_TRAINING, toy_rows, write_jsonl
+from doubles.tasks import EVERY_METHOD
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import Method, TopK
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
 from nunatak_training.data import load_task_data
@@ -89,15 +81,7 @@ def test_kind_is_learnt_and_scored_by_what_is_usual_for_it(
 
 @pytest.mark.each
 @pytest.mark.parametrize(
-    "method",
-    [
-        TopK(num_layers=1),
-        HeadOnly(),
-        Full(),
-        Bottleneck(size=4, first_layer=1),
-        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-        Ia3(),
-    ],
+    "method", [TopK(num_layers=1), *EVERY_METHOD[1:]], ids=lambda method: method.kind
 )
 @pytest.mark.parametrize("kind", list(TaskKind))
 def test_what_is_served_gives_the_dev_logits_of_training(
@@ -122,15 +106,9 @@ def test_what_is_served_gives_the_dev_logits_of_training(
 @pytest.mark.parametrize(
     ("kind", "changes", "problem"),
     [
-        pytest.param(
-            TaskKind.REGRESSION, {"metric": "accuracy"}, "scored by spearman, pearson", id="metric"
-        ),
-        pytest.param(
-            TaskKind.TOKEN_CLASSIFICATION, {"pooling": "mean"}, "no pooling", id="pooling"
-        ),
-        pytest.param(
-            TaskKind.QUESTION_ANSWERING, {"max_length": 6}, "at least 8 tokens", id="window"
-        ),
+        (TaskKind.REGRESSION, {"metric": "accuracy"}, "scored by spearman, pearson"),
+        (TaskKind.TOKEN_CLASSIFICATION, {"pooling": "mean"}, "no pooling"),
+        (TaskKind.QUESTION_ANSWERING, {"max_length": 6}, "at least 8 tokens"),
     ],
 )
 def test_recipe_that_does_not_fit_the_kind_is_refused(

@@ -11,7 +11,7 @@ from doubles.examples import RecordingReport, load_test_set, rows_of, toy_exampl
 from doubles.refusals import raises
 from nunatak_contract.cards import score_text, task_card
 from nunatak_contract.enums import IntervalMethod
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import DataWarning, load_task_data
@@ -41,21 +41,6 @@ def make_folder(tmp_path: Path) -> Path:
 
 def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
     return TrainSettings(task=task, data=data, settings=RunSettings(method=method, changes=QUICK))
-
-
-def test_training_again_finds_the_version_that_exists(
-    folder: Path, registry: Registry, backbone: Backbone
-) -> None:
-    first, second = (
-        train(
-            settings(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), folder),
-            registry=registry,
-            backbone=backbone,
-        )
-        for _ in range(2)
-    )
-
-    assert first.manifest.version == second.manifest.version == 1
 
 
 def test_the_record_names_the_backbone_by_its_own_name(

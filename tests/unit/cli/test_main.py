@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from docs.configuration import BEGIN, END, with_settings
-from doubles.terminals import WIDE, get_command, nunatak, ran
+from doubles.terminals import WIDE, command_paths, get_command, nunatak, ran
 from nunatak_cli.main import app
 from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
@@ -23,16 +22,6 @@ from nunatak_server.settings import ServerSettings
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SOURCES = ("registry", "training", "server", "clients")
-
-
-def command_paths() -> Iterator[tuple[str, ...]]:
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    for name, command in root.commands.items():
-        if isinstance(command, TyperGroup):
-            yield from ((name, inner) for inner in command.commands)
-        else:
-            yield (name,)
 
 
 def command_at(path: tuple[str, ...]) -> TyperCommand:

@@ -100,13 +100,13 @@ def test_timing_header_that_is_no_duration_counts_as_absent(value: str) -> None:
 @pytest.mark.parametrize(
     ("body", "num_inputs"),
     [
-        pytest.param(prediction([[URGENT]]), 2, id="too-few-outputs"),
-        pytest.param(prediction([[]]), 1, id="no-scores"),
-        pytest.param(prediction([]), None, id="nothing"),
-        pytest.param(prediction([{"name": "x"}]), None, id="other-fields"),
-        pytest.param({"task": "tone"}, None, id="missing-fields"),
-        pytest.param([1], None, id="no-object"),
-        pytest.param(b"<html>", None, id="no-json"),
+        (prediction([[URGENT]]), 2),
+        (prediction([[]]), 1),
+        (prediction([]), None),
+        (prediction([{"name": "x"}]), None),
+        ({"task": "tone"}, None),
+        ([1], None),
+        (b"<html>", None),
     ],
 )
 def test_answer_that_breaks_the_contract_is_an_error(
@@ -119,14 +119,7 @@ def test_answer_that_breaks_the_contract_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "results",
-    [
-        pytest.param([], id="answer-missing"),
-        pytest.param([{"reference": "b", **prediction([URGENT])}], id="another-task"),
-        pytest.param([{"reference": "a"}], id="neither-answer-nor-error"),
-        pytest.param(["a"], id="no-object"),
-        pytest.param(None, id="no-list"),
-    ],
+    "results", [[], [{"reference": "b", **prediction([URGENT])}], [{"reference": "a"}], ["a"], None]
 )
 def test_fan_out_that_breaks_the_contract_is_an_error(results: JsonValue) -> None:
     with pytest.raises(InvalidResponseError):

@@ -41,17 +41,9 @@ def backbone() -> Backbone:
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        pytest.param({"config.json": {}}, ImportFormat.TRANSFORMERS, id="transformers"),
-        pytest.param(
-            {"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}},
-            ImportFormat.PEFT,
-            id="peft",
-        ),
-        pytest.param(
-            {"adapter_config.json": {"config": {"reduction_factor": 16}}},
-            ImportFormat.ADAPTERHUB,
-            id="adapterhub",
-        ),
+        ({"config.json": {}}, ImportFormat.TRANSFORMERS),
+        ({"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}}, ImportFormat.PEFT),
+        ({"adapter_config.json": {"config": {"reduction_factor": 16}}}, ImportFormat.ADAPTERHUB),
     ],
 )
 def test_the_kind_of_a_folder_is_told_by_its_files(

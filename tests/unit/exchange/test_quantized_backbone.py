@@ -10,18 +10,8 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from doubles.tasks import CREATED_AT, random_parameters, spec_of, tiny_task
-from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from doubles.tasks import CREATED_AT, EVERY_METHOD, numbered, random_parameters, spec_of, tiny_task
+from nunatak_contract.methods import Full, Method, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.importing import import_folder
 from nunatak_exchange.transformers_export import check_exportable
@@ -39,18 +29,6 @@ from nunatak_model import (
 )
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record, load_task
 
-METHODS = [
-    TopK(num_layers=2),
-    HeadOnly(),
-    Bottleneck(size=4),
-    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Ia3(),
-]
-
-
-def numbered(draft: TaskDraft) -> TaskManifest:
-    return TaskManifest.model_validate({**draft.model_dump(), "version": 1})
-
 
 @pytest.fixture(name="plain", scope="module")
 def make_plain() -> Backbone:
@@ -62,7 +40,7 @@ def make_quantized(plain: Backbone) -> Backbone:
     return quantize_backbone(plain)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+@pytest.mark.parametrize("method", EVERY_METHOD[:-1], ids=lambda method: method.kind)
 def test_version_made_on_it_is_served_on_it(method: Method, quantized: Backbone) -> None:
     draft, blobs = tiny_task(quantized, method=method)
 
@@ -122,7 +100,7 @@ def test_own_layers_are_stored_and_served_as_integers(
 
 
 def test_methods_without_own_layers_stay_in_floating_point(quantized: Backbone) -> None:
-    for method in METHODS[1:]:
+    for method in EVERY_METHOD[1:-1]:
         spec = spec_of(quantized, method, num_labels=2)
         parameters = random_parameters(spec, quantized, seed=1)
 
@@ -140,7 +118,7 @@ def test_own_layers_that_equal_the_backbones_integers_have_no_effect(quantized: 
 def test_integers_without_their_scales_or_of_other_methods_are_refused(quantized: Backbone) -> None:
     spec = spec_of(quantized, TopK(num_layers=1), num_labels=2)
     stored = dict(stored_parameters(spec, random_parameters(spec, quantized, seed=1), quantized))
-    lora = spec_of(quantized, METHODS[3], num_labels=2)
+    lora = spec_of(quantized, EVERY_METHOD[3], num_labels=2)
     factors = random_parameters(lora, quantized, seed=1)
     wrong = {
         "missing": (spec, {it: stored[it] for it in stored if "qkv.weight_scale" not in it}),

@@ -61,18 +61,8 @@ def test_the_vector_of_a_text_is_the_logits_of_the_task(
 @pytest.mark.parametrize(
     ("method", "head", "part"),
     [
-        pytest.param(
-            Bottleneck(size=4),
-            HeadSpec(num_labels=2, pooling=Pooling.MEAN),
-            "bottleneck",
-            id="method",
-        ),
-        pytest.param(
-            HeadOnly(),
-            HeadSpec(num_labels=3, kind=HeadKind.TOKEN_CLASSIFICATION),
-            "no modules",
-            id="tokens",
-        ),
+        (Bottleneck(size=4), HeadSpec(num_labels=2, pooling=Pooling.MEAN), "bottleneck"),
+        (HeadOnly(), HeadSpec(num_labels=3, kind=HeadKind.TOKEN_CLASSIFICATION), "no modules"),
     ],
 )
 def test_what_its_modules_do_not_express_is_refused_with_the_alternative(

@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModel, AutoTokenizer
 
 from doubles.backbones import ANSWERING, DECODERS, FAMILIES, Family, tiny_backbone
 from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
-from doubles.published import Twin, TwinFactory
+from doubles.published import AUTO_CLASSES, Twin, TwinFactory
 from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
@@ -37,12 +31,6 @@ from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 
 TOKENIZERS: Any = AutoTokenizer
 AUTO_MODEL: Any = AutoModel
-AUTO_CLASSES: dict[HeadKind, Any] = {
-    HeadKind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
-    HeadKind.RANKING: AutoModelForSequenceClassification,
-    HeadKind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
-    HeadKind.QUESTION_ANSWERING: AutoModelForQuestionAnswering,
-}
 METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=2),
@@ -159,23 +147,20 @@ def test_the_tokenizer_gives_the_same_token_ids(factory: TwinFactory, tmp_path: 
 @pytest.mark.parametrize(
     ("method", "head", "part"),
     [
-        pytest.param(
+        (
             Bottleneck(size=4),
             HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True),
             "bottleneck adapters",
-            id="bottleneck",
         ),
-        pytest.param(
+        (
             HeadOnly(),
             HeadSpec(num_labels=2, pooling=Pooling.MEAN, dense=False),
             "mean pooling, no dense layer",
-            id="mean-pooling",
         ),
-        pytest.param(
+        (
             HeadOnly(),
             HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=False),
             "first pooling, no dense layer",
-            id="no-dense-layer",
         ),
     ],
 )

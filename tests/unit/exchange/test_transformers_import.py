@@ -11,49 +11,17 @@ from torch import Tensor
 from transformers import BertConfig
 
 from doubles.adapter_folders import edit_json
-from doubles.backbones import ANSWERING, Family, save_tiny_backbone
-from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
+from doubles.backbones import save_tiny_backbone
+from doubles.checkpoints import save_checkpoint
 from doubles.hostile_files import HOSTILE_TOKENIZERS
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
-from nunatak_contract.methods import Full, HeadOnly, Method, TopK
+from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import load_backbone
-
-KINDS = (
-    HeadKind.SEQUENCE_CLASSIFICATION,
-    HeadKind.TOKEN_CLASSIFICATION,
-    HeadKind.QUESTION_ANSWERING,
-)
-METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=3), Full())
-
-
-@pytest.fixture(scope="module", params=ANSWERING)
-def factory(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> TwinFactory:
-    family: Family = request.param
-    return TwinFactory(tmp_path_factory.mktemp(family), family=family)
-
-
-@pytest.mark.each
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
-def test_the_split_depth_is_found_and_the_answers_stay(
-    factory: TwinFactory, tmp_path: Path, method: Method, kind: HeadKind
-) -> None:
-    twin = save_checkpoint(factory, tmp_path, method=method, kind=kind)
-
-    imported = import_transformers(Checkpoint(tmp_path), factory.backbone)
-
-    assert imported.spec == twin.branch.spec
-    branch = branch_of(imported, factory.backbone)
-    for encoding in encodings(factory.backbone):
-        answered = logits(factory.backbone, branch, encoding)
-        torch.testing.assert_close(answered, twin.expected(encoding), atol=1e-5, rtol=0)
 
 
 def test_only_what_differs_is_kept(bert: TwinFactory, tmp_path: Path) -> None:

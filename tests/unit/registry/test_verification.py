@@ -47,14 +47,10 @@ def test_damaged_blob_is_refused_reported_and_healed_by_publishing_again(
 @pytest.mark.parametrize(
     "statement",
     [
-        pytest.param(
-            "UPDATE nunatak_versions SET manifest = replace(manifest, 'yes', 'yea')", id="label"
-        ),
-        pytest.param("UPDATE nunatak_versions SET manifest = '{}'", id="emptied"),
-        pytest.param("UPDATE nunatak_versions SET manifest = substr(manifest, 2)", id="truncated"),
-        pytest.param(
-            "UPDATE nunatak_versions SET manifest_digest = lower(hex(zeroblob(32)))", id="digest"
-        ),
+        "UPDATE nunatak_versions SET manifest = replace(manifest, 'yes', 'yea')",
+        "UPDATE nunatak_versions SET manifest = '{}'",
+        "UPDATE nunatak_versions SET manifest = substr(manifest, 2)",
+        "UPDATE nunatak_versions SET manifest_digest = lower(hex(zeroblob(32)))",
     ],
 )
 def test_manifest_changed_in_the_index_is_refused_and_reported(
@@ -119,10 +115,10 @@ def test_what_no_version_needs_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("statement", "subject"),
     [
-        pytest.param("DELETE FROM nunatak_version_blobs", "intent/1", id="blob-row"),
-        pytest.param("UPDATE nunatak_aliases SET version = 9", "intent@prod", id="alias"),
-        pytest.param("UPDATE nunatak_alias_events SET to_version = 9", "intent@prod", id="history"),
-        pytest.param("UPDATE nunatak_tasks SET next_version = 1", "intent", id="counter"),
+        ("DELETE FROM nunatak_version_blobs", "intent/1"),
+        ("UPDATE nunatak_aliases SET version = 9", "intent@prod"),
+        ("UPDATE nunatak_alias_events SET to_version = 9", "intent@prod"),
+        ("UPDATE nunatak_tasks SET next_version = 1", "intent"),
     ],
 )
 def test_index_that_contradicts_itself_is_reported(

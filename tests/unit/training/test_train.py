@@ -215,44 +215,27 @@ def test_a_recipe_without_a_word_on_long_texts_keeps_its_digest() -> None:
     assert not {"default_label", "on_long"} & default_recipe(HeadOnly()).settings().keys()
 
 
+FEW, UNKNOWN = "too_few_examples", "unknown_label"
+NEVER = r"far\.jsonl:1: label 'never'"
+NO_GRADE = [{"query": "a", "document": "b", "label": 0}]
+
+
 @pytest.mark.parametrize(
-    ("kind", "rows", "problem"),
+    ("kind", "rows", "code", "problem"),
     [
-        (TaskKind.SINGLE_LABEL, [], "there are no test examples"),
-        (
-            TaskKind.RANKING,
-            [{"query": "a", "document": "b", "label": 0}],
-            "no test document has a grade above 0",
-        ),
+        (TaskKind.SINGLE_LABEL, [], FEW, "there are no test examples"),
+        (TaskKind.RANKING, NO_GRADE, FEW, "no test document has a grade above 0"),
+        (TaskKind.SINGLE_LABEL, [{"text": "a b", "label": "never"}], UNKNOWN, NEVER),
+        (TaskKind.MULTI_LABEL, [{"text": "a b", "labels": ["a", "never"]}], UNKNOWN, NEVER),
+        (TaskKind.TOKEN_CLASSIFICATION, [{"tokens": ["a"], "tags": ["never"]}], UNKNOWN, NEVER),
     ],
 )
-def test_test_set_that_nothing_can_be_scored_on_is_refused(
-    tmp_path: Path, kind: TaskKind, rows: list[dict[str, object]], problem: str
+def test_test_set_that_nothing_can_be_scored_on_or_with_a_label_of_its_own_is_refused(
+    tmp_path: Path, kind: TaskKind, rows: list[dict[str, object]], code: str, problem: str
 ) -> None:
     path = write_jsonl(tmp_path / "far.jsonl", rows)
     none = ExampleSet(examples=())
     data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
 
-    with raises("too_few_examples", match=problem):
-        load_test_set(path, data)
-
-
-@pytest.mark.parametrize(
-    ("kind", "row"),
-    [
-        pytest.param(TaskKind.SINGLE_LABEL, {"text": "a b", "label": "never"}, id="label"),
-        pytest.param(TaskKind.MULTI_LABEL, {"text": "a b", "labels": ["a", "never"]}, id="labels"),
-        pytest.param(
-            TaskKind.TOKEN_CLASSIFICATION, {"tokens": ["a"], "tags": ["never"]}, id="tags"
-        ),
-    ],
-)
-def test_test_set_with_a_label_of_its_own_is_refused(
-    tmp_path: Path, kind: TaskKind, row: dict[str, object]
-) -> None:
-    path = write_jsonl(tmp_path / "far.jsonl", [row])
-    none = ExampleSet(examples=())
-    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
-
-    with raises("unknown_label", match=r"far\.jsonl:1: label 'never'"):
+    with raises(code, match=problem):
         load_test_set(path, data)

@@ -6,21 +6,11 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving_kernels import banks_of, with_gpu_kernels
-from doubles.tasks import tiny_task
+from doubles.tasks import EVERY_METHOD, numbered, tiny_task
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling, TensorDtype
 from nunatak_contract.evidence import ProbeRecord
 from nunatak_contract.heads import DenseBlock
-from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model import (
     Backbone,
     HeadSpec,
@@ -30,25 +20,13 @@ from nunatak_model import (
 )
 from nunatak_versions import branch_spec, head_record, load_task, probe_tolerance
 
-METHODS = [
-    TopK(num_layers=2),
-    HeadOnly(),
-    Bottleneck(size=4),
-    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Ia3(),
-    Full(),
-]
 BLOCKS = [
     DenseBlock(activation=activation, bias=bias, norm=norm)
     for activation, bias, norm in product(Activation, (True, False), HeadNorm)
 ]
 
 
-def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
-    return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda method: method.kind)
 def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Method) -> None:
     draft, blobs = tiny_task(backbone, method=method)
 
@@ -59,7 +37,7 @@ def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Met
     assert task.num_bytes == task.branch.num_bytes > 0
 
 
-@pytest.mark.parametrize("method", METHODS[:-1], ids=lambda method: method.kind)
+@pytest.mark.parametrize("method", EVERY_METHOD[:-1], ids=lambda method: method.kind)
 def test_a_version_loads_into_slots_and_leaves_them_empty(
     backbone: Backbone, method: Method
 ) -> None:

@@ -1,6 +1,5 @@
 """Typed questions, by the protocols of System One and of OpenAI's decisions, with their clients."""
 
-import asyncio
 import contextlib
 import random
 from collections import Counter
@@ -14,7 +13,6 @@ import pytest
 from jevcompat import runner
 from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 from pydantic import SecretStr
-from sqlalchemy import create_engine
 from typesafe_sdk import Noul as AskedNoul
 from typesafe_sdk import TypeSafeClient
 
@@ -27,7 +25,6 @@ from doubles.questions import (
     STRANGE,
     TASKS,
     TEAM,
-    THREAT,
     UNKNOWN,
     URGENT,
     body,
@@ -40,7 +37,6 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_registry.locations import parse_location
 
 SHARED = "nunatak_shared_trunk_rows_total"
 """The rows that took their trunk from another row of the batch."""
@@ -102,22 +98,6 @@ def shuffled(question: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         return question
     options = list(question["criteria"].items())
     return {**question, "criteria": dict(chance.sample(options, len(options)))}
-
-
-async def test_one_question_in_two_orders_of_options_has_the_same_answer(
-    asking: httpx.AsyncClient,
-) -> None:
-    turned = {**STRANGE, "criteria": dict([*STRANGE["criteria"].items()][::-1])}
-
-    asked = [theirs({**it, "instructions": "?"}) for it in (STRANGE, turned)]
-    sent = {"model": "nunatak", "input": TEXT, "questions": asked}
-    one, other = (await post(asking, "/v1/decisions", sent))["answers"]
-    assert [it["value"] for it in other["probabilities"]] == list(turned["criteria"])
-    by_option = [
-        {it["value"]: it["probability"] for it in each["probabilities"]} for each in (one, other)
-    ]
-    assert by_option[0] == by_option[1]
-    assert one["choice"] == other["choice"]
 
 
 @pytest.mark.parametrize("unknown", [False, True])
@@ -254,29 +234,6 @@ def test_their_clients_read_every_answer(address: str) -> None:
             )
 
 
-async def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
-    tmp_path_factory: pytest.TempPathFactory, backbone: Backbone
-) -> None:
-    with Registry.open(tmp_path_factory.mktemp("moved")) as registry:
-        for labels in (("yes", "no"), ("yes", "other")):
-            publish_tiny_task(registry, backbone, task="tone", labels=labels)
-        registry.promote("tone", "prod", 1)
-        card = {"name": "tone", "task": "tone@prod", "question": URGENT}
-        registry.questions.put(QuestionCard.model_validate(card))
-        registry.promote("tone", "prod", 2)
-
-        async with running_client(backbone, registry, make_settings()) as client:
-            refused = await post(client, "/v1/systemone", body({"q": URGENT}), 503)
-            assert refused["detail"]["code"] == "question_unanswerable"
-            asked = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)]}
-            (only,) = (await post(client, "/v1/decisions", asked))["answers"]
-            assert (only["type"], only["x_reason"]["code"]) == ("refusal", "question_unanswerable")
-            registry.rollback("tone", "prod")
-            await asyncio.sleep(0.5)
-            answers = (await post(client, "/v1/systemone", body({"q": URGENT})))["answers"]
-            assert answers["q"]["x_source"]["task"] == "tone/1"
-
-
 ASKED = [{"type": "noul", "instructions": f"Question {it}?"} for it in range(3)]
 LABELS = (("yes", "no"), ("no", "yes"), ("yes", "other"))
 
@@ -339,29 +296,3 @@ async def test_under_changes_no_question_is_answered_by_the_card_or_labels_of_an
                 outcomes[outcome_of(changing, asked, answer, own)] += 1
 
     assert outcomes.keys() == {"answered", "question_unknown", "question_unanswerable"}
-
-
-async def test_no_embedding_answers_while_a_card_is_damaged(
-    tmp_path: Path, backbone: Backbone
-) -> None:
-    place = tmp_path / "damaged"
-    with Registry.open(place) as registry:
-        publish_tiny_task(registry, backbone, task="tone", labels=("yes", "no"))
-        for name, question in (("urgent", URGENT), ("threat", THREAT)):
-            card = {"name": name, "task": "tone", "question": question}
-            registry.questions.put(QuestionCard.model_validate(card))
-        engine = create_engine(parse_location(str(place)).index_url)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(
-                "UPDATE nunatak_questions SET document = '{}' WHERE name = 'urgent'"
-            )
-        engine.dispose()
-        async with running_client(backbone, registry, make_settings(**EMBEDDING)) as client:
-            refused = await post(client, "/v1/systemone", body({"q": URGENT}), 503)
-            answers = (await post(client, "/v1/systemone", body({"q": THREAT})))["answers"]
-            asked = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT)]}
-            (only,) = (await post(client, "/v1/decisions", asked))["answers"]
-
-    assert refused["detail"]["code"] == "invalid_question"
-    assert (only["type"], only["x_reason"]["code"]) == ("refusal", "invalid_question")
-    assert answers["q"]["x_source"]["kind"] == "task"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from doubles.compat import TEXT, post
-from doubles.questions import QUESTIONS, UNKNOWN, URGENT, body, publish_all, theirs
+from doubles.questions import QUESTIONS, UNKNOWN, URGENT, body, publish_all
 from doubles.serving import make_settings, running_client, running_server
 from doubles.terminals import nunatak
 from doubles.upstreams import noul, running_upstream
@@ -63,22 +63,6 @@ async def test_a_server_says_what_its_upstream_says(
     assert answers["u"]["x_source"]["kind"] == "task"
     number = len(asked) - 1
     assert f'nunatak_decisions_total{{by="upstream",card=""}} {number}.0' in metrics
-
-
-async def test_without_its_upstream_a_server_answers_what_it_knows(
-    empty: Registry, backbone: Backbone
-) -> None:
-    settings = make_settings(**upstream("http://127.0.0.1:1/v1/systemone"))
-    sent = {"model": "nunatak", "input": TEXT, "questions": [theirs(URGENT), theirs(UNKNOWN)]}
-    async with running_client(backbone, empty, settings) as client:
-        known, unknown = (await post(client, "/v1/decisions", sent))["answers"]
-        failed = await post(client, "/v1/systemone", body({"x": UNKNOWN, "u": URGENT}), 502)
-        only = await post(client, "/v1/decisions", {**sent, "questions": [theirs(UNKNOWN)]})
-
-    assert known["x_source"]["kind"] == "task"
-    assert (unknown["type"], unknown["x_reason"]["code"]) == ("refusal", "upstream_failed")
-    assert failed["detail"]["code"] == "upstream_failed"
-    assert only["answers"][0]["type"] == "refusal"
 
 
 def bind(registry: Registry, **fields: object) -> None:

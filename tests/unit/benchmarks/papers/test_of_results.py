@@ -48,27 +48,6 @@ def test_gain_is_the_mean_above_full_fine_tuning_on_as_many_examples(runs: tuple
     assert average_gains(found)["backbone", "bottleneck 8", 8] == pytest.approx(0.2)
 
 
-def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
-    runs = toy_runs(
-        folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
-    )
-
-    (found,) = gains(
-        cells_of([record_of(*it) for it in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)])
-    )
-
-    assert {found.score, found.baseline} <= {0.2, 0.5, 0.7, 0.9}
-    by_kind = {
-        kind: max(
-            score
-            for run, score in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)
-            if run.description.recipe.method.kind == kind
-        )
-        for kind in ("full", "lora")
-    }
-    assert (found.baseline, found.score) == (by_kind["full"], by_kind["lora"])
-
-
 def test_gains_need_a_baseline(runs: tuple[Run, ...]) -> None:
     with raises("invalid_sweep", match="full fine-tuning on 8 examples"):
         gains(cells_of([record_of(runs[4], 0.5)]))

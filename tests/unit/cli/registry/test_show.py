@@ -227,21 +227,19 @@ def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        pytest.param(("show", "nope"), "task_not_found", id="no-task"),
-        pytest.param(("show", "intent/9"), "version_not_found", id="no-version"),
-        pytest.param(("show", "intent@nope"), "alias_not_found", id="no-alias"),
-        pytest.param(("show", "../etc"), "invalid_name", id="hostile-name"),
-        pytest.param(("promote", "intent/9"), "version_not_found", id="promote-nothing"),
-        pytest.param(("promote", "intent@prod"), "invalid_option", id="promote-no-number"),
-        pytest.param(("delete", "intent/9", "--yes"), "version_not_found", id="delete-nothing"),
-        pytest.param(("delete", "intent/2", "--yes"), "version_in_use", id="delete-in-use"),
-        pytest.param(
-            ("promote", "intent/3", "--expect", "1", "--unprobed"), "alias_conflict", id="stale"
-        ),
-        pytest.param(("import", "./nowhere", "--task", "x"), "invalid_folder", id="no-folder"),
-        pytest.param(("import", ".", "--task", "../x"), "invalid_name", id="import-hostile-name"),
-        pytest.param(("pull", ".", "--promote", "../x"), "invalid_name", id="hostile-alias"),
-        pytest.param(("pull", "./nowhere"), "invalid_folder", id="pull-no-folder"),
+        (("show", "nope"), "task_not_found"),
+        (("show", "intent/9"), "version_not_found"),
+        (("show", "intent@nope"), "alias_not_found"),
+        (("show", "../etc"), "invalid_name"),
+        (("promote", "intent/9"), "version_not_found"),
+        (("promote", "intent@prod"), "invalid_option"),
+        (("delete", "intent/9", "--yes"), "version_not_found"),
+        (("delete", "intent/2", "--yes"), "version_in_use"),
+        (("promote", "intent/3", "--expect", "1", "--unprobed"), "alias_conflict"),
+        (("import", "./nowhere", "--task", "x"), "invalid_folder"),
+        (("import", ".", "--task", "../x"), "invalid_name"),
+        (("pull", ".", "--promote", "../x"), "invalid_name"),
+        (("pull", "./nowhere"), "invalid_folder"),
     ],
 )
 def test_errors_are_one_line_with_their_code(

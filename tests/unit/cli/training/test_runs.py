@@ -19,20 +19,6 @@ tasks:
   tone: {data: tone.jsonl, layers: auto, promote: prod}
   names: {data: ner, method: lora, rank: 4, epochs: 5, dev: dev.jsonl}
 """
-TOML = """
-backbone = "minilm"
-shared = {epochs = 3, layers = 2, learning_rate = 1e-4}
-[tasks.tone]
-data = "tone.jsonl"
-layers = "auto"
-promote = "prod"
-[tasks.names]
-data = "ner"
-method = "lora"
-rank = 4
-epochs = 5
-dev = "dev.jsonl"
-"""
 
 
 def recipe_of(task: TaskSettings) -> Recipe:
@@ -44,17 +30,6 @@ def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
-    by_yaml = read_task_file(written(tmp_path, YAML)).tasks
-    by_toml = read_task_file(written(tmp_path, TOML, "tasks.toml")).tasks
-    fields = set(TaskSettings.model_fields)
-
-    assert by_yaml.keys() == by_toml.keys()
-    for one, other in zip(by_yaml.values(), by_toml.values(), strict=True):
-        assert one.model_dump(include=fields) == other.model_dump(include=fields)
-        assert recipe_of(one) == recipe_of(other)
 
 
 def test_a_task_says_more_than_what_all_share(tmp_path: Path) -> None:

@@ -249,18 +249,6 @@ def test_one_window_keeps_its_logits(problem: ProblemType | None) -> None:
     assert combine_windows([[0.1, -3.0, 7.0]], head_of(problem, labels=labels)) == [0.1, -3.0, 7.0]
 
 
-def test_each_of_several_labels_has_its_largest_probability() -> None:
-    windows = random_windows()
-
-    combined = combine_windows(windows, head_of(ProblemType.MULTI_LABEL))
-
-    for label in range(3):
-        largest = 0.0
-        for logits in windows:
-            largest = max(largest, 1 / (1 + math.exp(-logits[label])))
-        assert 1 / (1 + math.exp(-combined[label])) == pytest.approx(largest)
-
-
 @pytest.mark.parametrize("default", [0, 1, 2])
 def test_with_a_default_label_the_window_with_the_strongest_finding_answers(default: int) -> None:
     windows = random_windows()
@@ -283,18 +271,6 @@ def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:
     assert combine_windows([sure, surer, sure], head) == surer
 
 
-def test_without_a_default_label_the_probabilities_are_averaged() -> None:
-    windows = random_windows()
-
-    combined = combine_windows(windows, head_of(ProblemType.SINGLE_LABEL))
-
-    mean = [0.0, 0.0, 0.0]
-    for logits in windows:
-        for label, probability in enumerate(softmax(logits)):
-            mean[label] += probability / len(windows)
-    assert softmax(list(combined)) == pytest.approx(mean)
-
-
 def test_a_mean_of_probabilities_that_vanish_is_a_number() -> None:
     combined = combine_windows(
         [[2000.0, 0.0, -2000.0], [2000.0, 0.0, 0.0]], head_of(ProblemType.SINGLE_LABEL)
@@ -302,13 +278,3 @@ def test_a_mean_of_probabilities_that_vanish_is_a_number() -> None:
 
     assert all(map(math.isfinite, combined))
     assert softmax(list(combined)) == pytest.approx([1.0, 0.0, 0.0])
-
-
-def test_values_are_averaged() -> None:
-    head = head_of(ProblemType.REGRESSION, labels=("stars",))
-
-    assert combine_windows([[1.0], [2.5], [4.0]], head) == [2.5]
-
-
-def test_a_document_is_as_good_as_its_best_window() -> None:
-    assert combine_windows([[-3.0], [0.5], [0.25]], head_of(None, labels=())) == [0.5]

@@ -132,19 +132,12 @@ class FileLimits:
 @pytest.mark.parametrize(
     ("soft", "hard", "raised"),
     [
-        pytest.param(1024, 1024, None, id="hard"),
-        pytest.param(256, 4096, 4096, id="raised"),
-        pytest.param(
-            1024, 2**20, RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG, id="as-far-as-of-use"
-        ),
-        pytest.param(2**20, 2**20, None, id="more-than-of-use"),
-        pytest.param(resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, id="infinite"),
-        pytest.param(
-            256,
-            resource.RLIM_INFINITY,
-            RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG,
-            id="infinite-hard",
-        ),
+        (1024, 1024, None),
+        (256, 4096, 4096),
+        (1024, 2**20, RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG),
+        (2**20, 2**20, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+        (256, resource.RLIM_INFINITY, RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG),
     ],
 )
 def test_all_connections_that_may_open_at_once_leave_files_for_the_server(

@@ -61,11 +61,7 @@ def tasks_of(resident_set: ResidentSet) -> str:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        pytest.param((50, 1.0, 2), (50, 1.0, 3), id="used-least"),
-        pytest.param((50, 0.01, 2), (50, 1.0, 2), id="loads-faster"),
-        pytest.param((80, 1.0, 2), (10, 1.0, 2), id="larger"),
-    ],
+    [((50, 1.0, 2), (50, 1.0, 3)), ((50, 0.01, 2), (50, 1.0, 2)), ((80, 1.0, 2), (10, 1.0, 2))],
 )
 def test_the_version_that_is_missed_least_goes_first(
     first: tuple[int, float, int], second: tuple[int, float, int]

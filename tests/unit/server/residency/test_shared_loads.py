@@ -7,6 +7,7 @@ from doubles.events import logged_events
 from doubles.leases import lease, names, settle, use
 from doubles.refusals import raises
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
@@ -229,30 +230,26 @@ async def test_a_load_that_fails_on_a_sound_device_ends_nothing(
     assert not fatal
 
 
-async def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
-    residency = make_residency(store)
-    reference = store.add("tone")
-    store.broken["tone/1"] = CorruptBlobError("ab" * 32, "is gone")
-
-    with logged_events() as events, pytest.raises(CorruptBlobError) as failure:
-        await lease(residency, store, reference)
-
-    (event,) = events.named(f"cannot load tone/1: {failure.value}")
-    assert "exception" not in event
-
-
-async def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
-    store: FakeStore,
+@pytest.mark.parametrize(
+    ("error", "raised", "place"),
+    [
+        (CorruptBlobError("ab" * 32, "is gone"), CorruptBlobError, ""),
+        (OSError("swordfish"), TaskUnhealthyError, "OSError"),
+    ],
+    ids=["foreseen", "unforeseen"],
+)
+async def test_the_log_says_why_a_load_fails_with_the_place_of_what_nobody_foresaw_and_no_words(
+    store: FakeStore, error: Exception, raised: type[NunatakError], place: str
 ) -> None:
     residency = make_residency(store)
     reference = store.add("tone")
-    store.broken["tone/1"] = OSError("swordfish")
+    store.broken["tone/1"] = error
 
-    with logged_events() as events, pytest.raises(TaskUnhealthyError) as failure:
+    with logged_events() as events, pytest.raises(raised) as failure:
         await lease(residency, store, reference)
 
     (event,) = events.named(f"cannot load tone/1: {failure.value}")
-    assert event["exception"].endswith("OSError")
+    assert event.get("exception", "")[-len("OSError") :] == place
     assert "swordfish" not in "".join(events.lines)
 
 

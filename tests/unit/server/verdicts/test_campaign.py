@@ -1,15 +1,11 @@
-"""A campaign of verdicts while tasks and policies change, and its controls.
-
-The controls show that the campaign finds wrong decisions.
-"""
+"""A campaign of verdicts while tasks and policies change."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
-from typing import cast
 from zlib import crc32
 
 from doubles.backbones import tiny_backbone
@@ -25,18 +21,9 @@ from nunatak_contract.methods import TopK
 from nunatak_contract.policies import Condition, Policy
 from nunatak_registry import CorruptBlobError, PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.outputs.conditions import ConditionState
-from nunatak_server.predict.service import PredictionService
-from nunatak_server.predict.types import (
-    Handling,
-    PredictionRequest,
-    StreamedResult,
-    TaskFailure,
-    TaskPrediction,
-)
+from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
-from nunatak_server.scheduler.turns import Pace
 from nunatak_server.verdicts.judge import Judge, Judgement
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
@@ -44,6 +31,7 @@ AT_ONCE = 16
 ROOM_FOR = 6
 """Little room, so that promotions evict older versions."""
 DEADLINE_S = 0.02
+FAULT_SHARE = 0.02
 FAULTS = ("late", "sick", "broken")
 COUNT = 500
 
@@ -54,8 +42,6 @@ class Tally:
 
     decisions: int = 0
     wrong: list[str] = field(default_factory=list[str])
-    let_through: int = 0
-    """Fail-closed decisions that were weaker than the oracle's."""
     by_failure: int = 0
     blocks: int = 0
     promotions: int = 0
@@ -66,15 +52,14 @@ class Tally:
 class DrawnEngine(Withdrawing):
     """Answers each row by its task, version and caller; some rows fail, some never end."""
 
-    def __init__(self, chance: random.Random, *, fault_share: float) -> None:
+    def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._fault_share = fault_share
         self.answers = dict[str, dict[str, tuple[int, bool]]]()
         """The version and the answer of each task for each caller; absent for failures."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         for row in rows:
-            is_fault = self._chance.random() < self._fault_share
+            is_fault = self._chance.random() < FAULT_SHARE
             fault = self._chance.choice(FAULTS) if is_fault else None
             if fault == "late":
                 continue
@@ -97,15 +82,12 @@ def drawn(task: str, version: int, caller: str) -> bool:
 class Campaign:
     """Judges texts of many callers, and changes tasks and policies meanwhile."""
 
-    def __init__(self, *, seed: int = 0, fault_share: float = 0.02) -> None:
+    def __init__(self, *, seed: int) -> None:
         self.chance = random.Random(seed)
         self.tally = Tally()
         backbone = tiny_backbone(num_layers=2)
         branch = random_branch(backbone, TopK(num_layers=1))
-        self.store, self.engine = (
-            FakeStore(branch),
-            DrawnEngine(self.chance, fault_share=fault_share),
-        )
+        self.store, self.engine = (FakeStore(branch), DrawnEngine(self.chance))
         admission = Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000)
         self.observer = RecordingObserver()
         self.bench = make_service(
@@ -140,14 +122,14 @@ class Campaign:
             PublishedPolicy(document=policy, version=number, published_at=CREATED_AT, by="ann")
         )
 
-    async def run(self, count: int, *, service: PredictionService | None = None) -> Tally:
-        """Judge `count` texts by the service of the campaign, or by another one."""
+    async def run(self, count: int) -> Tally:
+        """Judge `count` texts."""
 
         async def look_up(_: str) -> PublishedPolicy:
             return self.policies[-1]
 
         facts = make_facts(self.store, policy=look_up)
-        judge = Judge(facts=facts, service=service or self.bench.service)
+        judge = Judge(facts=facts, service=self.bench.service)
         numbers = iter(range(count))
 
         async def work() -> None:
@@ -194,8 +176,6 @@ class Campaign:
         tally.blocks += found.action is VerdictAction.BLOCK
         if found.action is not expected:
             tally.wrong.append(f"{caller}: {found.action} in place of {expected}: {known}")
-            is_weaker = found.action.strength < expected.strength
-            tally.let_through += is_weaker and policy.on_failure is OnFailure.BLOCK
 
 
 def drawn_policy(chance: random.Random) -> Policy:
@@ -245,69 +225,5 @@ async def test_no_verdict_is_wrong_under_promotions_evictions_and_failures() -> 
     tally = await Campaign(seed=1).run(COUNT)
 
     assert tally.wrong == []
-    assert tally.let_through == 0
     assert tally.decisions == COUNT
     assert min(tally.by_failure, tally.blocks, tally.promotions, tally.evictions) > 0
-
-
-class Forgetful:
-    """A service that turns failures into answers that find nothing."""
-
-    def __init__(self, service: PredictionService) -> None:
-        self._service = service
-        self.begin = service.begin
-
-    async def stream(
-        self, request: PredictionRequest, pace: Pace
-    ) -> AsyncGenerator[StreamedResult]:
-        calm: TaskPrediction | None = None
-        async for streamed in self._service.stream(request, pace):
-            result = streamed.result
-            if isinstance(result, TaskPrediction):
-                calm = result
-            elif calm is not None:
-                yield replace(streamed, result=found_nothing(calm, result, request))
-                continue
-            yield streamed
-
-
-def found_nothing(
-    like: TaskPrediction, failure: TaskFailure, request: PredictionRequest
-) -> TaskPrediction:
-    nothing = dict.fromkeys(request.conditions, ConditionState(holds=False, score=0.0))
-    return replace(like, reference=failure.reference, states=(nothing,))
-
-
-class Mistaken:
-    """A service whose answers arrive under the name of another task."""
-
-    def __init__(self, service: PredictionService) -> None:
-        self._service = service
-        self.begin = service.begin
-
-    async def stream(
-        self, request: PredictionRequest, pace: Pace
-    ) -> AsyncGenerator[StreamedResult]:
-        found = [it async for it in self._service.stream(request, pace)]
-        names = [it.result.reference for it in found]
-        for streamed, name in zip(found, reversed(names), strict=True):
-            yield replace(streamed, result=replace(streamed.result, reference=name))
-
-
-async def test_the_campaign_finds_failures_that_count_as_nothing_found() -> None:
-    campaign = Campaign(seed=1, fault_share=0.4)
-    forgetful = cast("PredictionService", Forgetful(campaign.bench.service))
-
-    tally = await campaign.run(100, service=forgetful)
-
-    assert tally.wrong
-    assert tally.let_through > 0
-
-
-async def test_the_campaign_finds_answers_of_other_tasks() -> None:
-    campaign = Campaign(seed=1, fault_share=0)
-    mistaken = cast("PredictionService", Mistaken(campaign.bench.service))
-
-    tally = await campaign.run(100, service=mistaken)
-
-    assert tally.wrong

@@ -30,25 +30,22 @@ from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
 CASES = [
-    pytest.param(
+    (
         TaskKind.MULTI_LABEL,
         {"text": "x", "labels": ["b", "a", "b"]},
         [Example(text="x", label=LabelSet(names=("a", "b")))],
-        id="multi-label",
     ),
-    pytest.param(
+    (
         TaskKind.MULTI_LABEL,
         {"text": "x", "labels": []},
         [Example(text="x", label=LabelSet(names=()))],
-        id="no-label-applies",
     ),
-    pytest.param(
+    (
         TaskKind.REGRESSION,
         {"text": "x", "text_pair": "y", "label": 2.5},
         [Example(text="x", text_pair="y", label=2.5)],
-        id="regression",
     ),
-    pytest.param(
+    (
         TaskKind.TOKEN_CLASSIFICATION,
         {"tokens": ["New", "York", "!"], "tags": ["B-L", "I-L", "O"]},
         [
@@ -63,15 +60,13 @@ CASES = [
                 ),
             )
         ],
-        id="tags",
     ),
-    pytest.param(
+    (
         TaskKind.QUESTION_ANSWERING,
         {"question": "where?", "context": "He lives in Oslo.", "answers": []},
         [Example(text="where?", text_pair="He lives in Oslo.", label=Answers(spans=()))],
-        id="no-answer",
     ),
-    pytest.param(
+    (
         TaskKind.QUESTION_ANSWERING,
         {"question": "where?", "context": "Here in Oslo.", "answers": [ANSWER]},
         [
@@ -81,9 +76,8 @@ CASES = [
                 label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
             )
         ],
-        id="answer",
     ),
-    pytest.param(
+    (
         TaskKind.QUESTION_ANSWERING,
         {
             "question": "where?",
@@ -97,22 +91,19 @@ CASES = [
                 label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
             )
         ],
-        id="answers-by-field",
     ),
-    pytest.param(
+    (
         TaskKind.RANKING,
         {"query": "q", "document": "d", "label": 1, "group": "g"},
         [Example(text="q", text_pair="d", label=Relevance(grade=1.0, group="g"))],
-        id="pair",
     ),
-    pytest.param(
+    (
         TaskKind.RANKING,
         {"query": "q", "documents": ["d", "e"], "relevance": [0, 3.5]},
         [
             Example(text="q", text_pair="d", label=Relevance(grade=0.0, group="q")),
             Example(text="q", text_pair="e", label=Relevance(grade=3.5, group="q")),
         ],
-        id="documents",
     ),
 ]
 FIRST = Example(text="one", label="a")
@@ -131,14 +122,12 @@ def test_row_decides_its_kind_and_becomes_examples(
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
-        pytest.param({"text": "x", "label": "a"}, TaskKind.SINGLE_LABEL, id="name"),
-        pytest.param({"text": "x", "label": 3}, TaskKind.SINGLE_LABEL, id="integer-is-a-name"),
-        pytest.param({"text": "x", "label": 3.0}, TaskKind.REGRESSION, id="decimal-point"),
-        pytest.param({"text": "x", "label": "3.0"}, TaskKind.SINGLE_LABEL, id="text"),
-        pytest.param(
-            {"text": "x", "label": "a", "labels": ["a"]}, TaskKind.SINGLE_LABEL, id="label-wins"
-        ),
-        pytest.param({"sentence": "x"}, TaskKind.SINGLE_LABEL, id="nothing-known"),
+        ({"text": "x", "label": "a"}, TaskKind.SINGLE_LABEL),
+        ({"text": "x", "label": 3}, TaskKind.SINGLE_LABEL),
+        ({"text": "x", "label": 3.0}, TaskKind.REGRESSION),
+        ({"text": "x", "label": "3.0"}, TaskKind.SINGLE_LABEL),
+        ({"text": "x", "label": "a", "labels": ["a"]}, TaskKind.SINGLE_LABEL),
+        ({"sentence": "x"}, TaskKind.SINGLE_LABEL),
     ],
 )
 def test_label_type_distinguishes_names_from_values(
@@ -158,36 +147,38 @@ def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        pytest.param({"text": "x", "labels": "a"}, "must be a list, got str", id="labels-text"),
-        pytest.param({"text": "x", "labels": [None]}, "got nothing", id="labels-null"),
-        pytest.param({"tokens": ["x"], "tags": []}, "equally many", id="tags-missing"),
-        pytest.param({"tokens": [], "tags": []}, "at least 1", id="no-tokens"),
-        pytest.param({"tokens": [" "], "tags": ["O"]}, "'tokens' is empty", id="token-blank"),
-        pytest.param({"query": "q", "documents": [], "relevance": []}, "at least 1", id="no-docs"),
-        pytest.param(
-            {"query": "q", "document": "d", "label": "much"}, "finite number", id="grade-text"
-        ),
-        pytest.param(
-            {"query": "q", "document": "d", "label": "1_5"}, "finite number", id="grade-of-code"
-        ),
-        pytest.param(
+        ({"text": 3, "label": "a"}, "'text' must be a string"),
+        ({"text": " ", "label": "a"}, "'text' is empty"),
+        ({"text": None, "label": "a"}, "got nothing"),
+        ({"text": "x", "text_pair": "", "label": "a"}, "'text_pair' is empty"),
+        ({"text": "x", "label": ""}, "1 to 200 characters"),
+        ({"text": "x", "label": None}, "got nothing"),
+        ({"text": "x", "label": "a" * 201}, "got 201"),
+        ({"text": "\ud800", "label": "a"}, "lone surrogate"),
+        ({"text": "x", "label": "\udfff"}, "lone surrogate"),
+        ({"text": "x", "labels": "a"}, "must be a list, got str"),
+        ({"text": "x", "labels": [None]}, "got nothing"),
+        ({"tokens": ["x"], "tags": []}, "equally many"),
+        ({"tokens": [], "tags": []}, "at least 1"),
+        ({"tokens": [" "], "tags": ["O"]}, "'tokens' is empty"),
+        ({"query": "q", "documents": [], "relevance": []}, "at least 1"),
+        ({"query": "q", "document": "d", "label": "much"}, "finite number"),
+        ({"query": "q", "document": "d", "label": "1_5"}, "finite number"),
+        (
             {"question": "q", "context": "Oslo", "answers": [{"text": "s", "answer_start": True}]},
             "needs a 'text' and an integer 'answer_start'",
-            id="answer-with-a-boolean",
         ),
-        pytest.param(
+        (
             {"question": "q", "context": "Here in Oslo.", "answers": [{"text": "Oslo"}]},
             "needs a 'text' and an integer 'answer_start'",
-            id="answer-without-start",
         ),
-        pytest.param(
+        (
             {
                 "question": "q",
                 "context": "Here in Oslo.",
                 "answers": [{"text": "Oslo", "answer_start": 7}],
             },
             "the context has ' Osl' at character 7",
-            id="answer-elsewhere",
         ),
     ],
 )
@@ -274,8 +265,8 @@ def test_a_boolean_is_the_label_that_spells_it(
 @pytest.mark.parametrize(
     ("row", "known"),
     [
-        pytest.param({"text": "x", "labels": ["new"]}, {"labels": ["a"]}, id="label"),
-        pytest.param({"tokens": ["x"], "tags": ["new"]}, {"tags": ["O"]}, id="tag"),
+        ({"text": "x", "labels": ["new"]}, {"labels": ["a"]}),
+        ({"tokens": ["x"], "tags": ["new"]}, {"tags": ["O"]}),
     ],
 )
 def test_dev_label_that_no_train_row_has_is_named(
@@ -294,11 +285,11 @@ def test_dev_label_that_no_train_row_has_is_named(
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        pytest.param(["b", "a", "b"], ("a", "b"), id="text"),
-        pytest.param(["10", "9", "-1"], ("-1", "9", "10"), id="integers"),
-        pytest.param(["10", "9", "x"], ("10", "9", "x"), id="not-all-integers"),
-        pytest.param(["1", "01", "0"], ("0", "01", "1"), id="leading-zeros"),
-        pytest.param(["\u0662", "10"], ("10", "\u0662"), id="digits-of-another-script"),
+        (["b", "a", "b"], ("a", "b")),
+        (["10", "9", "-1"], ("-1", "9", "10")),
+        (["10", "9", "x"], ("10", "9", "x")),
+        (["1", "01", "0"], ("0", "01", "1")),
+        (["\u0662", "10"], ("10", "\u0662")),
     ],
 )
 def test_labels_are_sorted_by_value_only_if_all_are_integers(

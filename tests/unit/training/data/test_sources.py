@@ -91,23 +91,19 @@ def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        pytest.param([], "no train examples", id="no-rows"),
-        pytest.param([{"text": it, "label": "a"} for it in "xy"], "2 labels", id="one-label"),
-        pytest.param([{"text": it, "labels": []} for it in "xy"], "has a label", id="none-applies"),
-        pytest.param([{"text": it, "label": 0.5} for it in "xy"], "same value", id="one-value"),
+        ([], "no train examples"),
+        ([{"text": it, "label": "a"} for it in "xy"], "2 labels"),
+        ([{"text": it, "labels": []} for it in "xy"], "has a label"),
+        ([{"text": it, "label": 0.5} for it in "xy"], "same value"),
         pytest.param(
             [{"text": it, "label": ord(it) * 1e-200} for it in "xy"], "as float32", id="too-small"
         ),
-        pytest.param(
-            [{"text": it, "label": 1e9 + ord(it) / 8} for it in "xy"], "as float32", id="too-near"
-        ),
+        ([{"text": it, "label": 1e9 + ord(it) / 8} for it in "xy"], "as float32"),
         pytest.param([{"tokens": ["x"], "tags": ["O"]}] * 2, "2 tags", id="one-tag"),
         pytest.param(
             [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
         ),
-        pytest.param(
-            [{"query": "x", "document": it, "label": 0} for it in "xy"], "same value", id="no-order"
-        ),
+        ([{"query": "x", "document": it, "label": 0} for it in "xy"], "same value"),
     ],
 )
 def test_data_that_teaches_nothing_is_refused(
@@ -157,10 +153,7 @@ def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) 
 
 @pytest.mark.parametrize(
     ("source", "asked"),
-    [
-        pytest.param("datasets:imdb", ("imdb", None), id="prefix"),
-        pytest.param("datasets:owner/set:small", ("owner/set", "small"), id="config"),
-    ],
+    [("datasets:imdb", ("imdb", None)), ("datasets:owner/set:small", ("owner/set", "small"))],
 )
 def test_name_with_the_prefix_is_a_data_set(source: str, asked: tuple[str, str | None]) -> None:
     texts = [f"text {number}" for number in range(4)]
@@ -253,14 +246,8 @@ def distinct(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("common", "rare"),
     [
-        pytest.param(
-            {"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["a", "rare"]}, id="labels"
-        ),
-        pytest.param(
-            {"tokens": ["x", "y"], "tags": ["O", "B-X"]},
-            {"tokens": ["z"], "tags": ["B-RARE"]},
-            id="tags",
-        ),
+        ({"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["a", "rare"]}),
+        ({"tokens": ["x", "y"], "tags": ["O", "B-X"]}, {"tokens": ["z"], "tags": ["B-RARE"]}),
     ],
 )
 @pytest.mark.parametrize("num_rare", [1, 2])
@@ -297,14 +284,11 @@ def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: 
 @pytest.mark.parametrize(
     ("odd", "usual", "problem"),
     [
-        pytest.param(
-            {"text": "x", "label": 1.5}, {"text": "x", "label": 0.5}, "same value", id="values"
-        ),
-        pytest.param(
+        ({"text": "x", "label": 1.5}, {"text": "x", "label": 0.5}, "same value"),
+        (
             {"question": "x", "context": "y", "answers": [{"text": "y", "answer_start": 0}]},
             {"question": "x", "context": "y", "answers": []},
             "an answer",
-            id="answers",
         ),
     ],
 )

@@ -24,10 +24,8 @@ def test_rate_rises_to_its_full_value_and_falls_towards_zero() -> None:
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
-        pytest.param(Schedule.LINEAR, [1.0, 0.75, 0.5, 0.25, 0.0], id="linear"),
-        pytest.param(
-            Schedule.COSINE, [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0.0], id="cosine"
-        ),
+        (Schedule.LINEAR, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        (Schedule.COSINE, [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0.0]),
         pytest.param(Schedule.CONSTANT, [1.0] * 5, id="constant"),
     ],
 )
@@ -53,10 +51,7 @@ def test_rate_starts_full_without_warmup() -> None:
     assert Course(num_epochs=1, steps_per_epoch=1, warmup_steps=0).rate_factor(0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "num_epochs"),
-    [pytest.param(10_000, 3, id="large-data"), pytest.param(100, 25, id="small-data")],
-)
+@pytest.mark.parametrize(("num_examples", "num_epochs"), [(10_000, 3), (100, 25)])
 def test_small_data_gets_more_epochs_to_reach_the_steps(num_examples: int, num_epochs: int) -> None:
     changes = {"epochs": 3, "min_steps": 100, "batch_size": 32, "warmup_share": 0.1}
     recipe = default_recipe(TopK(num_layers=2), changes=dict(changes))
