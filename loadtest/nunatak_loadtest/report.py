@@ -103,7 +103,9 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     server: str
     info: ServerInfo
     tasks: tuple[str, ...] = Field(description="policies, in a scenario of verdicts")
-    left_out: tuple[str, ...] = Field(description="tasks of the server that read no single text")
+    left_out: tuple[str, ...] = Field(
+        description="tasks that read no single text, or need another backbone"
+    )
     repeats_texts: bool
     seed: int
     workers: int
@@ -215,7 +217,7 @@ def _remarks(report: LoadReport) -> Iterator[str]:
         yield "the texts repeat, and the cache of the server knows those"
     if report.started.left_out:
         left_out = ", ".join(report.started.left_out)
-        yield f"left out, because they read no single text: {left_out}"
+        yield f"left out, because they read no single text or need another backbone: {left_out}"
 
 
 def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:

@@ -7,9 +7,12 @@ from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from nunatak_client import Client
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import invalid_settings
+from nunatak_contract.wire import TaskDetail
 from nunatak_loadtest.scenarios import Asks, Scenario
 from nunatak_rows import file_of_rows, read_rows
 from nunatak_rows.inputs import bad_row
@@ -82,15 +85,17 @@ def read_texts(path: Path) -> tuple[str, ...]:
 def tasks_of(
     client: Client, scenario: Scenario, given: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tasks to ask (or policies for verdicts), and those that read no single text."""
+    """Return the tasks to ask (or policies for verdicts), and those that the test cannot ask."""
     if scenario.asks is Asks.VERDICT:
         chosen, left_out = list(given), list[str]()
     elif given:
         chosen, left_out = _checked(client, given), []
     else:
-        needs = {it.name: needed(it.head, it.reads) for it in client.tasks()}
-        chosen = sorted(name for name, other in needs.items() if other is None)
-        left_out = sorted(name for name, other in needs.items() if other is not None)
+        info, known = client.info(), client.tasks()
+        served = [it.get("digest") for it in (info.backbone, *info.other_backbones)]
+        single = sorted(it.name for it in known if needed(it.head, it.reads) is None)
+        chosen = [it for it in single if _backbone_of(client.task(it)) in served]
+        left_out = sorted({it.name for it in known}.difference(chosen))
     if not chosen or len(set(chosen)) != len(chosen):
         wanted = "policies that are given" if scenario.asks is Asks.VERDICT else "tasks"
         raise invalid_settings(
@@ -98,6 +103,11 @@ def tasks_of(
             f"there are: {', '.join(chosen) or 'none'}"
         )
     return tuple(chosen[: scenario.most_tasks]), tuple(left_out)
+
+
+def _backbone_of(task: TaskDetail) -> JsonValue:
+    backbone = task.manifest["backbone"]
+    return backbone["digest"] if isinstance(backbone, dict) else None
 
 
 def _checked(client: Client, given: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from nunatak_server.access.keys import Scope, change_keys
 
 @contextmanager
 def serving(folder: Path, **settings: object) -> Generator[str]:
-    """Serve two tasks that read single texts, and one task of each other kind."""
+    """Serve two tasks that read single texts, and one that cannot be asked of each other kind."""
     backbone = tiny_backbone()
     with Registry.open(folder) as registry:
         publish_tiny_task(registry, backbone, task="tone")
@@ -31,6 +31,7 @@ def serving(folder: Path, **settings: object) -> Generator[str]:
         publish_tiny_task(registry, backbone, task="answers", kind=HeadKind.QUESTION_ANSWERING)
         publish_tiny_task(registry, backbone, task="pairs", reads=Reads.PAIR)
         publish_tiny_task(registry, backbone, task="ranks", kind=HeadKind.RANKING)
+        publish_tiny_task(registry, tiny_backbone(seed=1), task="elsewhere")
         registry.policies.put(make_policy(make_rule(when("tone", "calm", threshold=1.0))))
         with running_server(backbone, registry, make_settings(**settings)) as address:
             yield address
@@ -62,7 +63,7 @@ def test_fan_out_asks_as_many_tasks_as_read_a_single_text(
     address: str, folder: Path, fanned_out: LoadReport
 ) -> None:
     assert fanned_out.started.tasks == ("names", "tone")
-    assert fanned_out.started.left_out == ("answers", "pairs", "ranks")
+    assert fanned_out.started.left_out == ("answers", "elsewhere", "pairs", "ranks")
     assert set(fanned_out.by_name) == {"2 tasks"}
     assert fanned_out.overall.requests > 0
     assert fanned_out.overall.failures == 0

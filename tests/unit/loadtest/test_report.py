@@ -94,7 +94,7 @@ def test_report_shows_doubts_tasks_what_is_left_out_and_the_saved_memory() -> No
     text = shown(report(doubts=("too few",), failure_codes={"overloaded": 2}))
 
     assert text.startswith("THIS RUN DOES NOT COUNT\n- too few")
-    assert "left out, because they read no single text: answers" in text
+    assert "left out, because they read no single text or need another backbone: answers" in text
     assert "overloaded (2)" in text
     assert "50.0%" in text
     assert "600.0 MB" in text
