@@ -13,7 +13,6 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.ops import native
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
 from nunatak_model.ops.int8 import count_parameters, packed_integers, quantized, restored, scale_of
 from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
@@ -263,7 +262,7 @@ def with_speeds(backbone: Backbone, clock: Callable[[], float] = perf_counter) -
     }
     if backbone.is_packed:
         integers = backbone.ops.integers
-        if not backbone.is_quantized and native.has_native_operators():
+        if not backbone.is_quantized and backbone.ops.tasks.norms:
             integers = packed_integers
         forms = {name: packed(it, integers) for name, it in forms.items()}
     x = torch.randn(NUM_TOKENS, into)
