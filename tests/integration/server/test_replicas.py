@@ -106,6 +106,24 @@ async def test_a_wait_for_a_replica_that_does_not_follow_is_refused_by_its_name(
         assert await version(one) == 2, "the change is made"
 
 
+async def test_a_server_whose_lease_ends_answers_503_until_the_registry_is_back(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    index, away = tmp_path / "index.sqlite3", tmp_path / "away"
+    settings = make_settings(registry_lease_s=1)
+    async with running_client(backbone, registry, settings) as client:
+        assert await version(client) == 1
+        index.rename(away)
+        await wait_for(client, 503)
+        refused = await client.post(PREDICT, json={"inputs": "hi"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+
+        away.rename(index)
+        registry.promote("tone", "prod", 2)
+        await wait_for(client, 200)
+        assert await version(client) == 2
+
+
 @contextmanager
 def locked(folder: Path) -> Generator[sqlite3.Connection]:
     """Lock an index against readers too, and yield the only connection that can read it."""
@@ -235,6 +253,13 @@ async def test_a_server_that_cannot_measure_itself_goes_on(
         assert answer.status_code == 200, answer.text
         assert await version(client) == 2
         assert (await listed(client))["a"]["load"]["process_bytes"] == 0
+
+
+async def wait_for(client: httpx.AsyncClient, status: int) -> None:
+    async def has_come() -> bool:
+        return (await client.get("/readyz")).status_code == status
+
+    await until(has_come)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

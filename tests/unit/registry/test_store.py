@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import OperationalError
 
-from doubles.damage import blob_paths
+from doubles.damage import blob_paths, write_rows
 from doubles.drafts import draft_with, make_draft, publish_many, publish_one, safetensors_bytes
 from nunatak_contract.manifest import TaskDraft
 from nunatak_registry.aliases import AliasEvent, AliasEventKind, rollback_target
@@ -123,6 +123,30 @@ def test_blobs_are_read_by_role(registry: Registry) -> None:
     assert registry.read_blob(manifest, "extra") == blobs["extra"]
     with pytest.raises(InvalidManifestError, match="no blob 'other'"):
         registry.read_blob(manifest, "other")
+
+
+def test_publish_killed_before_its_row_shows_nothing_and_can_be_repeated(
+    registry: Registry, folder: Path
+) -> None:
+    draft, blobs = make_draft()
+    registry.publish(draft, blobs)
+    write_rows(
+        folder,
+        "CREATE TRIGGER kill BEFORE INSERT ON nunatak_version_blobs "
+        "BEGIN SELECT RAISE(ABORT, 'killed'); END",
+    )
+    generation = registry.generation()
+
+    with pytest.raises(StoreUnavailableError, match="killed"):
+        registry.publish(*make_draft(seed=1))
+
+    assert registry.task("intent").versions == (1,)
+    assert registry.generation() == generation
+    assert [finding.kind for finding in registry.verify()] == [FindingKind.ORPHAN]
+
+    write_rows(folder, "DROP TRIGGER kill")
+    assert registry.publish(*make_draft(seed=1)).version == 2
+    assert registry.verify() == []
 
 
 def index_of(folder: Path) -> URL:
