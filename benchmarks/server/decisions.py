@@ -23,9 +23,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness.makers import LABELS
+from benchmarks.harness.makers import LABELS, publish
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.tenants import publish
 from demo.server_process import ServerProcess
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method, TopK
