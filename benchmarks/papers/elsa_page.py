@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--lines", type=Path, default=LINES)
     options = parser.parse_args()
     publish_missing(options.data, options.models, options.registry)
-    sheet = Sheet(command="make elsa", file=options.figures, rounds=1)
+    sheet = Sheet(command="make elsa", file=options.figures)
     asked = {f"{task}-k{own}": first_input(options.data / task) for own in OWN for task in TASKS}
     memory = measure(options.models / BACKBONE, options.registry, asked, work=WORK, sheet=sheet)
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:

@@ -112,7 +112,7 @@ def main() -> None:
         Result(task=task, outcome=outcome, served=served[task.name])
         for task, outcome in zip(TASKS, outcomes, strict=True)
     ]
-    sheet = Sheet(command="make real", file=arguments.figures, rounds=1)
+    sheet = Sheet(command="make real", file=arguments.figures)
     for it in results:
         name, unit = f"real.{it.task.name}.{it.task.shown.replace(' ', '')}", it.task.metric.value
         sheet.record(name, [it.served], unit=unit, goal=it.task.goal)

@@ -5,14 +5,13 @@ The program can run at any time. A part without lines says so.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, append, figure_of, latest, rounded
+from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
 from benchmarks.papers import elsa_page
 from benchmarks.papers.adapters import boxes_over_rates, gains_over_full
 from benchmarks.papers.claims import Verdict, read_claims
@@ -91,11 +90,11 @@ def main() -> None:
 
 def record_claims(folder: Path) -> None:
     """Append the figures of the claims that differ from the newest ones of all benchmarks."""
-    known, machines = latest(), "; ".join(machines_of(folder))
+    known = latest()
+    sheet = Sheet(command="make papers", machine="; ".join(machines_of(folder)))
     for name, (value, unit) in claimed(folder).items():
         if name not in known or (known[name].value, known[name].unit) != (value, unit):
-            figure = figure_of(name, [value], unit=unit, command="make papers")
-            append(replace(figure, hardware=machines))
+            sheet.record(name, [value], unit=unit)
 
 
 def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:

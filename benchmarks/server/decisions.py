@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,7 @@ import httpx
 
 from benchmarks.harness.makers import LABELS, publish
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import interleave, ratios
 from demo.server_process import ServerProcess
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method, TopK
@@ -101,29 +103,22 @@ def speed(sheet: Sheet) -> None:
                 httpx.Client(base_url=server.url) as client,
             ):
                 found = [measure(client, texts, count) for _ in range(sheet.rounds)]
-        five, apart, at_once, every = ([one[at] for one in found] for at in range(4))
+        times = {name: [one[name] for one in found] for name in found[0]}
         cache = "without a trunk cache" if options else "with the trunk cache"
         of = f"of the p50 of five requests to one task each {cache}"
-        record = sheet.record
-        over = [one / other for one, other in zip(five, apart, strict=True)]
-        record(
-            f"decisions.five.p50_ms{suffix}",
-            over,
-            unit=f"{of}, in turn",
-            goal=None if suffix else "<= 0.45",
-        )
-        over = [one / other for one, other in zip(five, at_once, strict=True)]
-        record(f"decisions.five.at_once{suffix}", over, unit=f"{of}, at the same time")
+        over, goal = ratios(times, "five", "apart"), None if suffix else "<= 0.45"
+        name = "decisions.five"
+        sheet.record(f"{name}.p50_ms{suffix}", over, unit=f"{of}, in turn", goal=goal)
+        over = ratios(times, "five", "at once")
+        sheet.record(f"{name}.at_once{suffix}", over, unit=f"{of}, at the same time")
         if count == MANY:
-            over = [one / other for one, other in zip(every, five, strict=True)]
-            unit = "of the p50 of five heads"
-            record("decisions.fifty_over_five", over, unit=unit, goal="<= 1.5")
-        record(f"decisions.five.ms{suffix}", five, unit="ms, five questions in one request")
+            over, unit = ratios(times, "every", "five"), "of the p50 of five heads"
+            sheet.record("decisions.fifty_over_five", over, unit=unit, goal="<= 1.5")
+        unit = "ms, five questions in one request"
+        sheet.record(f"{name}.ms{suffix}", times["five"], unit=unit)
 
 
-def measure(
-    client: httpx.Client, texts: Iterator[str], count: int
-) -> tuple[float, float, float, float]:
+def measure(client: httpx.Client, texts: Iterator[str], count: int) -> dict[str, float]:
     """Return p50 in ms: five questions together, apart in turn, apart at once, and all of them."""
     asked = {f"task-{it}": question(it) for it in range(count)}
     few = dict(list(asked.items())[:FEW])
@@ -142,22 +137,21 @@ def measure(
 
         list(map(one, few) if pool is None else pool.map(one, few))
 
+    def timed(work: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        work()
+        return 1000 * (time.perf_counter() - started)
+
     with ThreadPoolExecutor(FEW) as pool:
-        works: list[Callable[[], None]] = [
-            lambda: together(few),
-            lambda: apart(None),
-            lambda: apart(pool),
-            lambda: together(asked),
-        ]
-        times = [list[float]() for _ in works]
-        for number in range(WARM_UP + PAIRS):
-            for at in random.sample(range(len(works)), len(works)):
-                started = time.perf_counter()
-                works[at]()
-                if number >= WARM_UP:
-                    times[at].append(1000 * (time.perf_counter() - started))
-    five, turns, at_once, every = map(median, times)
-    return five, turns, at_once, every
+        works = {
+            "five": partial(together, few),
+            "apart": partial(apart, None),
+            "at once": partial(apart, pool),
+            "every": partial(together, asked),
+        }
+        runs = {name: partial(timed, work) for name, work in works.items()}
+        times = interleave(runs, PAIRS, warm_up=WARM_UP)
+    return {name: median(them) for name, them in times.items()}
 
 
 def checked(reply: httpx.Response) -> Body:
