@@ -6,8 +6,6 @@ work on the machine slows both. The cascade needs the registries of a trained ta
 teacher; both are asked over HTTP, the teacher as the upstream.
 """
 
-import gzip
-import json
 import random
 import tempfile
 import time
@@ -27,6 +25,7 @@ import httpx
 from benchmarks.harness.makers import LABELS, publish
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios
+from benchmarks.harness.sets import Row, read_part
 from demo.server_process import ServerProcess
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method, TopK
@@ -289,9 +288,10 @@ def cascade(sheet: Sheet, own: str, teacher: str, data: Path) -> None:
 
     The confidence below which the teacher is asked is chosen on the dev texts.
     """
-    dev, tested = read(data / "dev.jsonl.gz"), data / "test.jsonl.gz"
+    dev, test = (read_part(data, it) for it in ("dev", "test"))
     # Without test examples, one half of the dev texts chooses, and the other half is scored.
-    dev, test = (dev, read(tested)) if tested.exists() else (dev[::2], dev[1::2])
+    if dev == test:
+        dev, test = dev[::2], dev[1::2]
     labels = sorted({it["label"] for it in (*dev, *test)})
     asked = question(0, labels)
     with ExitStack() as running:
@@ -318,7 +318,7 @@ def cascade(sheet: Sheet, own: str, teacher: str, data: Path) -> None:
     sheet.record(f"{name}.error", [gap], unit=unit, goal="<= 0.5")
 
 
-def threshold_of(rows: Sequence[Body], own: Sequence[Body], their: Sequence[Body]) -> float:
+def threshold_of(rows: Sequence[Row], own: Sequence[Body], their: Sequence[Body]) -> float:
     """Return the least confidence with at most `POINTS` more error than the teacher's."""
     most = errors(rows, their) + POINTS * len(rows)
     for below in sorted({1e-6, *(it["confidence"] + 1e-6 for it in own)}):
@@ -329,21 +329,15 @@ def threshold_of(rows: Sequence[Body], own: Sequence[Body], their: Sequence[Body
     return 1.0
 
 
-def errors(rows: Sequence[Body], answers: Sequence[Body]) -> int:
+def errors(rows: Sequence[Row], answers: Sequence[Body]) -> int:
     """Return how many answers are not the label of their row."""
     return sum(it["choice"] != row["label"] for row, it in zip(rows, answers, strict=True))
 
 
-def ask(client: httpx.Client, row: Body, asked: Body) -> Body:
+def ask(client: httpx.Client, row: Row, asked: Body) -> Body:
     """Return the answer to a question about the text of a row."""
     body = {"model": "nunatak", "state": row["text"], "questions": {"it": asked}}
     return checked(client.post("/v1/systemone", json=body))["answers"]["it"]
-
-
-def read(file: Path) -> list[Body]:
-    """Return the rows of a data set."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(it) for it in lines]
 
 
 def opened(place: str) -> Registry:
