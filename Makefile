@@ -114,7 +114,8 @@ race: $(VENV)/.dev  ## race five classifiers on one trunk against five full mode
 	$(if $(DATA),OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.shared_quality --data $(DATA))
 
 gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
-	$(BIN)/python -m benchmarks.forward.gpu
+	-timeout 170 $(BIN)/python -m pytest -q -n 0 tests/gpu
+	for part in mixed forms fanout; do timeout 100 $(BIN)/python -m benchmarks.forward.gpu $$part; done
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)

@@ -5,12 +5,12 @@ Each task has its top layers of its own. `nunatak task convert` scores the versi
 the work folder holds are not trained again.
 """
 
-import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness.recording import figures_parser, open_sheet
+from benchmarks.harness.sets import Row, read_part
 from benchmarks.ready import nunatak
 
 WORK = Path(".bench/converted")
@@ -64,29 +64,22 @@ def write_parts(name: str, source: Path, rows: int, test: int) -> Path:
     """Write the rows that a set is trained and tested on; return their folder."""
     folder = WORK / "data" / name
     folder.mkdir(parents=True, exist_ok=True)
-    listed = list(read(source / "train.jsonl.gz", name))
-    tested = source / "test.jsonl.gz"
-    parts = {
-        "train": listed[:rows],
-        "dev": listed[rows : rows + DEV_ROWS],
-        "test": list(read(tested if tested.exists() else source / "dev.jsonl.gz", name))[:test],
-    }
+    listed, tested = (
+        [labelled(row, name) for row in read_part(source, part)] for part in ("train", "test")
+    )
+    parts = {"train": listed[:rows], "dev": listed[rows : rows + DEV_ROWS], "test": tested[:test]}
     for part, kept in parts.items():
         lines = "".join(json.dumps(row) + "\n" for row in kept)
         (folder / f"{part}.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
 
-def read(file: Path, name: str) -> Iterable[Mapping[str, object]]:
-    """Yield the rows of a file, with labels that are lists for the set of many labels."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            if name == MULTI_LABEL:
-                slots = {it[2:] for it in row["tags"] if it != "O"}
-                yield {"text": " ".join(row["tokens"]), "labels": sorted(slots)}
-            else:
-                yield row
+def labelled(row: Row, name: str) -> Row:
+    """Return a row of a set, with labels that are a list for the set of many labels."""
+    if name != MULTI_LABEL:
+        return row
+    slots = {it[2:] for it in row["tags"] if it != "O"}
+    return {"text": " ".join(row["tokens"]), "labels": sorted(slots)}
 
 
 def converted(task: str, folder: Path, layers: int) -> Mapping[str, float]:

@@ -40,6 +40,7 @@ COLUMNS = ("figure", "value", "of what", "deciles (runs)")
 MARKS = {None: "", True: "yes", False: "**no**"}
 SECTIONS = (
     ("forward.", "The mixed forward", "Compared with rivals: [forward.md](forward.md)."),
+    ("gpu.", "The mixed forward on a CUDA device", "`make gpu` checks and measures it."),
     ("server.", "The server", "What is measured, and how: [server.md](server.md)."),
     ("verdict.", "Verdicts", "Decisions of policies while tasks change and fail."),
     (

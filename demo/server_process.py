@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -10,13 +11,21 @@ STOP_TIMEOUT_S = 40
 
 
 class ServerProcess:
-    """Runs `nunatak serve` with `options` on a free port; logs to a file or standard error."""
+    """Runs `nunatak serve` with `options` on a free port; logs to a file or standard error.
+
+    `under` is a program that starts the server, with its arguments.
+    """
 
     def __init__(
-        self, registry: str | Path, *, options: tuple[str, ...] = (), log: Path | None = None
+        self,
+        registry: str | Path,
+        *,
+        options: tuple[str, ...] = (),
+        log: Path | None = None,
+        under: Sequence[str] = (),
     ) -> None:
         serve = (sys.executable, "-m", "nunatak_cli", "serve", "--registry", str(registry))
-        self._command = [*serve, "--port", "0", *options]
+        self._command = [*under, *serve, "--port", "0", *options]
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self.url = ""

@@ -8,7 +8,6 @@ bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,18 +36,19 @@ from benchmarks.harness.workload import (
     Setting,
     Task,
     dtypes,
-    mixed,
+    mixed_run,
     random_encodings,
-    random_task,
+    random_tasks,
     served_forms,
     served_integers,
     served_task,
     tensors_by_task,
 )
 from nunatak_contract.methods import Bottleneck, Method, TopK
-from nunatak_model import Backbone, BranchSpec, Encoding, Row, parameter_shapes
+from nunatak_model import Backbone, BranchSpec, Encoding, parameter_shapes
 
 NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
+TOP = TopK(num_layers=TOP_LAYERS)
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
@@ -120,7 +120,7 @@ def race_integers(sheet: Sheet, folder: Path) -> None:
     if integers.ops.integers is None:
         raise RuntimeError("the native product of integers is not proven here, see the warning")
     rounded = replace(exact, name="int8", forms={"": integers})
-    (task,) = top_tasks(exact.backbone, TOP_LAYERS, 1)
+    (task,) = random_tasks(exact.backbone, [TOP])
     weight, bias = task.head
     tensors = {**own_weights(exact.encoder, task), "head.weight": weight, "head.bias": bias}
     texts = {
@@ -132,13 +132,12 @@ def race_integers(sheet: Sheet, folder: Path) -> None:
         "times": NUM_TASKS,
         "texts": {length: text.token_ids for length, text in texts.items()},
     }
-    method = TopK(num_layers=TOP_LAYERS)
     with running(job, tensors, peer="onnxruntime") as worker:
         for length, text in texts.items():
             asked = [replace(it, encoding=text) for it in (exact, rounded)]
             systems = local_systems(asked[0]) + [
                 local(asked[1].label("nunatak"), answer, tolerance=INT8_TOLERANCE)
-                for answer in mixed_forms(asked[1], method).values()
+                for answer in mixed_forms(asked[1], TOP).values()
             ]
             for name in ("fp32", "int8"):
                 case = f"onnxruntime.{name}.{length}"
@@ -169,15 +168,14 @@ def record_integers(sheet: Sheet, length: int, times: Times) -> None:
 
 def local_systems(setting: Asked) -> list[System]:
     """The mixed forward, and 8 dedicated transformers models with the same weights."""
-    tasks = top_tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
-    method = TopK(num_layers=TOP_LAYERS)
+    tasks = random_tasks(setting.backbone, [TOP] * NUM_TASKS)
     models = [dedicated_model(setting.encoder, task) for task in tasks]
     encodings = [setting.encoding] * NUM_TASKS
     allowed = tolerance(setting.name)
     return [
         *(
             local(setting.label(f"nunatak{form}"), answer, tolerance=allowed)
-            for form, answer in mixed_forms(setting, method).items()
+            for form, answer in mixed_forms(setting, TOP).items()
         ),
         local(
             setting.label("transformers"),
@@ -189,7 +187,7 @@ def local_systems(setting: Asked) -> list[System]:
 
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
-    tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
+    tasks = random_tasks(setting.backbone, [BOTTLENECK] * NUM_TASKS)
     job = {
         "backbone": str(folder),
         "num_tasks": NUM_TASKS,
@@ -220,14 +218,15 @@ def draw_curve(sheet: Sheet, setting: Asked) -> None:
     T dedicated forwards count as T times the time of one, because they share nothing.
     """
     # The layers of eight tasks exceed every cache, so further tasks may reuse the same layers.
-    pool = top_tasks(setting.backbone, max(CURVE_LAYERS), NUM_TASKS)
+    deepest = TopK(num_layers=max(CURVE_LAYERS))
+    pool = random_tasks(setting.backbone, [deepest] * NUM_TASKS)
     model = dedicated_model(setting.encoder, pool[0])
     alone = local("alone", lambda: answer_alone([model], [setting.encoding]), repeats=1)
     for num_tasks in CURVE_TASKS:
         systems = [alone]
         for top_layers in CURVE_LAYERS:
-            rows = shallower_rows(setting, pool, top_layers, num_tasks)
-            run = partial(mixed, setting.backbone, rows)
+            tasks = shallower_tasks(setting.backbone, pool, top_layers, num_tasks)
+            run = mixed_run(setting.backbone, [setting.encoding] * num_tasks, tasks)
             systems.append(local(f"k{top_layers}", run, repeats=1))
         with torch.inference_mode():
             times = interleave({it.name: it.seconds for it in systems}, CURVE_ROUNDS)
@@ -239,33 +238,26 @@ def draw_curve(sheet: Sheet, setting: Asked) -> None:
 
 def mixed_forms(setting: Asked, method: Method) -> dict[str, Callable[[], Tensor]]:
     """Return one mixed forward of the text for all tasks, by the form of the backbone."""
-    found = dict[str, Callable[[], Tensor]]()
-    for form, backbone in setting.forms.items():
-        tasks = [random_task(backbone, method, seed=seed) for seed in range(NUM_TASKS)]
-        rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
-        found[form] = partial(mixed, backbone, rows)
-    return found
+    texts, methods = [setting.encoding] * NUM_TASKS, [method] * NUM_TASKS
+    return {
+        form: mixed_run(backbone, texts, random_tasks(backbone, methods))
+        for form, backbone in setting.forms.items()
+    }
 
 
-def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
-    """Return tasks with own top layers."""
-    method = TopK(num_layers=top_layers)
-    return [random_task(backbone, method, seed=seed) for seed in range(count)]
-
-
-def shallower_rows(
-    setting: Asked, pool: Sequence[Task], top_layers: int, num_tasks: int
-) -> list[Row]:
-    """Return one text for `num_tasks` tasks, with the highest layers of the tasks of the pool."""
+def shallower_tasks(
+    backbone: Backbone, pool: Sequence[Task], top_layers: int, num_tasks: int
+) -> list[Task]:
+    """Return `num_tasks` tasks with the highest layers of the tasks of the pool."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)
-    names = parameter_shapes(spec, setting.backbone.config)
+    names = parameter_shapes(spec, backbone.config)
     cut = [
-        served_task(spec, {name: task.parameters[name] for name in names}, setting.backbone)
+        served_task(spec, {name: task.parameters[name] for name in names}, backbone)
         for task in pool
     ]
+    taken = [cut[index % len(cut)] for index in range(num_tasks)]
     # A copy is a task of its own, although it holds the same tensors.
-    branches = [replace(cut[index % len(cut)].branch) for index in range(num_tasks)]
-    return [Row(encoding=setting.encoding, branch=branch) for branch in branches]
+    return [replace(task, branch=replace(task.branch)) for task in taken]
 
 
 if __name__ == "__main__":

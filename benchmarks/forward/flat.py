@@ -4,30 +4,28 @@ The texts stay the same, so the difference is the cost that one more task adds t
 nunatak-ops installed, its operators run in turns with torch's own operations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 
-from benchmarks.forward.ragged import BOTTLENECK, NUM_ROWS
+from benchmarks.forward.ragged import NUM_ROWS
+from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
-    mixed,
+    mixed_run,
     random_encodings,
-    random_task,
+    random_tasks,
     served_forms,
 )
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
-from nunatak_model import Backbone, Encoding, Row
+from nunatak_contract.methods import Method
+from nunatak_model import Backbone
 
 COUNTS = (1, 2, 4, 8, 16, NUM_ROWS)
-METHODS: dict[str, Method] = {
-    "lora": Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-    "bottleneck": BOTTLENECK,
-}
+METHODS: dict[str, Method] = {"lora": LORA, "bottleneck": BOTTLENECK}
 
 
 def main() -> None:
@@ -46,32 +44,20 @@ def measure(sheet: Sheet, forms: Mapping[str, Backbone], method: Method, identif
     vocabulary = forms[""].config.vocab_size
     encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=vocabulary)
     runs = {
-        f"{form}.n{count}": run_of(backbone, method, encodings, count)
+        f"{form}.n{count}": partial(
+            seconds, mixed_run(backbone, encodings, random_tasks(backbone, [method] * count))
+        )
         for form, backbone in forms.items()
         for count in COUNTS
     }
     with torch.inference_mode():
-        times = interleave(
-            {name: partial(seconds, run, 3) for name, run in runs.items()}, sheet.rounds
-        )
+        times = interleave(runs, sheet.rounds)
     unit = "times the cost of one task"
     for form in forms:
         costs = {count: ratios(times, f"{form}.n{count}", f"{form}.n1") for count in COUNTS}
         sheet.record(f"{identifier}{form}", costs[NUM_ROWS], unit=unit, goal="<= 1.05")
         for count, samples in costs.items():
             sheet.record(f"{identifier}{form}.n{count}", samples, unit=unit)
-
-
-def run_of(
-    backbone: Backbone, method: Method, encodings: Sequence[Encoding], num_tasks: int
-) -> partial[torch.Tensor]:
-    """Return a forward of all texts, divided among `num_tasks` tasks."""
-    tasks = [random_task(backbone, method, seed=seed) for seed in range(num_tasks)]
-    rows = [
-        Row(encoding=encoding, branch=tasks[index % num_tasks].branch)
-        for index, encoding in enumerate(encodings)
-    ]
-    return partial(mixed, backbone, rows)
 
 
 if __name__ == "__main__":

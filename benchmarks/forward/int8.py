@@ -8,30 +8,33 @@ with their activation.
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.forward.flat import run_of
 from benchmarks.forward.ragged import NUM_ROWS
+from benchmarks.harness.makers import LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import clock_name, interleave, ratios, require_one_thread, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
+    mixed_run,
     random_encodings,
+    random_tasks,
+    run_products,
     served_backbone,
     served_integers,
+    states_of_layers,
 )
 from nunatak_contract.enums import Activation
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, Backbone, load_backbone, quantize_backbone
+from nunatak_contract.methods import HeadOnly, Method, TopK
+from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX, load_backbone, quantize_backbone
 from nunatak_model.ops import native
-from nunatak_model.ops.linear import apply_linear
 from nunatak_model.weights import Linear
 
 INT8 = "int8"
@@ -39,12 +42,12 @@ LEVELS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "amx")
 """The levels of the native operators, by number."""
 LAYER_TOKENS = {32: ">= 2.9", 256: ">= 3.2", 1024: ">= 3.3"}
 """Numbers of tokens, and the goal of the speed-up at each."""
-MIXES: dict[str, tuple[Method, int]] = {
-    "head": (HeadOnly(), 1),
-    "lora32": (Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), NUM_ROWS),
-    "top2": (TopK(num_layers=2), 4),
+MIXES: dict[str, Sequence[Method]] = {
+    "head": [HeadOnly()],
+    "lora32": [LORA] * NUM_ROWS,
+    "top2": [TopK(num_layers=2)] * 4,
 }
-"""The method, and the number of tasks that share the texts."""
+"""The methods of the tasks that share the texts."""
 
 
 def main() -> None:
@@ -114,7 +117,7 @@ def measure_levels(sheet: Sheet, source: str) -> None:
     }
     for num_tokens in LAYER_TOKENS:
         hidden = torch.randn(num_tokens, integers.config.hidden_width)
-        runs = {name: partial(seconds, partial(run, hidden), 3) for name, run in forms.items()}
+        runs = {name: partial(seconds, partial(run, hidden)) for name, run in forms.items()}
         with torch.inference_mode():
             times = interleave(runs, sheet.rounds)
         for name in forms.keys() - {"fp32"}:
@@ -136,24 +139,6 @@ def at_level(
     )
 
 
-def run_products(
-    backbone: Backbone, *states: Tensor, apply: Callable[..., Tensor] = apply_linear
-) -> None:
-    """Run the four products of a layer for each state, and the activation of one.
-
-    The heads read one token of each text, so the first product alone runs all tokens of a state
-    whose tokens are fewer than those of the state below.
-    """
-    below = states[0].to(backbone.dtype)
-    for layer, state in zip(backbone.layers, states, strict=False):
-        hidden = state.to(backbone.dtype)
-        apply(below, layer.qkv)
-        apply(hidden, layer.attention_output)
-        inner = apply(hidden, layer.feedforward_in, activation=backbone.config.activation)
-        apply(inner, layer.feedforward_out)
-        below = hidden
-
-
 def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
     """Record the speed-up of integers over each floating-point format."""
     backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
@@ -161,14 +146,13 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
     vocabulary = backbones[INT8].config.vocab_size
     lengths = lognormal_lengths(num_texts)
     encodings = random_encodings(lengths, vocabulary=vocabulary)
-    all_tokens = torch.randn(sum(lengths), backbones[INT8].config.hidden_width)
-    states = [all_tokens] * (len(backbones[INT8].layers) - 1) + [all_tokens[:num_texts]]
-    for mix, (method, num_tasks) in MIXES.items():
+    states = states_of_layers(backbones[INT8], lengths)
+    for mix, methods in MIXES.items():
         runs = {
-            name: partial(seconds, run_of(backbone, method, encodings, num_tasks), 3)
-            for name, backbone in backbones.items()
+            name: partial(seconds, mixed_run(it, encodings, random_tasks(it, methods)))
+            for name, it in backbones.items()
         }
-        runs["products"] = partial(seconds, partial(run_products, backbones[INT8], *states), 3)
+        runs["products"] = partial(seconds, partial(run_products, backbones[INT8], *states))
         with torch.inference_mode():
             times = interleave(runs, sheet.rounds)
         if shape == "minilm" and mix == "lora32":

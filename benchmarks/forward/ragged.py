@@ -6,12 +6,9 @@ nunatak-ops installed, its operators run in turns with torch's own operations.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.forward.rivals import (
     answer_alone,
@@ -23,6 +20,7 @@ from benchmarks.forward.rivals import (
     peft_model,
 )
 from benchmarks.forward.worker import running
+from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
     System,
@@ -41,19 +39,21 @@ from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
     minilm_folder,
-    mixed,
+    mixed_run,
+    product,
     random_encodings,
-    random_task,
+    random_tasks,
+    run_products,
     served_forms,
     sorted_batches,
+    states_of_layers,
     tensors_by_task,
 )
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, Encoding, Row
+from nunatak_contract.methods import HeadOnly, Method, TopK
+from nunatak_model import Backbone, Encoding, load_backbone
 
 NUM_ROWS, SORTED_ROWS = 32, 8
 CEILING_RUNS = 5
-BOTTLENECK = Bottleneck(size=64)
 NAMED, SORTED = "peft.adapter_names", "peft.adapter_names.sorted"
 SPLIT, SPLIT_SORTED = "adapters.batch_split", "adapters.batch_split.sorted"
 PREFIX = "forward.ragged"
@@ -64,15 +64,6 @@ CEILING_GOALS = {
     (NATIVE, "fp32"): ">= 0.85",
     (NATIVE, "bf16"): ">= 0.8",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """One linear product, `x @ weight.T`, with the weight in both layouts of torch."""
-
-    x: Tensor
-    weight: Tensor
-    packed: Tensor
 
 
 def main() -> None:
@@ -90,7 +81,11 @@ def main() -> None:
 def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
     """Race 32 low-rank tasks: peft in all its modes, one model per task, the products alone."""
     systems = [system for setting in settings for system in lora_systems(setting)]
-    times = race(systems, rounds=sheet.rounds, clocks=ceilings(settings))
+    ceilings = dict[str, Callable[[], float]]()
+    for it in settings:
+        forms = (it.backbone, load_backbone(dtype=it.backbone.dtype))
+        ceilings[it.label("ceiling")] = partial(ceiling_seconds, forms)
+    times = race(systems, rounds=sheet.rounds, clocks=ceilings)
     for setting in settings:
         record_lora(sheet, setting, times)
     if len(settings) > 1:
@@ -121,7 +116,7 @@ def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
 
 def lora_systems(setting: Setting) -> list[System]:
     """Return the mixed forward, peft in three modes, and one transformers model per task."""
-    methods = [Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE)] * NUM_ROWS
+    methods = [LORA] * NUM_ROWS
     encodings, tasks = random_requests(setting.backbone, methods)
     batch = partial(padded_batch, encodings, tasks)
     lengths = [encoding.num_tokens for encoding in encodings]
@@ -187,20 +182,14 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
     dedicated models.
     """
     quarter = NUM_ROWS // 4
-    methods = [
-        HeadOnly(),
-        TopK(num_layers=2),
-        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        BOTTLENECK,
-    ]
-    methods = [method for method in methods for _ in range(quarter)]
+    kinds = (HeadOnly(), TopK(num_layers=2), LORA, BOTTLENECK)
+    methods: list[Method] = [method for method in kinds for _ in range(quarter)]
     encodings, tasks = random_requests(setting.backbone, methods)
-    rows = rows_of(encodings, tasks)
     encoder = load_encoder(minilm_folder(), setting.backbone.dtype)
     models = [dedicated_model(encoder, task) for task in tasks]
     comparable = NUM_ROWS - quarter
     allowed = tolerance(setting.name)
-    ours = local("nunatak", partial(mixed, setting.backbone, rows), tolerance=allowed)
+    ours = local("nunatak", mixed_run(setting.backbone, encodings, tasks), tolerance=allowed)
     theirs = System(
         name="transformers",
         answer=lambda: answer_alone(models, encodings)[:comparable],
@@ -220,75 +209,25 @@ def random_requests(
     """Return texts of log-normal lengths, and one task for each text."""
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
-    tasks = [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
-    return encodings, tasks
-
-
-def rows_of(encodings: Sequence[Encoding], tasks: Sequence[Task]) -> list[Row]:
-    """Return a row for each text and the task of the same number."""
-    return [
-        Row(encoding=encoding, branch=task.branch)
-        for encoding, task in zip(encodings, tasks, strict=True)
-    ]
+    return encodings, random_tasks(backbone, methods)
 
 
 def mixed_forms(setting: Setting, methods: Sequence[Method]) -> dict[str, Callable[[], Tensor]]:
     """Return the mixed forward of the same requests in each form of the backbone."""
     return {
-        f"nunatak{form}": partial(mixed, backbone, rows_of(*random_requests(backbone, methods)))
+        f"nunatak{form}": mixed_run(backbone, *random_requests(backbone, methods))
         for form, backbone in setting.forms.items()
     }
 
 
-def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
-    """Return functions that time the frozen linear products alone, by number format.
+def ceiling_seconds(forms: Sequence[Backbone]) -> float:
+    """Return the time of the frozen products alone: the fastest run of several of each form.
 
-    The functions leave out low-rank products and attention, so the mixed forward is slower.
+    Low-rank products and attention are left out, so the mixed forward is slower.
     """
-    num_tokens = sum(lognormal_lengths(NUM_ROWS))
-    return {
-        setting.label("ceiling"): partial(products_seconds, products(setting, num_tokens))
-        for setting in settings
-    }
-
-
-def products(setting: Setting, num_tokens: int) -> list[Product]:
-    """Return every linear map of all layers; each layer has its own weights.
-
-    The heads read the first token, so the last layer runs its other maps on one token of each text.
-    """
-    config = setting.backbone.config
-    width, inner = config.hidden_width, config.intermediate_width
-    shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
-    made = list[Product]()
-    num_whole = len(shapes) * (config.num_layers - 1) + 1
-    for number, (out, into) in enumerate(shapes * config.num_layers):
-        weight = torch.randn(out, into).to(setting.backbone.dtype)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
-        made.append(
-            Product(
-                x=torch.randn(num_tokens if number < num_whole else NUM_ROWS, into).to(
-                    setting.backbone.dtype
-                ),
-                weight=weight,
-                packed=packed,
-            )
-        )
-    return made
-
-
-def products_seconds(made: Sequence[Product]) -> float:
-    """Return the time of the fastest of several runs, in the faster of both layouts."""
-
-    def run_plain() -> None:
-        for product in made:
-            functional.linear(product.x, product.weight)
-
-    def run_packed() -> None:
-        for product in made:
-            torch.ops.mkldnn._linear_pointwise(product.x, product.packed, None, "none", [], "")  # noqa: SLF001 - no public name
-
-    return min(seconds(run, 1) for run in (run_plain, run_packed) for _ in range(CEILING_RUNS))
+    states = states_of_layers(forms[0], lognormal_lengths(NUM_ROWS))
+    runs = [partial(run_products, it, *states, apply=product) for it in forms]
+    return min(seconds(run, 1) for run in runs for _ in range(CEILING_RUNS))
 
 
 if __name__ == "__main__":

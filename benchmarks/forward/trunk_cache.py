@@ -14,17 +14,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.forward.fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS, top_tasks
+from benchmarks.forward.fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS
 from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
-from benchmarks.harness.workload import served_backbone
-from nunatak_model import DEFAULT_BACKBONE, Backbone, Encoding, Row, TrunkCache, forward
+from benchmarks.harness.workload import random_tasks, served_backbone
+from nunatak_contract.methods import TopK
+from nunatak_model import DEFAULT_BACKBONE, Encoding, Row, TrunkCache, forward
 
 CACHE_BYTES = 256 * 1024**2
 ENCODING = Encoding(token_ids=tuple(range(5, 5 + NUM_TOKENS)), type_ids=(0,) * NUM_TOKENS)
 BOUND = NUM_LAYERS / TOP_LAYERS
 HIT_GOAL = 0.8 * BOUND
+Run = Callable[[], object]
 
 
 def main() -> None:
@@ -32,52 +34,35 @@ def main() -> None:
     _, sheet = open_sheet(figures_parser(__doc__, rounds=25))
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
-        sheet.record(
-            f"forward.trunkcache.k{TOP_LAYERS}",
-            hit_gains(served_backbone(bert, dtype=torch.float32), sheet.rounds),
-            unit="times faster than a miss",
-            goal=f">= {HIT_GOAL:g}",
-        )
-        sheet.record(
-            "forward.trunkcache.miss",
-            miss_costs(served_backbone(DEFAULT_BACKBONE, dtype=torch.float32), sheet.rounds),
-            unit="times a forward without a cache",
-            goal="<= 1.03",
-        )
+        run, filled = forward_of(bert), TrunkCache(max_bytes=CACHE_BYTES)
+        run(trunk=filled)
+        hits = times_longer(partial(missed, run), partial(run, trunk=filled), sheet.rounds)
+        name, unit = f"forward.trunkcache.k{TOP_LAYERS}", "times faster than a miss"
+        sheet.record(name, hits, unit=unit, goal=f">= {HIT_GOAL:g}")
+        run = forward_of(DEFAULT_BACKBONE)
+        misses = times_longer(partial(missed, run), run, sheet.rounds)
+        unit = "times a forward without a cache"
+        sheet.record("forward.trunkcache.miss", misses, unit=unit, goal="<= 1.03")
 
 
-def hit_gains(backbone: Backbone, rounds: int) -> list[float]:
-    """Return the time of a miss divided by the time of a hit, once per round."""
-    rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
-    filled = TrunkCache(max_bytes=CACHE_BYTES)
-
-    def miss() -> None:
-        forward(backbone, rows, trunk=TrunkCache(max_bytes=CACHE_BYTES))
-
-    def hit() -> None:
-        forward(backbone, rows, trunk=filled)
-
-    hit()  # fills the cache
-    return in_turns(miss, hit, rounds)
+def forward_of(source: str | Path) -> partial[list[torch.Tensor]]:
+    """Return the forward of one text for a task with own top layers."""
+    backbone = served_backbone(source, dtype=torch.float32)
+    (task,) = random_tasks(backbone, [TopK(num_layers=TOP_LAYERS)])
+    return partial(forward, backbone, [Row(encoding=ENCODING, branch=task.branch)])
 
 
-def miss_costs(backbone: Backbone, rounds: int) -> list[float]:
-    """Return the time of a miss divided by the time without a cache, once per round."""
-    rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
-
-    def miss() -> None:
-        forward(backbone, rows, trunk=TrunkCache(max_bytes=CACHE_BYTES))
-
-    def plain() -> None:
-        forward(backbone, rows)
-
-    return in_turns(miss, plain, rounds)
+def missed(run: Callable[..., object]) -> None:
+    """Run with an empty cache."""
+    run(trunk=TrunkCache(max_bytes=CACHE_BYTES))
 
 
-def in_turns(upper: Callable[[], None], lower: Callable[[], None], rounds: int) -> list[float]:
-    """Return the time of `upper` divided by the time of `lower`, once per round."""
-    runs = {"upper": partial(seconds, upper), "lower": partial(seconds, lower)}
-    return ratios(interleave(runs, rounds), "upper", "lower")
+def times_longer(
+    slow: Callable[[], object], fast: Callable[[], object], rounds: int
+) -> list[float]:
+    """Return the time of `slow` divided by the time of `fast`, once per round."""
+    runs = {"slow": partial(seconds, slow), "fast": partial(seconds, fast)}
+    return ratios(interleave(runs, rounds), "slow", "fast")
 
 
 if __name__ == "__main__":

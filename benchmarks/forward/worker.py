@@ -1,15 +1,16 @@
 """Peers in their own virtual environments: we lack their packages, or theirs clash with ours.
 
-A peer runs as a process that answers one request at a time (`protocol.py`), so that it can take
-turns with the systems of this process.
+A peer runs as a process that answers one request at a time (`peers/protocol.py`), so that it can
+take turns with the systems of this process.
 """
 
 import json
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -20,27 +21,18 @@ from torch import Tensor
 
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.rounds import FP32_TOLERANCE, System
+from benchmarks.savings.systems import SERVING, interpreter_of
 from benchmarks.savings.systems import System as PeerSystem
-from benchmarks.savings.systems import interpreter_of
 
-PACKAGES = (
-    f"torch=={version('torch').partition('+')[0]}",
-    "adapters==1.3.0",
-    "transformers==4.57.6",
-)
-
-
-def adapters_python() -> Path:
-    """Return the Python that has the library `adapters`."""
-    return interpreter("adapters", PACKAGES)
-
-
-def onnxruntime_python() -> Path:
-    """Return the Python that has onnxruntime, and our packages."""
-    return interpreter_of(PeerSystem.ONNXRUNTIME)
-
-
-PEERS = {"adapters": adapters_python, "onnxruntime": onnxruntime_python}
+PEERS: Mapping[str, Callable[[], Path]] = {
+    "adapters": partial(
+        interpreter,
+        "adapters",
+        (f"torch=={version('torch').partition('+')[0]}", "adapters==1.3.0", "transformers==4.57.6"),
+    ),
+    "onnxruntime": partial(interpreter_of, PeerSystem.ONNXRUNTIME),
+}
+"""The Python of each peer."""
 
 
 class WorkerError(Exception):
@@ -88,7 +80,7 @@ def running(
     Raises:
         WorkerError: the peer could not build its models.
     """
-    python, script = PEERS[peer](), Path(__file__).with_name(f"{peer}_worker.py")
+    python, script = PEERS[peer](), SERVING / f"{peer}_worker.py"
     with tempfile.TemporaryDirectory() as folder:
         settings = {"num_threads": torch.get_num_threads(), **job}
         (Path(folder) / "job.json").write_text(json.dumps(settings))

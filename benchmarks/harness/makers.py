@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from nunatak_contract.enums import Pooling
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_exchange.peft_folders import export_peft
 from nunatak_exchange.transformers_export import export_transformers, merged_weights
@@ -22,6 +23,7 @@ from nunatak_model import (
     BranchSpec,
     HeadSpec,
     build_branch,
+    default_head,
     initial_parameters,
     quantize_backbone,
     stored_parameters,
@@ -106,6 +108,15 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
         probe_inputs=plan.probe,
         provenance=Provenance(created_at=CREATED_AT),
     )
+
+
+def publish(
+    registry: Registry, backbone: Backbone, task: str, seed: int, *, method: Method = TOP_LAYER
+) -> TaskManifest:
+    """Publish a task with the usual head of the backbone."""
+    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
+    made = draft(TaskPlan(name=task, method=method, seed=seed, head=head), backbone)
+    return registry.publish(made.manifest, made.blobs)
 
 
 def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:

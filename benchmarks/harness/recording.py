@@ -50,66 +50,15 @@ class Figure:
     """Why a goal was missed."""
 
 
-def figure_of(
-    identifier: str,
-    samples: Sequence[float],
-    *,
-    unit: str,
-    command: str,
-    goal: str | None = None,
-    reason: str | None = None,
-) -> Figure:
-    """Return the median of `samples`, with their first and last decile, as measured here now."""
-    value = median(samples)
-    low, high = deciles(samples)
-    return Figure(
-        id=identifier,
-        value=rounded(value),
-        unit=unit,
-        goal=goal,
-        met=None if goal is None else meets(value, goal),
-        low=rounded(low),
-        high=rounded(high),
-        runs=len(samples),
-        command=command,
-        commit=commit(),
-        date=datetime.now(UTC).date().isoformat(),
-        hardware=hardware(),
-        versions=_versions(),
-        reason=reason,
-    )
-
-
-def record(
-    identifier: str,
-    samples: Sequence[float],
-    *,
-    unit: str,
-    command: str,
-    goal: str | None = None,
-    reason: str | None = None,
-    file: Path = FIGURES,
-) -> Figure:
-    """Append a figure that was measured here now."""
-    figure = figure_of(identifier, samples, unit=unit, command=command, goal=goal, reason=reason)
-    return append(figure, file)
-
-
-def append(figure: Figure, file: Path = FIGURES) -> Figure:
-    """Add a figure to the file of all figures."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(asdict(figure)) + "\n")
-    return figure
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
     """The file of one benchmark's figures, and the command that makes them."""
 
     command: str
-    file: Path
-    rounds: int
+    file: Path = FIGURES
+    rounds: int = 1
+    machine: str | None = None
+    """Another machine that measured; None: this one."""
 
     def record(
         self,
@@ -120,16 +69,28 @@ class Sheet:
         goal: str | None = None,
         reason: str | None = None,
     ) -> Figure:
-        """Append a figure and print it."""
-        figure = record(
-            identifier,
-            samples,
+        """Append and print the median of `samples`, with their first and last decile."""
+        value = median(samples)
+        low, high = deciles(samples)
+        figure = Figure(
+            id=identifier,
+            value=rounded(value),
             unit=unit,
-            command=self.command,
             goal=goal,
+            met=None if goal is None else meets(value, goal),
+            low=rounded(low),
+            high=rounded(high),
+            runs=len(samples),
+            command=self.command,
+            commit=commit(),
+            date=datetime.now(UTC).date().isoformat(),
+            hardware=self.machine or hardware(),
+            versions=_versions(),
             reason=reason,
-            file=self.file,
         )
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(asdict(figure)) + "\n")
         held = "" if goal is None else f", goal {goal}: {'met' if figure.met else 'missed'}"
         spread = f"{figure.low:g} to {figure.high:g}"
         print(f"{identifier}: {figure.value:g} {unit} ({spread}{held})", flush=True)

@@ -7,8 +7,9 @@ quantiles of their distribution, so that no lucky draw changes a result.
 import importlib.util
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 
@@ -35,6 +36,8 @@ from nunatak_model import (
     stored_parameters,
 )
 from nunatak_model.backbone import without_fast_kernels
+from nunatak_model.ops.linear import apply_linear
+from nunatak_model.weights import Linear
 
 MEDIAN_LENGTH, LENGTH_SIGMA, MAX_LENGTH = 20, 0.6, 128
 NUM_LABELS = 2
@@ -204,5 +207,50 @@ def padded(encodings: Sequence[Encoding]) -> tuple[Tensor, Tensor]:
 
 
 def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward; logits [rows, labels]."""
-    return torch.stack(forward(backbone, rows))
+    """One mixed forward; logits [rows, labels] on the host."""
+    return torch.stack(forward(backbone, rows)).cpu()
+
+
+def random_tasks(backbone: Backbone, methods: Iterable[Method]) -> list[Task]:
+    """Return a task for each method, with another seed each."""
+    return [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
+
+
+def mixed_run(
+    backbone: Backbone, encodings: Sequence[Encoding], tasks: Sequence[Task]
+) -> partial[Tensor]:
+    """Return one mixed forward of all texts; the tasks take turns."""
+    rows = [
+        Row(encoding=encoding, branch=tasks[index % len(tasks)].branch)
+        for index, encoding in enumerate(encodings)
+    ]
+    return partial(mixed, backbone, rows)
+
+
+def product(x: Tensor, linear: Linear, **_: object) -> Tensor:
+    """Multiply, and leave out the activation."""
+    return apply_linear(x, linear)
+
+
+def run_products(
+    backbone: Backbone, *states: Tensor, apply: Callable[..., Tensor] = apply_linear
+) -> None:
+    """Run the four products of a layer for each state, and the activation of one.
+
+    The heads read one token of each text, so the first product alone runs all tokens of a state
+    whose tokens are fewer than those of the state below.
+    """
+    below = states[0].to(backbone.dtype)
+    for layer, state in zip(backbone.layers, states, strict=False):
+        hidden = state.to(backbone.dtype)
+        apply(below, layer.qkv)
+        apply(hidden, layer.attention_output)
+        inner = apply(hidden, layer.feedforward_in, activation=backbone.config.activation)
+        apply(inner, layer.feedforward_out)
+        below = hidden
+
+
+def states_of_layers(backbone: Backbone, lengths: Sequence[int]) -> list[Tensor]:
+    """Return a state for each layer; the last one has only the tokens that heads read."""
+    tokens = torch.randn(sum(lengths), backbone.config.hidden_width, device=backbone.device)
+    return [tokens] * (len(backbone.layers) - 1) + [tokens[: len(lengths)]]

@@ -14,9 +14,9 @@ from time import process_time
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.sets import Row, read_part
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry, TaskNotFoundError
-from nunatak_rows import file_of_rows, read_rows
 from nunatak_training.kinds import Metric
 from nunatak_training.run_settings import read_settings
 from nunatak_training.scoring.evaluation import label_pair_statistics
@@ -34,7 +34,6 @@ COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
 TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
 STUDENTS: Mapping[str, Named] = {"top-3": {"method": "topk", "layers": 3}}
 BANKING: Mapping[str, Named] = {"head": {"method": "head", "epochs": 30}}
-Row = Mapping[str, object]
 
 
 class Student(BaseModel):
@@ -76,20 +75,18 @@ def main() -> None:
 
 def parts_of(folder: Path, rows: int, texts: int, test: int) -> dict[str, Sequence[Row]]:
     """Return labelled rows, dev rows, texts without labels, and test rows, all of them apart."""
-    listed = read(folder / "train.jsonl.gz")
-    tested = folder / "test.jsonl.gz"
+    listed = read(folder, "train")
     return {
         "train": listed[:rows],
         "texts": [{"text": row["text"]} for row in listed[rows : rows + texts]],
         "dev": listed[-DEV_ROWS:],
-        "test": read(tested if tested.exists() else folder / "dev.jsonl.gz")[:test],
+        "test": read(folder, "test")[:test],
     }
 
 
-def read(path: Path) -> Sequence[Row]:
-    """Return the texts of a file with their labels."""
-    rows = [row.values for row in read_rows(file_of_rows(path))]
-    return [{"text": row["text"], "label": row["label"]} for row in rows]
+def read(folder: Path, part: str) -> Sequence[Row]:
+    """Return the texts of a part with their labels."""
+    return [{"text": row["text"], "label": row["label"]} for row in read_part(folder, part)]
 
 
 def students_of(
@@ -193,7 +190,7 @@ def learn_banking(
     reason: str | None,
 ) -> None:
     """Record the accuracy of the try with the best dev score, on the official test examples."""
-    parts = {it: read(folder / f"{it}.jsonl.gz") for it in ("train", "dev", "test")}
+    parts = {it: read(folder, it) for it in ("train", "dev", "test")}
     tries = dict[str, tuple[float, float]]()
     for way, named in BANKING.items():
         file = WORK / f"banking77-{name}-{way}.json"

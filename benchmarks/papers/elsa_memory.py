@@ -5,8 +5,6 @@ lacks them, published, loaded one by one and asked. The kernel's count of the pr
 next to full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3.
 """
 
-import gzip
-import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.harness.makers import LORA, export_full_model, plans
 from benchmarks.harness.recording import Sheet, hardware
+from benchmarks.harness.sets import Asked
 from benchmarks.harness.shapes import Shape
 from benchmarks.papers.long_runs import HERE, PaperContext, publish_run, version_name
 from benchmarks.savings.desk import SMOKE, Desk
@@ -31,8 +30,6 @@ from nunatak_model import HeadSpec, ModelSize, load_backbone, model_size, parame
 from nunatak_registry import Registry
 from nunatak_training.sweeps.planning import plan_runs, read_grid
 
-Asked = str | tuple[str, str]
-"""An input of a task: a text or a pair of texts."""
 BACKBONE, SWEEP = "all-mpnet-base-v2", "elsa-mpnet"
 OWN = (0, 1, 3, 6)
 TASKS = ("sst2", "cola", "stsb", "mrpc", "rte", "qnli", "trec", "ag_news")
@@ -146,13 +143,6 @@ def publish_missing(data: Path, models: Path, registry: Path) -> None:
         if name is not None and name not in known:
             publish_run(run, context.fit(run), context, registry)
             print(f"trained {name}", flush=True)
-
-
-def first_input(folder: Path) -> Asked:
-    """Return the first dev text of a set, or pair of texts."""
-    with gzip.open(folder / "dev.jsonl.gz", "rt", encoding="utf-8") as lines:
-        row = json.loads(next(lines))
-    return (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"]
 
 
 def measure(

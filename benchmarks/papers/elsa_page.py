@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, ROOT, Sheet, figures_parser
+from benchmarks.harness.sets import input_of, read_part
 from benchmarks.papers.elsa_memory import (
     BACKBONE,
     MEMORY,
@@ -20,7 +21,6 @@ from benchmarks.papers.elsa_memory import (
     SWEEP,
     TASKS,
     Memory,
-    first_input,
     measure,
     publish_missing,
     read_memory,
@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--lines", type=Path, default=LINES)
     options = parser.parse_args()
     publish_missing(options.data, options.models, options.registry)
-    sheet = Sheet(command="make elsa", file=options.figures, rounds=1)
-    asked = {f"{task}-k{own}": first_input(options.data / task) for own in OWN for task in TASKS}
+    sheet = Sheet(command="make elsa", file=options.figures)
+    first = {task: input_of(read_part(options.data / task, "dev")[0]) for task in TASKS}
+    asked = {f"{task}-k{own}": first[task] for own in OWN for task in TASKS}
     memory = measure(options.models / BACKBONE, options.registry, asked, work=WORK, sheet=sheet)
     with (options.lines / f"{MEMORY}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(f"{memory.model_dump_json()}\n")

@@ -84,7 +84,7 @@ def record_heads(
     name: str, folder: Path, key: str, backbone: Backbone, sheet: Sheet, test: int
 ) -> None:
     """Record the test accuracy of heads that `nunatak train` trains on few and on many examples."""
-    listed, asked = read(folder / "train.jsonl.gz"), tested(folder, test)
+    listed, asked = read(folder, "train"), read(folder, "test")[:test]
     dev, rows = listed[-DEV_ROWS:], listed[:-DEV_ROWS]
     seen = Counter[object]()
     few = list[Mapping[str, object]]()
@@ -103,12 +103,6 @@ def record_heads(
             sheet.record(f"{PREFIX}.{way}.{name}.{key}", [right], unit=unit)
 
 
-def tested(folder: Path, most: int) -> Sequence[Mapping[str, object]]:
-    """Return test examples, or dev examples of a set without any."""
-    file = folder / "test.jsonl.gz"
-    return read(file if file.exists() else folder / "dev.jsonl.gz")[:most]
-
-
 def record_set(
     name: str, folder: Path, key: str, backbone: Backbone, sheet: Sheet, rows: int, test: int
 ) -> Sequence[float]:
@@ -116,7 +110,7 @@ def record_set(
 
     `key` names the backbone in the figures.
     """
-    listed, asked = read(folder / "train.jsonl.gz"), tested(folder, test)
+    listed, asked = read(folder, "train"), read(folder, "test")[:test]
     labels = sorted({str(it["label"]) for it in listed})
     options = NAMED.get(name) or {it.replace("_", " "): None for it in labels}
     question = TypedQuestion.model_validate({"type": "choice", "criteria": dict(options)})

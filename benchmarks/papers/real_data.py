@@ -5,16 +5,16 @@ request belongs to one task, and the server makes mixed batches of them. For eac
 the served answers must equal the metric in its manifest.
 """
 
-import gzip
-import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
+from benchmarks.harness.sets import input_of, read_part
 from benchmarks.papers.scoring import score
 from demo.server_process import ServerProcess
 from nunatak_client import Client
@@ -34,16 +34,15 @@ COLUMNS = ("set", "method", "train / dev", "metric", "manifest", "served", "goal
 PAGE = FIGURES.parent / "real-data.md"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RealTask:
+class RealTask(NamedTuple):
     """One data set, its recipe, and the score that it should reach."""
 
     name: str
     method: Method
     shown: str
     metric: Metric
-    positive_label: str | None = None
     goal: str | None = None
+    positive_label: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,36 +64,13 @@ class Result:
         return round(self.served, 4) == round(self.recorded, 4)
 
 
+LORA_8 = Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE)
 TASKS = (
-    RealTask(
-        name="sst2",
-        method=TopK(num_layers=2),
-        shown="topk 2",
-        metric=Metric.ACCURACY,
-        goal=">= 0.86",
-    ),
-    RealTask(
-        name="trec",
-        method=Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        shown="lora 8",
-        metric=Metric.ACCURACY,
-        goal=">= 0.93",
-    ),
-    RealTask(
-        name="mrpc",
-        method=Bottleneck(size=64),
-        shown="bottleneck 64",
-        metric=Metric.F1,
-        positive_label="equivalent",
-    ),
-    RealTask(name="cola", method=HeadOnly(), shown="head", metric=Metric.MATTHEWS_CORRELATION),
-    RealTask(
-        name="subj",
-        method=TopK(num_layers=1),
-        shown="topk 1",
-        metric=Metric.ACCURACY,
-        goal=">= 0.93",
-    ),
+    RealTask("sst2", TopK(num_layers=2), "topk 2", Metric.ACCURACY, ">= 0.86"),
+    RealTask("trec", LORA_8, "lora 8", Metric.ACCURACY, ">= 0.93"),
+    RealTask("mrpc", Bottleneck(size=64), "bottleneck 64", Metric.F1, positive_label="equivalent"),
+    RealTask("cola", HeadOnly(), "head", Metric.MATTHEWS_CORRELATION),
+    RealTask("subj", TopK(num_layers=1), "topk 1", Metric.ACCURACY, ">= 0.93"),
 )
 
 
@@ -112,7 +88,7 @@ def main() -> None:
         Result(task=task, outcome=outcome, served=served[task.name])
         for task, outcome in zip(TASKS, outcomes, strict=True)
     ]
-    sheet = Sheet(command="make real", file=arguments.figures, rounds=1)
+    sheet = Sheet(command="make real", file=arguments.figures)
     for it in results:
         name, unit = f"real.{it.task.name}.{it.task.shown.replace(' ', '')}", it.task.metric.value
         sheet.record(name, [it.served], unit=unit, goal=it.task.goal)
@@ -142,7 +118,7 @@ def train_one(task: RealTask, registry: Registry, backbone: Backbone, data: Path
 
 def serve_all(registry: Path, data: Path) -> dict[str, float]:
     """Score the answers of one server to one shuffled stream of all dev examples."""
-    examples = {task.name: dev_examples(data / task.name) for task in TASKS}
+    examples = {task.name: read_part(data / task.name, "dev") for task in TASKS}
     requests = [
         (name, start)
         for name, rows in examples.items()
@@ -160,7 +136,7 @@ def serve_all(registry: Path, data: Path) -> dict[str, float]:
         def ask(request: tuple[str, int]) -> None:
             name, start = request
             rows = examples[name][start : start + TEXTS_PER_REQUEST]
-            answer = client.predict(name, [text for text, _ in rows])
+            answer = client.predict(name, [input_of(row) for row in rows])
             predicted[name][start : start + len(rows)] = answer.labels
 
         started = time.perf_counter()
@@ -171,25 +147,12 @@ def serve_all(registry: Path, data: Path) -> dict[str, float]:
     return {
         task.name: score(
             task.metric,
-            [label for _, label in examples[task.name]],
+            [str(row["label"]) for row in examples[task.name]],
             predicted[task.name],
             positive_label=task.positive_label,
         )
         for task in TASKS
     }
-
-
-def dev_examples(folder: Path) -> list[tuple[str | tuple[str, str], str]]:
-    """Return texts or pairs with their labels, read without the code of the training package."""
-    with gzip.open(folder / "dev.jsonl.gz", "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return [
-        (
-            (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"],
-            str(row["label"]),
-        )
-        for row in rows
-    ]
 
 
 def page(results: list[Result]) -> str:

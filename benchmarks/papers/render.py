@@ -5,17 +5,15 @@ The program can run at any time. A part without lines says so.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
 from benchmarks.harness.plots import save_svg
-from benchmarks.harness.recording import FIGURES, append, figure_of, latest, rounded
+from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
 from benchmarks.papers import elsa_page
-from benchmarks.papers.analysis.lowresource import analyze_lowresource
-from benchmarks.papers.analysis.robustness import analyze_robustness
+from benchmarks.papers.adapters import boxes_over_rates, gains_over_full
 from benchmarks.papers.claims import Verdict, read_claims
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named
@@ -93,11 +91,11 @@ def main() -> None:
 
 def record_claims(folder: Path) -> None:
     """Append the figures of the claims that differ from the newest ones of all benchmarks."""
-    known, machines = latest(), "; ".join(machines_of(folder))
+    known = latest()
+    sheet = Sheet(command="make papers", machine="; ".join(machines_of(folder)))
     for name, (value, unit) in claimed(folder).items():
         if name not in known or (known[name].value, known[name].unit) != (value, unit):
-            figure = figure_of(name, [value], unit=unit, command="make papers")
-            append(replace(figure, hardware=machines))
+            sheet.record(name, [value], unit=unit)
 
 
 def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
@@ -173,10 +171,11 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
     text = list[str]()
     if any(method_of(it) == "full" for it in plain):
         with_full = {it.run.data.train_digest for it in plain if method_of(it) == "full"}
-        found = analyze_lowresource([it for it in plain if it.run.data.train_digest in with_full])
-        drawings["papers-adapter.svg"] = found.drawing
+        table, drawings["papers-adapter.svg"] = gains_over_full(
+            [it for it in plain if it.run.data.train_digest in with_full]
+        )
         alt = "Score of adapters above full fine-tuning, of each task and seed"
-        text += [found.markdown(), f"![{alt}](plots/papers-adapter.svg)\n"]
+        text += [table, f"![{alt}](plots/papers-adapter.svg)\n"]
     mixed = [it for it in runs if regularizer_label(it.run.recipe) != "none"]
     pretrained = [it for it in runs if it.run.sweep == "tapt"]
     for title, them in (
@@ -257,10 +256,9 @@ def robustness_part(lines: Lines, drawings: Drawings) -> str:
     """Return box plots over learning rates."""
     runs, text = lines.get("robustness", ()), ""
     if runs:
-        found = analyze_robustness(runs)
-        drawings["papers-robustness.svg"] = found.drawing
+        table, drawings["papers-robustness.svg"] = boxes_over_rates(runs)
         alt = "Scores over seeds at each learning rate, of each method"
-        text = f"{found.markdown()}\n![{alt}](plots/papers-robustness.svg)\n"
+        text = f"{table}\n![{alt}](plots/papers-robustness.svg)\n"
     return section("Learning rates", "robustness", runs, text)
 
 

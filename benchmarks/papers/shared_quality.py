@@ -113,7 +113,7 @@ def main() -> None:
         f"python -m benchmarks.papers.shared_quality --data DATA --rows {sizes.rows} "
         f"--dev {sizes.dev} --test {sizes.test} --epochs {sizes.epochs} --seeds {options.seeds}"
     )
-    sheet = Sheet(command=command, file=options.figures, rounds=1)
+    sheet = Sheet(command=command, file=options.figures)
     record(found, sheet, reason=options.reason)
 
 

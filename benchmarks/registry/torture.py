@@ -9,13 +9,14 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.recording import record
+from benchmarks.harness.recording import Figure, Sheet
 from doubles.backbones import tiny_backbone
 from doubles.drafts import publish_one
 from doubles.names import calls_with_name
@@ -43,49 +44,46 @@ NUM_VERSIONS = 10_000
 LIMIT_MS = 100
 NUM_OLD_VERSIONS, NUM_UPGRADE_KILLS = 500, 30
 
-Campaign = Callable[[], bool]
+Campaign = Callable[[Sheet], Iterator[Figure]]
 
 
 def main() -> int:
     """Run the requested campaigns; return 1 if a campaign found a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=[*CAMPAIGNS])
-    passed = [CAMPAIGNS[name]() for name in parser.parse_args().only]
-    return 0 if all(passed) else 1
+    missed = list[str]()
+    for name in parser.parse_args().only:
+        sheet = Sheet(command=f"make torture ONLY={name}")
+        missed += [it.id for it in CAMPAIGNS[name](sheet) if it.met is False]
+    return 1 if missed else 0
 
 
-def kills_on_sqlite() -> bool:
+def kills_on_sqlite(sheet: Sheet) -> Iterator[Figure]:
     """Kill -9 at random times, index in SQLite."""
     numbers = itertools.count()
     with scratch(in_memory=True) as folder, fork_server() as forks:
         tally = kill_at_random(
             forks, lambda: str(folder / f"r{next(numbers)}"), num_kills=NUM_KILLS, seed=SEED
         )
-    return report(kills_on_sqlite, "registry.torture.kills.sqlite", tally, "kills")
+    yield report(sheet, "registry.torture.kills.sqlite", tally, "kills")
 
 
-def kills_on_postgresql() -> bool:
+def kills_on_postgresql(sheet: Sheet) -> Iterator[Figure]:
     """Kill -9 at random times, index in PostgreSQL."""
-    binaries = find_binaries()
-    if binaries is None:
-        print("no PostgreSQL server programs on this machine: campaign left out")
-        return True
     numbers = itertools.count()
-    with (
-        scratch(in_memory=True) as folder,
-        private_postgres(binaries) as server,
-        fork_server() as forks,
-    ):
+    with scratch(in_memory=True) as folder, databases() as database, fork_server() as forks:
+        if database is None:
+            return
         tally = kill_at_random(
             forks,
-            lambda: f"{server.create_database()}&blobs={folder / f'b{next(numbers)}'}",
+            lambda: f"{database()}&blobs={folder / f'b{next(numbers)}'}",
             num_kills=NUM_KILLS,
             seed=SEED + 1,
         )
-    return report(kills_on_postgresql, "registry.torture.kills.postgresql", tally, "kills")
+    yield report(sheet, "registry.torture.kills.postgresql", tally, "kills")
 
 
-def steps() -> bool:
+def steps(sheet: Sheet) -> Iterator[Figure]:
     """Kill at every step, fail every call (once, and from there on), and check durable order."""
     with scratch(in_memory=True) as folder, fork_server(with_faults=True) as forks:
         bench = Bench(forks, folder)
@@ -100,199 +98,129 @@ def steps() -> bool:
         if order:
             failed.wrong += 1
             failed.note(f"not durable in order: {order}")
-    return all(
-        [
-            report(steps, "registry.torture.kills.every_step", killed, "kills"),
-            report(steps, "registry.torture.io_errors", failed, "errors"),
-        ]
-    )
+    yield report(sheet, "registry.torture.kills.every_step", killed, "kills")
+    yield report(sheet, "registry.torture.io_errors", failed, "errors")
 
 
-def controls() -> bool:
+def controls(sheet: Sheet) -> Iterator[Figure]:
     """Plant bugs; the check for each bug must find it."""
+    caught = dict[Mutant, bool]()
     with scratch(in_memory=True) as folder, fork_server(with_faults=True) as forks:
-        caught = dict[Mutant, bool]()
         for mutant in Mutant:
             place = folder / mutant
             place.mkdir()
             caught[mutant] = is_caught(mutant, place, forks)
-    for mutant, was in caught.items():
-        print(f"  {mutant}: {'caught' if was else 'MISSED'}")
-    record(
-        "registry.torture.controls",
-        [sum(caught.values())],
-        unit=f"of {len(caught)} planted bugs caught",
-        command=command_of(controls),
-        goal=f">= {len(caught)}",
-    )
-    return all(caught.values())
+            print(f"  {mutant}: {'caught' if caught[mutant] else 'MISSED'}")
+    goal, unit = f">= {len(caught)}", f"of {len(caught)} planted bugs caught"
+    yield sheet.record("registry.torture.controls", [sum(caught.values())], unit=unit, goal=goal)
 
 
-def corruption() -> bool:
+def corruption(sheet: Sheet) -> Iterator[Figure]:
     """Stores damaged at random."""
     with scratch(in_memory=True) as folder:
         tally = corrupt_stores(folder, num_stores=NUM_STORES, seed=SEED)
-    return report(corruption, "registry.torture.corrupt_stores", tally, "damaged stores")
+    yield report(sheet, "registry.torture.corrupt_stores", tally, "damaged stores")
 
 
-def hostility() -> bool:
+def hostility(sheet: Sheet) -> Iterator[Figure]:
     """Hostile artefacts and names."""
     with scratch(in_memory=True) as folder, Registry.open(folder / "registry") as registry:
         publish_one(registry)
-        artifacts, artifact_s = launch_all(list(attacks(registry, tiny_backbone())), folder)
-        names, name_s = try_names(every_name(), partial(calls_with_name, registry), folder)
-    passed = [
-        report(hostility, "registry.torture.hostile_artifacts", artifacts, "hostile artefacts"),
-        report(hostility, "registry.torture.hostile_names", names, "hostile names"),
-    ]
-    longest = {"hostile_artifacts": artifact_s, "hostile_names": name_s}
-    for what, seconds in longest.items():
-        record(
-            f"registry.torture.{what}.longest_ms",
-            [1000 * seconds],
-            unit="ms of CPU for the slowest refusal",
-            command=command_of(hostility),
-            goal=f"<= {LIMIT_MS}",
-        )
-        print(f"  {what}: slowest refusal {1000 * seconds:.1f} ms")
-        passed.append(1000 * seconds <= LIMIT_MS)
-    return all(passed)
+        found = {
+            "artifacts": launch_all(list(attacks(registry, tiny_backbone())), folder),
+            "names": try_names(every_name(), partial(calls_with_name, registry), folder),
+        }
+    for what, (tally, seconds) in found.items():
+        name, told = f"registry.torture.hostile_{what}", what.replace("artifacts", "artefacts")
+        yield report(sheet, name, tally, f"hostile {told}")
+        unit, goal = "ms of CPU for the slowest refusal", f"<= {LIMIT_MS}"
+        yield sheet.record(f"{name}.longest_ms", [1000 * seconds], unit=unit, goal=goal)
 
 
-def upgrades() -> bool:
+def upgrades(sheet: Sheet) -> Iterator[Figure]:
     """Kill -9 during upgrades of 500 versions, index in SQLite and in PostgreSQL."""
-    binaries, numbers = find_binaries(), itertools.count()
-    if binaries is None:
-        print("no PostgreSQL server programs on this machine: campaign left out")
-        return True
-    with scratch(in_memory=True) as folder, private_postgres(binaries) as server:
+    numbers = itertools.count()
+    both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
+    with scratch(in_memory=True) as folder, databases() as database:
+        if database is None:
+            return
         old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
         places = {
             "sqlite": lambda: f"sqlite:///{folder / f'index{next(numbers)}'}?",
-            "postgresql": lambda: f"{server.create_database()}&",
+            "postgresql": lambda: f"{database()}&",
         }
-        tallies = [
-            kill_upgrades(
-                old,
-                partial(_put_old, old, dialect, place),
-                folder / dialect,
-                num_kills=NUM_UPGRADE_KILLS,
-                seed=SEED,
-            )
-            for dialect, place in places.items()
-        ]
-    both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
-    for tally in tallies:
-        print(tally.line())
-        both.injected += tally.injected
-        both.survived += tally.survived
-        both.lost += tally.lost
-        both.wrong += tally.wrong
-        both.dangling += tally.dangling
-        both.problems += tally.problems
-    return report(upgrades, "registry.upgrade.lost", both, "kills")
+        for dialect, place in places.items():
+
+            def put_old(dialect: str = dialect, place: Callable[[], str] = place) -> str:
+                return old.put(f"{place()}blobs={old.blobs}", dialect)
+
+            kills, where = NUM_UPGRADE_KILLS, folder / dialect
+            tally = kill_upgrades(old, put_old, where, num_kills=kills, seed=SEED)
+            print(tally.line())
+            for name in ("injected", "survived", "lost", "wrong", "dangling", "problems"):
+                setattr(both, name, getattr(both, name) + getattr(tally, name))
+    yield report(sheet, "registry.upgrade.lost", both, "kills")
 
 
-def _put_old(old: OldRegistries, dialect: str, place: Callable[[], str]) -> str:
-    return old.put(f"{place()}blobs={old.blobs}", dialect)
-
-
-def concurrency() -> bool:
+def concurrency(sheet: Sheet) -> Iterator[Figure]:
     """Racing processes, index in SQLite and in PostgreSQL."""
+    run = partial(race, num_workers=NUM_WORKERS, operations=OPERATIONS, seed=SEED)
     with scratch(in_memory=False) as folder:
-        tally = _race(str(folder / "registry"), folder, operations=OPERATIONS)
-    passed = [report(concurrency, "registry.concurrency.sqlite", tally, "operations")]
+        tally = run(str(folder / "registry"), folder)
+    yield report(sheet, "registry.concurrency.sqlite", tally, "operations")
+    with scratch(in_memory=False) as folder, databases() as database:
+        if database is None:
+            return
+        tally = run(f"{database()}&blobs={folder / 'blobs'}", folder)
+    yield report(sheet, "registry.concurrency.postgresql", tally, "operations")
+
+
+def scale(sheet: Sheet) -> Iterator[Figure]:
+    """Compare a registry of 10,000 versions with a registry of 100 versions."""
+    with scratch(in_memory=False) as folder:
+        for name, count in (("small", 100), ("large", NUM_VERSIONS)):
+            fill(folder / name, count)
+        small, large = (measure(folder / name, repeats=51) for name in ("small", "large"))
+    goals = dict.fromkeys(("list_ms", "resolve_ms", "promote_ms"), "<= 20")
+    goals["open_ms"] = f"<= {2 * median(small.open_ms):.3g}"
+    unit, start = f"ms with {NUM_VERSIONS} versions", "registry.scale"
+    for name, goal in goals.items():
+        yield sheet.record(f"{start}.{name}", getattr(large, name), unit=unit, goal=goal)
+    yield sheet.record(f"{start}.promote_small_ms", small.promote_ms, unit="ms with 100 versions")
+
+
+def report(sheet: Sheet, identifier: str, tally: Tally, of_what: str) -> Figure:
+    """Print a tally and record its failures."""
+    print(tally.line(), *(f"  {it}" for it in tally.problems), sep="\n", flush=True)
+    unit = f"lost, wrong or dangling after {tally.injected} {of_what} (seed {tally.seed})"
+    reason = "; ".join(tally.problems[:2]) or None
+    failures = tally.failures or tally.injected - tally.survived
+    return sheet.record(identifier, [failures], unit=unit, goal="<= 0", reason=reason)
+
+
+@contextmanager
+def scratch(*, in_memory: bool) -> Generator[Path]:
+    """Make a temporary folder, in memory if there is a file system for that."""
+    parent = MEMORY if in_memory and os.access(MEMORY, os.W_OK) else None
+    with TemporaryDirectory(prefix="nunatak-torture-", dir=parent) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def databases() -> Generator[Callable[[], str] | None]:
+    """Run PostgreSQL; yield a function that makes a database, or None without its programs."""
     binaries = find_binaries()
     if binaries is None:
         print("no PostgreSQL server programs on this machine: campaign left out")
-        return all(passed)
-    with scratch(in_memory=False) as folder, private_postgres(binaries) as server:
-        location = f"{server.create_database()}&blobs={folder / 'blobs'}"
-        tally = _race(location, folder, operations=OPERATIONS)
-    return all(
-        [*passed, report(concurrency, "registry.concurrency.postgresql", tally, "operations")]
-    )
-
-
-def scale() -> bool:
-    """Compare a registry of 10,000 versions with a registry of 100 versions."""
-    with scratch(in_memory=False) as folder:
-        fill(folder / "small", 100)
-        fill(folder / "large", NUM_VERSIONS)
-        small = measure(folder / "small", repeats=51)
-        large = measure(folder / "large", repeats=51)
-    unit = f"ms with {NUM_VERSIONS} versions"
-    figures = {
-        "list_ms": (large.list_ms, "<= 20"),
-        "resolve_ms": (large.resolve_ms, "<= 20"),
-        "promote_ms": (large.promote_ms, "<= 20"),
-        "open_ms": (large.open_ms, f"<= {2 * median(small.open_ms):.3g}"),
-    }
-    met = [
-        record(f"registry.scale.{name}", times, unit=unit, command=command_of(scale), goal=goal).met
-        for name, (times, goal) in figures.items()
-    ]
-    record(
-        "registry.scale.promote_small_ms",
-        small.promote_ms,
-        unit="ms with 100 versions",
-        command=command_of(scale),
-    )
-    for name, (times, goal) in figures.items():
-        print(f"  {name}: median {median(times):.2f} (goal {goal})")
-    return all(met)
-
-
-def report(campaign: Campaign, identifier: str, tally: Tally, of_what: str) -> bool:
-    """Print a tally and record its failures."""
-    print(tally.line(), flush=True)
-    for problem in tally.problems:
-        print(f"  {problem}")
-    record(
-        identifier,
-        [tally.failures],
-        unit=f"lost, wrong or dangling after {tally.injected} {of_what} (seed {tally.seed})",
-        command=command_of(campaign),
-        goal="<= 0",
-        reason="; ".join(tally.problems[:2]) or None,
-    )
-    return tally.is_clean
-
-
-def scratch(*, in_memory: bool) -> "TemporaryPath":
-    """Return a temporary folder, in memory if there is a file system for that."""
-    return TemporaryPath(MEMORY if in_memory and os.access(MEMORY, os.W_OK) else None)
-
-
-class TemporaryPath(TemporaryDirectory[str]):
-    """A temporary folder as a path."""
-
-    def __init__(self, parent: Path | None) -> None:
-        super().__init__(prefix="nunatak-torture-", dir=parent)
-
-    def __enter__(self) -> Path:  # pyrefly: ignore[bad-override] - a path instead of its text
-        return Path(super().__enter__())
-
-
-def _race(location: str, folder: Path, *, operations: int) -> Tally:
-    return race(location, folder, num_workers=NUM_WORKERS, operations=operations, seed=SEED)
-
-
-def command_of(campaign: Campaign) -> str:
-    """Return the command that runs one campaign alone."""
-    return f"make torture ONLY={campaign.__name__}"
+        yield None
+        return
+    with private_postgres(binaries) as server:
+        yield server.create_database
 
 
 _EVERY = (
-    hostility,
-    scale,
-    corruption,
-    controls,
-    steps,
-    concurrency,
-    upgrades,
-    kills_on_sqlite,
-    kills_on_postgresql,
+    *(hostility, scale, corruption, controls, steps, concurrency),
+    *(upgrades, kills_on_sqlite, kills_on_postgresql),
 )
 CAMPAIGNS: Mapping[str, Campaign] = {campaign.__name__: campaign for campaign in _EVERY}
 

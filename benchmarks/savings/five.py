@@ -50,7 +50,10 @@ FULL_MODELS = (System.PACKED_MODELS, System.NUNATAK_FULL)
 """The systems that hold five full models with packed linear layers."""
 ONNXRUNTIMES = (System.ONNXRUNTIME, System.ONNXRUNTIME_INT8)
 """Sequential systems of another runtime, in float32 and in 8-bit integers."""
-RACERS = (*(System.NUNATAK, System.NUNATAK_INT8, *FULL_MODELS, System.FULL_MODELS, *ONNXRUNTIMES),)
+RACERS = (
+    *(System.NUNATAK, System.NUNATAK_INT8, *FULL_MODELS),
+    *(System.FULL_MODELS, *ONNXRUNTIMES),
+)
 TEXTS = Scenario(name="five", words=32, sigma=0.25)
 TEXT = "Where is my parcel, and who can tell me more?"
 EXPORTER = SERVING / "onnx_export.py"
@@ -124,21 +127,15 @@ def main() -> None:
     """Race on the shapes, and record the figures of each."""
     parser = figures_parser(__doc__, rounds=2)
     parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--reason", help="why goals are missed, if some are")
-    parser.add_argument("--prepare", action="store_true", help="make the tasks, measure nothing")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
     desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
-    is_exact = options.dtype == "float32"
-    racers = [it for it in RACERS if is_exact or not (it in ONNXRUNTIMES or it.is_rounded)]
     for name in options.shapes:
         shape = SHAPES[name]
-        deployments = deploy(desk, shape, racers, dtype=options.dtype)
-        if options.prepare:
-            continue
+        deployments = deploy(desk, shape)
         rounds = [run_round(deployments, EFFORTS[shape], seed=seed) for seed in range(sheet.rounds)]
-        record(name if is_exact else f"{name}.bf16", rounds, sheet, reason=options.reason)
+        record(name, rounds, sheet, reason=options.reason)
 
 
 def ways(backbone: Backbone) -> dict[str, Method]:
@@ -151,9 +148,7 @@ def ways(backbone: Backbone) -> dict[str, Method]:
     }
 
 
-def deploy(
-    desk: Desk, shape: Shape, racers: Sequence[System], *, dtype: str
-) -> dict[System, Deployment]:
+def deploy(desk: Desk, shape: Shape) -> dict[System, Deployment]:
     """Make the tasks of all systems where they are missing."""
     backbone = desk.backbone(shape)
     usual = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
@@ -172,22 +167,18 @@ def deploy(
     most = max(4096, 2 * backbone.config.max_tokens)
     options = ("--max-batch-tokens", str(most))
     shared = desk.deployment(shape, "five", all_plans, full_models=mixed, options=options)
-    ours = replace(shared, tasks=tuple(it.name for it in mixed), dtype=dtype)
-    merged = [replace(it, is_merged=True) for it in mixed]
-    found = dict.fromkeys(racers, ours)
-    if System.NUNATAK_INT8 in found:
-        registry = ours.folder / "int8"
-        publish_integers(registry, mixed, backbone)
-        found[System.NUNATAK_INT8] = replace(ours, registry=registry)
-    if System.ONNXRUNTIME in found:
-        folders = [str(it) for it in ours.folders(System.ONNXRUNTIME)]
-        python = str(interpreter_of(System.ONNXRUNTIME))
-        subprocess.run([python, str(EXPORTER), *folders], check=True)  # noqa: S603 - our own script
-    if System.NUNATAK_FULL in found:
-        # One at a time, because all full models at once would not fit the memory.
-        parts = [desk.deployment(shape, "five-full", [it], options=options) for it in merged]
-        found[System.NUNATAK_FULL] = replace(parts[0].of(ours.tasks), dtype=dtype)
-    return found
+    ours = replace(shared, tasks=tuple(it.name for it in mixed))
+    publish_integers(ours.folder / "int8", mixed, backbone)
+    folders = [str(it) for it in ours.folders(System.ONNXRUNTIME)]
+    python = str(interpreter_of(System.ONNXRUNTIME))
+    subprocess.run([python, str(EXPORTER), *folders], check=True)  # noqa: S603 - our own script
+    # One at a time, because all full models at once would not fit the memory.
+    merged = (replace(it, is_merged=True) for it in mixed)
+    parts = [desk.deployment(shape, "five-full", [it], options=options) for it in merged]
+    return dict.fromkeys(RACERS, ours) | {
+        System.NUNATAK_INT8: replace(ours, registry=ours.folder / "int8"),
+        System.NUNATAK_FULL: parts[0].of(ours.tasks),
+    }
 
 
 def run_round(
@@ -271,15 +262,14 @@ def record(
     name: str, rounds: Sequence[Mapping[System, Turn]], sheet: Sheet, *, reason: str | None
 ) -> None:
     """Record the ratios over the better of the systems of full models, then all measures."""
-    full = [it for it in FULL_MODELS if it in rounds[0]]
 
     def of(system: System, measure: Measure) -> list[float]:
         return [measure(turns[system]) for turns in rounds]
 
     for part, measured, unit, goal, better in GOALS:
         measure, _ = MEASURES[measured]
-        rivals = {it: of(it, measure) for it in full}
-        rival = better(full, key=lambda it: median(rivals[it]))
+        rivals = {it: of(it, measure) for it in FULL_MODELS}
+        rival = better(FULL_MODELS, key=lambda it: median(rivals[it]))
         pairs = zip(of(System.NUNATAK, measure), rivals[rival], strict=True)
         sheet.record(
             f"{PREFIX}.{part}.{name}",
@@ -288,7 +278,7 @@ def record(
             goal=goal,
             reason=reason,
         )
-    for rival in ONNXRUNTIMES if System.NUNATAK_INT8 in rounds[0] else ():
+    for rival in ONNXRUNTIMES:
         for part, measured, unit, goals in INT8_GOALS:
             measure, _ = MEASURES[measured]
             pairs = zip(of(System.NUNATAK_INT8, measure), of(rival, measure), strict=True)

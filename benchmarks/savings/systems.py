@@ -21,8 +21,9 @@ import psutil
 
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.pinning import pinned
+from benchmarks.harness.recording import ROOT
 
-SERVING = Path(__file__).with_name("peers")
+SERVING = ROOT / "benchmarks" / "peers"
 READY = "ready on "
 STOP_TIMEOUT_S, START_TIMEOUT_S = 30, 120
 
@@ -91,8 +92,6 @@ class Deployment:
     log: Path | None = None
     options: tuple[str, ...] = ()
     """Further options of `nunatak serve`."""
-    dtype: str = "float32"
-    """Number format of all systems whose name does not say another."""
 
     def folders(self, system: System) -> tuple[Path, ...]:
         """Return the folders of tasks that a baseline loads."""
@@ -210,7 +209,7 @@ def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None
 
 def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> list[str]:
     if system.is_ours:
-        dtype = "bfloat16" if system is System.NUNATAK_BFLOAT16 else deployment.dtype
+        dtype = "bfloat16" if system is System.NUNATAK_BFLOAT16 else "float32"
         return [
             *(sys.executable, "-m", "nunatak_cli", "serve"),
             *("--registry", str(deployment.registry)),
@@ -238,7 +237,7 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
         *(str(interpreter_of(system)), str(SERVING / script)),
         *("--port", str(_free_port())),
         *("--base", str(deployment.backbone)),
-        *("--mode", mode, "--dtype", deployment.dtype),
+        *("--mode", mode),
         *map(str, folders),
     ]
 

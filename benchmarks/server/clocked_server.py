@@ -18,8 +18,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,16 +62,14 @@ class Clock:
     """Counts the CPU seconds, the duration and the rows of forward passes."""
 
     def __init__(self) -> None:
-        self.cpu_s = 0.0
-        self.wall_s = 0.0
-        self.num_rows = 0
+        self.counts = {"forward_s": 0.0, "forward_wall_s": 0.0, "num_rows": 0}
         self._is_running = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the forward pass, counted; the pass must stay on the calling thread."""
 
         def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
-            self.num_rows += len(rows)
+            self.counts["num_rows"] += len(rows)
             if self._is_running:
                 # This forward runs between two layers of another one, whose time includes it.
                 return function(backbone, rows, **options)
@@ -80,21 +79,15 @@ class Clock:
                 return function(backbone, rows, **options)
             finally:
                 self._is_running = False
-                self.cpu_s += time.thread_time() - started
-                self.wall_s += time.perf_counter() - started_at
+                self.counts["forward_s"] += time.thread_time() - started
+                self.counts["forward_wall_s"] += time.perf_counter() - started_at
 
         return run
 
     def report(self) -> None:
         """Answer each line of standard input with the counts so far."""
         for _ in sys.stdin:
-            counts = {
-                "total_s": time.process_time(),
-                "forward_s": self.cpu_s,
-                "forward_wall_s": self.wall_s,
-                "num_rows": self.num_rows,
-            }
-            print(json.dumps(counts), flush=True)
+            print(json.dumps({"total_s": time.process_time(), **self.counts}), flush=True)
 
 
 def main() -> None:
@@ -107,13 +100,13 @@ def main() -> None:
         case ["served"]:
             compute = sys.modules[BatchCompute.__module__]
             setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
-            serve(ServerSettings(), announce=announce)
+            serve(ServerSettings(), announce=partial(print, flush=True))
         case unknown:
             raise SystemExit(f"no such kind of server: {unknown}")
 
 
-def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
-    """Return a function that runs one row through the forward pass on another thread."""
+def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], None]:
+    """Return a function that runs one row through the forward pass."""
     settings = ServerSettings()
     torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
     backbone = load_serving_backbone(settings)
@@ -124,44 +117,30 @@ def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitabl
     parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
     branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
     encoding = Encoding(token_ids=(1,) * num_tokens, type_ids=(0,) * num_tokens)
-    thread = ThreadPoolExecutor(1)
-
-    def compute() -> None:
-        with torch.inference_mode():
-            run(backbone, [Row(encoding=encoding, branch=branch)])
-
-    async def wait() -> None:
-        await asyncio.get_running_loop().run_in_executor(thread, compute)
-
-    return wait
+    return torch.inference_mode()(lambda: run(backbone, [Row(encoding=encoding, branch=branch)]))
 
 
-def serve_bare(before: Callable[[], Awaitable[None]]) -> None:
-    """Serve one route that reads a question, awaits something, and answers."""
-    app = FastAPI()
+def serve_bare(before: Callable[[], None]) -> None:
+    """Serve one route that reads a question, runs something on another thread, and answers."""
+    app, thread = FastAPI(), ThreadPoolExecutor(1)
 
     @app.post("/v1/tasks/{task}/predict")
     async def predict(task: str, body: Question) -> dict[str, Any]:
-        await before()
+        await asyncio.get_running_loop().run_in_executor(thread, before)
         return {"task": task, "version": len(body.inputs), "outputs": ANSWER}
 
     config = uvicorn.Config(app, port=0, http="httptools", access_log=False, log_level="error")
     bare = uvicorn.Server(config)
-    threading.Thread(target=announce_bare, args=(bare,), daemon=True).start()
+    threading.Thread(target=announce, args=(bare,), daemon=True).start()
     bare.run()
 
 
-def announce_bare(bare: uvicorn.Server) -> None:
+def announce(bare: uvicorn.Server) -> None:
     """Wait for the address of the server, and print it."""
     while not bare.started:
         time.sleep(0.01)
     host, port = bare.servers[0].sockets[0].getsockname()[:2]
-    announce(f"http://{host}:{port}")
-
-
-def announce(address: str) -> None:
-    """Print the address on a line of its own."""
-    print(address, flush=True)
+    print(f"http://{host}:{port}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
+from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import Planned, Sample, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.pinning import cores_of, keep_off
+from benchmarks.harness.pinning import cores_of, keep_off, pinned
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
-from benchmarks.server.tenants import publish, server
+from demo.server_process import ServerProcess
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.resident_set import size_in_memory
 
 QUIET = tuple(f"quiet-{index}" for index in range(9))
 QUIET_SHARES, NOISE = (0.3, 0.1), 2.0
@@ -57,13 +58,14 @@ def main() -> None:
     backbone = load_backbone(DEFAULT_BACKBONE)
     names = ["noisy", *QUIET]
     with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
-        versions = [publish(registry, backbone, it, seed) for seed, it in enumerate(names)]
-        room = 2 * sum(size_in_memory(it, dtype=backbone.dtype) for it in versions)
+        for seed, name in enumerate(names):
+            publish(registry, backbone, name, seed)
         for part in options.parts:
-            with server(folder, task_memory_bytes=room, cores=cores) as address:
+            log = Path(folder) / "server.log"
+            with ServerProcess(folder, log=log, under=pinned((), cores)) as server:
                 for name in names:
-                    saturate(address, [name], seconds=0.5, at_once=2)
-                PARTS[part](address, sheet, options.seconds)
+                    saturate(server.url, [name], seconds=0.5, at_once=2)
+                PARTS[part](server.url, sheet, options.seconds)
 
 
 def fairness(address: str, sheet: Sheet, seconds: float) -> None:

@@ -6,8 +6,6 @@ work on the machine slows both. The cascade needs the registries of a trained ta
 teacher; both are asked over HTTP, the teacher as the upstream.
 """
 
-import gzip
-import json
 import random
 import tempfile
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness.makers import LABELS
+from benchmarks.harness.makers import LABELS, publish
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.tenants import publish
+from benchmarks.harness.rounds import interleave, ratios
+from benchmarks.harness.sets import Row, read_part
 from demo.server_process import ServerProcess
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method, TopK
@@ -102,29 +102,22 @@ def speed(sheet: Sheet) -> None:
                 httpx.Client(base_url=server.url) as client,
             ):
                 found = [measure(client, texts, count) for _ in range(sheet.rounds)]
-        five, apart, at_once, every = ([one[at] for one in found] for at in range(4))
+        times = {name: [one[name] for one in found] for name in found[0]}
         cache = "without a trunk cache" if options else "with the trunk cache"
         of = f"of the p50 of five requests to one task each {cache}"
-        record = sheet.record
-        over = [one / other for one, other in zip(five, apart, strict=True)]
-        record(
-            f"decisions.five.p50_ms{suffix}",
-            over,
-            unit=f"{of}, in turn",
-            goal=None if suffix else "<= 0.45",
-        )
-        over = [one / other for one, other in zip(five, at_once, strict=True)]
-        record(f"decisions.five.at_once{suffix}", over, unit=f"{of}, at the same time")
+        over, goal = ratios(times, "five", "apart"), None if suffix else "<= 0.45"
+        name = "decisions.five"
+        sheet.record(f"{name}.p50_ms{suffix}", over, unit=f"{of}, in turn", goal=goal)
+        over = ratios(times, "five", "at once")
+        sheet.record(f"{name}.at_once{suffix}", over, unit=f"{of}, at the same time")
         if count == MANY:
-            over = [one / other for one, other in zip(every, five, strict=True)]
-            unit = "of the p50 of five heads"
-            record("decisions.fifty_over_five", over, unit=unit, goal="<= 1.5")
-        record(f"decisions.five.ms{suffix}", five, unit="ms, five questions in one request")
+            over, unit = ratios(times, "every", "five"), "of the p50 of five heads"
+            sheet.record("decisions.fifty_over_five", over, unit=unit, goal="<= 1.5")
+        unit = "ms, five questions in one request"
+        sheet.record(f"{name}.ms{suffix}", times["five"], unit=unit)
 
 
-def measure(
-    client: httpx.Client, texts: Iterator[str], count: int
-) -> tuple[float, float, float, float]:
+def measure(client: httpx.Client, texts: Iterator[str], count: int) -> dict[str, float]:
     """Return p50 in ms: five questions together, apart in turn, apart at once, and all of them."""
     asked = {f"task-{it}": question(it) for it in range(count)}
     few = dict(list(asked.items())[:FEW])
@@ -143,22 +136,21 @@ def measure(
 
         list(map(one, few) if pool is None else pool.map(one, few))
 
+    def timed(work: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        work()
+        return 1000 * (time.perf_counter() - started)
+
     with ThreadPoolExecutor(FEW) as pool:
-        works: list[Callable[[], None]] = [
-            lambda: together(few),
-            lambda: apart(None),
-            lambda: apart(pool),
-            lambda: together(asked),
-        ]
-        times = [list[float]() for _ in works]
-        for number in range(WARM_UP + PAIRS):
-            for at in random.sample(range(len(works)), len(works)):
-                started = time.perf_counter()
-                works[at]()
-                if number >= WARM_UP:
-                    times[at].append(1000 * (time.perf_counter() - started))
-    five, turns, at_once, every = map(median, times)
-    return five, turns, at_once, every
+        works = {
+            "five": partial(together, few),
+            "apart": partial(apart, None),
+            "at once": partial(apart, pool),
+            "every": partial(together, asked),
+        }
+        runs = {name: partial(timed, work) for name, work in works.items()}
+        times = interleave(runs, PAIRS, warm_up=WARM_UP)
+    return {name: median(them) for name, them in times.items()}
 
 
 def checked(reply: httpx.Response) -> Body:
@@ -296,9 +288,10 @@ def cascade(sheet: Sheet, own: str, teacher: str, data: Path) -> None:
 
     The confidence below which the teacher is asked is chosen on the dev texts.
     """
-    dev, tested = read(data / "dev.jsonl.gz"), data / "test.jsonl.gz"
+    dev, test = (read_part(data, it) for it in ("dev", "test"))
     # Without test examples, one half of the dev texts chooses, and the other half is scored.
-    dev, test = (dev, read(tested)) if tested.exists() else (dev[::2], dev[1::2])
+    if dev == test:
+        dev, test = dev[::2], dev[1::2]
     labels = sorted({it["label"] for it in (*dev, *test)})
     asked = question(0, labels)
     with ExitStack() as running:
@@ -325,7 +318,7 @@ def cascade(sheet: Sheet, own: str, teacher: str, data: Path) -> None:
     sheet.record(f"{name}.error", [gap], unit=unit, goal="<= 0.5")
 
 
-def threshold_of(rows: Sequence[Body], own: Sequence[Body], their: Sequence[Body]) -> float:
+def threshold_of(rows: Sequence[Row], own: Sequence[Body], their: Sequence[Body]) -> float:
     """Return the least confidence with at most `POINTS` more error than the teacher's."""
     most = errors(rows, their) + POINTS * len(rows)
     for below in sorted({1e-6, *(it["confidence"] + 1e-6 for it in own)}):
@@ -336,21 +329,15 @@ def threshold_of(rows: Sequence[Body], own: Sequence[Body], their: Sequence[Body
     return 1.0
 
 
-def errors(rows: Sequence[Body], answers: Sequence[Body]) -> int:
+def errors(rows: Sequence[Row], answers: Sequence[Body]) -> int:
     """Return how many answers are not the label of their row."""
     return sum(it["choice"] != row["label"] for row, it in zip(rows, answers, strict=True))
 
 
-def ask(client: httpx.Client, row: Body, asked: Body) -> Body:
+def ask(client: httpx.Client, row: Row, asked: Body) -> Body:
     """Return the answer to a question about the text of a row."""
     body = {"model": "nunatak", "state": row["text"], "questions": {"it": asked}}
     return checked(client.post("/v1/systemone", json=body))["answers"]["it"]
-
-
-def read(file: Path) -> list[Body]:
-    """Return the rows of a data set."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(it) for it in lines]
 
 
 def opened(place: str) -> Registry:

@@ -8,12 +8,10 @@ import asyncio
 import gc
 import json
 import re
-from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from http.client import OK, TOO_MANY_REQUESTS
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import uvloop
@@ -37,91 +35,22 @@ class Manner(StrEnum):
     """The client drops every request that is due before the time of Retry-After is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The read parts of an answer."""
-
-    status: int
-    retry_after_s: int
-
-
-class Connection(asyncio.Protocol):
-    """A kept-alive connection, for one request at a time."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._came = b""
-
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        """Send a request; the future is done when the whole answer has arrived."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        """Find the end of the answer."""
-        self._came += data
-        head, end, body = self._came.partition(b"\r\n\r\n")
-        length = LENGTH.search(head)
-        if not end or length is None or len(body) < int(length[1]):
-            return
-        self._came = b""
-        wait = RETRY_AFTER.search(head)
-        status = int(head[9:12])
-        self._answer.set_result(Answer(status=status, retry_after_s=int(wait[1]) if wait else 0))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the requests that wait for an answer."""
-        answer: asyncio.Future[Answer] | None = getattr(self, "_answer", None)
-        if answer is not None and not answer.done():
-            answer.set_exception(ConnectionFailedError(f"closed before the answer: {exc}"))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._transport.close()
-
-
-class Connections:
-    """The connections of one client to one server, as many as are in use at once."""
-
-    def __init__(self, address: str) -> None:
-        parts = urlsplit(address)
-        self._host, self._port = parts.hostname or "", parts.port or 0
-        self._idle: deque[Connection] = deque()
-
-    async def ask(self, request: bytes) -> Answer:
-        """Send one request; return the answer when it has arrived."""
-        connection = self._idle.pop() if self._idle else await self._open()
-        answer = await connection.ask(request)
-        self._idle.append(connection)
-        return answer
-
-    def close(self) -> None:
-        """Close idle connections."""
-        while self._idle:
-            self._idle.pop().close()
-
-    async def _open(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, self._host, self._port)
-        return connection
-
-
 class RawClient:
-    """One client with its own connections; each request asks one task."""
+    """One client with as many connections as are in use at once; each request asks one task."""
 
     def __init__(self, address: str, *, deadline_ms: int, manner: Manner = Manner.CARELESS) -> None:
-        self._connections = Connections(address)
+        self._address = urlsplit(address)
         self._deadline_ms = deadline_ms
         self._manner = manner
         self._silent_until = 0.0
+        self._idle = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
         """Ask the only task of `tasks`.
 
         Raises:
             ApiError: the server refuses the request, or the client obeys an earlier refusal.
+            ConnectionFailedError: the connection ended before the answer.
             InvalidResponseError: the server answered something else than a prediction.
         """
         clock = asyncio.get_running_loop().time
@@ -129,20 +58,39 @@ class RawClient:
             detail = "the time of Retry-After is not over"
             raise ApiError(code=WITHHELD, status=TOO_MANY_REQUESTS, detail=detail)
         (task,) = tasks
-        answer = await self._connections.ask(request_of(task, text, self._deadline_ms))
-        if answer.status == TOO_MANY_REQUESTS:
+        head = await self._head_of_answer(request_of(task, text, self._deadline_ms))
+        status, wait = int(head[9:12]), RETRY_AFTER.search(head)
+        if status == TOO_MANY_REQUESTS:
             if self._manner is Manner.OBEYING:
-                silent_until = clock() + answer.retry_after_s
+                silent_until = clock() + (int(wait[1]) if wait else 0)
                 self._silent_until = max(self._silent_until, silent_until)
             raise ApiError(code=REFUSED, status=TOO_MANY_REQUESTS, detail="no room")
-        if answer.status != OK:
-            raise InvalidResponseError(f"the server answered {answer.status}")
+        if status != OK:
+            raise InvalidResponseError(f"the server answered {status}")
+
+    async def _head_of_answer(self, request: bytes) -> bytes:
+        """Send a request; return the head when the whole answer has arrived."""
+        if self._idle:
+            reader, writer = self._idle.pop()
+        else:
+            host, port = self._address.hostname, self._address.port
+            reader, writer = await asyncio.open_connection(host, port)
+        writer.write(request)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = LENGTH.search(head)
+            await reader.readexactly(int(length[1]) if length else 0)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ConnectionFailedError(f"closed before the answer: {error}") from error
+        self._idle.append((reader, writer))
+        return head
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._connections.close()
+        for connection in self._idle:
+            connection[1].close()
 
 
 def run_smoothly(work: Coroutine[Any, Any, ResultT]) -> ResultT:

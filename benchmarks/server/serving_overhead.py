@@ -14,22 +14,26 @@ have one compute thread.
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import OK, HTTPConnection
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
+from benchmarks.harness.makers import LABELS, publish
 from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import served_backbone
-from benchmarks.server.tenants import Caller, ask_for, publish
 from nunatak_model import DEFAULT_BACKBONE, Backbone, Branch, Row, forward, load_backbone
 from nunatak_registry import Registry
 from nunatak_versions import load_task
@@ -38,28 +42,17 @@ TASKS = ("tone", "mood", "intent", "spam")
 WORDS = ("where", "when", "parcel", "lost", "green", "late", "please", "call", "me", "back")
 NUM_WORDS = 16
 NUM_TOKENS = NUM_WORDS + 2
+TEXTS = (
+    " ".join(WORDS[int(digit)] for digit in f"{number:0{NUM_WORDS}d}")
+    for number in itertools.count()
+)
+"""Texts of equally many words, each of which is used once."""
 CALLERS, TEXTS_PER_REQUEST = 4, 16
+LOGITS = {"function_to_apply": "none", "top_k": len(LABELS)}
 ROWS_PER_FORWARD = 64
 """The most rows of a batch of the server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """The CPU seconds that a server has used so far, in all and in its forward passes."""
-
-    total_s: float
-    forward_s: float
-    forward_wall_s: float
-    num_rows: int
-
-    def since(self, before: "Used") -> "Used":
-        """Return the difference between two readings."""
-        return Used(
-            total_s=self.total_s - before.total_s,
-            forward_s=self.forward_s - before.forward_s,
-            forward_wall_s=self.forward_wall_s - before.forward_wall_s,
-            num_rows=self.num_rows - before.num_rows,
-        )
+Used = Mapping[str, float]
+"""The CPU seconds of a server, and the CPU seconds, the duration and the rows of its forwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +62,15 @@ class ClockedServer:
     process: "subprocess.Popen[str]"
     address: str
 
-    def used(self) -> Used:
-        """Return the CPU time so far."""
-        if self.process.stdin is None or self.process.stdout is None:
-            raise RuntimeError("the server was started without pipes")
+    def used(self, before: Used | None = None) -> Used:
+        """Return what was used so far, or since an earlier reading."""
         print(file=self.process.stdin, flush=True)
-        return Used(**json.loads(self.process.stdout.readline()))
+        found: Used = json.loads(next(iter(self.process.stdout or ())))
+        return {name: it - (before or {}).get(name, 0.0) for name, it in found.items()}
+
+    def connect(self) -> HTTPConnection:
+        """Return a connection that stays open."""
+        return HTTPConnection(self.address.removeprefix("http://"), timeout=120)
 
 
 @contextmanager
@@ -91,10 +87,8 @@ def clocked(*kind: str, **settings: object) -> Generator[ClockedServer]:
         text=True,
         env=os.environ | environment,
     ) as process:
-        if process.stdout is None:
-            raise RuntimeError("the server was started without pipes")
         try:
-            yield ClockedServer(process=process, address=process.stdout.readline().strip())
+            yield ClockedServer(process=process, address=next(iter(process.stdout or ())).strip())
         finally:
             process.kill()
 
@@ -115,59 +109,62 @@ def main() -> None:
 
 def one_caller(sheet: Sheet, num_requests: int) -> None:
     """Record the time and the CPU time of one request, without its forward."""
-    texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
+    backbone = load_backbone(DEFAULT_BACKBONE)
     check_lengths(backbone)
     kinds = (("served",), ("computing", str(NUM_TOKENS)))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         publish_tasks(folder, backbone)
         servers = [running.enter_context(clocked(*kind, registry=folder)) for kind in kinds]
         rounds = [
-            [ask_one(server, texts, num_requests) for server in servers]
-            for _ in range(sheet.rounds + 1)
+            [ask_one(server, num_requests) for server in servers] for _ in range(sheet.rounds + 1)
         ]
     # The first round warms up.
     served, computing = zip(*rounds[1:], strict=True)
-    unit = "ms of CPU time per request"
     extra = [one.extra_ms for one in served]
     sheet.record("server.overhead.p50_ms", extra, unit="ms beyond the forward", goal="<= 3")
     for identifier, asked, goal in (
         ("server.overhead.cpu_ms", served, "<= 0.5"),
         ("server.overhead.cpu_ms.bare_route_computing", computing, None),
     ):
-        sheet.record(identifier, [one.cpu_ms for one in asked], unit=unit, goal=goal)
+        times, unit = [one.cpu_ms for one in asked], "ms of CPU time per request"
+        sheet.record(identifier, times, unit=unit, goal=goal)
     ratios = [ours.cpu_ms / theirs.cpu_ms for ours, theirs in zip(served, computing, strict=True)]
     unit = "times a bare route, a forward in both"
     sheet.record("server.overhead.cpu_ratio", ratios, unit=unit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneCaller:
-    """Medians and means of one round."""
+class OneCaller(NamedTuple):
+    """The median time beyond the forward, and the mean CPU time, of the requests of one round."""
 
     extra_ms: float
     cpu_ms: float
 
 
-def ask_one(server: ClockedServer, texts: "itertools.count[int]", num_requests: int) -> OneCaller:
+def ask_one(server: ClockedServer, num_requests: int) -> OneCaller:
     """Ask one text after another."""
-    caller = Caller(server.address)
-    took, computed = list[float](), list[float]()
-    before = server.used()
-    for _ in range(num_requests):
-        asked = caller.ask("tone", text_of(next(texts)))
-        if asked.status != 200:
-            raise SystemExit(f"the server refused: {asked}")
-        took.append(asked.seconds * 1000)
-        computed.append(asked.compute_ms)
-    used = server.used().since(before)
-    outside_s = used.total_s - used.forward_s
-    return OneCaller(
-        extra_ms=median(took) - median(computed), cpu_ms=1000 * outside_s / num_requests
-    )
+    connection, before = server.connect(), server.used()
+    times = [ask(connection, "tone", next(TEXTS)) for _ in range(num_requests)]
+    took, computed = map(median, zip(*times, strict=True))
+    used = server.used(before)
+    outside_s = used["total_s"] - used["forward_s"]
+    return OneCaller(took - computed, 1000 * outside_s / num_requests)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+def ask(connection: HTTPConnection, task: str, inputs: str | Sequence[str]) -> tuple[float, float]:
+    """Return the milliseconds of one request, and those of its forward pass."""
+    started = time.perf_counter()
+    body = json.dumps({"inputs": inputs, "parameters": LOGITS})
+    headers = {"content-type": "application/json"}
+    connection.request("POST", f"/v1/tasks/{task}/predict", body, headers)
+    answer = connection.getresponse()
+    said = answer.read()
+    if answer.status != OK:
+        raise SystemExit(f"the server refused: {said.decode()}")
+    took_ms = 1000 * (time.perf_counter() - started)
+    return took_ms, float(answer.headers.get("x-compute-ms", 0))
+
+
+class Throughput(NamedTuple):
     """Figures of one round; the CPU time is only that of the forward passes."""
 
     rows_per_s: float
@@ -178,78 +175,59 @@ class Throughput:
 
 def saturation(sheet: Sheet, seconds: float) -> None:
     """Compare the rows per second of an overloaded server with those of the forward alone."""
-    texts = fresh_texts()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        backbone_path = backbone_folder(Shape.BERT_BASE, Path(folder))
-        site = {"backbone": backbone_path, "registry": Path(folder) / "registry"}
-        publish_tasks(str(site["registry"]), load_backbone(site["backbone"]))
-        backbone = served_backbone(site["backbone"], dtype=torch.float32)
+        source, registry = backbone_folder(Shape.BERT_BASE, Path(folder)), f"{folder}/registry"
+        publish_tasks(registry, load_backbone(source))
+        backbone = served_backbone(source, dtype=torch.float32)
         check_lengths(backbone)
-        branches = load_branches(str(site["registry"]), backbone)
-        server = running.enter_context(clocked("served", **site))
+        branches = load_branches(registry, backbone)
+        server = running.enter_context(clocked("served", backbone=source, registry=registry))
         rounds = [
-            (
-                served_throughput(server, texts, seconds),
-                bare_throughput(backbone, branches, texts, seconds),
-            )
+            (served_throughput(server, seconds), bare_throughput(backbone, branches, seconds))
             for _ in range(sheet.rounds + 1)
         ]
-    served, alone = zip(*rounds[1:], strict=True)
-    record_throughput(sheet, "server.overhead.saturation_ratio", served, alone)
-
-
-def record_throughput(
-    sheet: Sheet, identifier: str, served: Sequence[Throughput], alone: Sequence[Throughput]
-) -> None:
-    """Record the share of the forward's throughput that the server reaches, and the losses."""
-    pairs = list(zip(served, alone, strict=True))
+    # The first round warms up.
+    pairs, name = rounds[1:], "server.overhead.saturation_ratio"
     ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
     batches = [theirs.cpu_s_per_row / ours.cpu_s_per_row for ours, theirs in pairs]
-    busy = [ours.busy_share for ours in served]
+    busy = [ours.busy_share for ours, _ in pairs]
     unit = "of the rows per second of the forward alone"
-    sheet.record(identifier, ratios, unit=unit, goal=">= 0.9")
-    sheet.record(f"{identifier}.batches", batches, unit="of its rows per second of CPU time")
-    sheet.record(f"{identifier}.busy", busy, unit="of the time in a forward")
+    sheet.record(name, ratios, unit=unit, goal=">= 0.9")
+    sheet.record(f"{name}.batches", batches, unit="of its rows per second of CPU time")
+    sheet.record(f"{name}.busy", busy, unit="of the time in a forward")
 
 
-def served_throughput(
-    server: ClockedServer, texts: "itertools.count[int]", seconds: float
-) -> Throughput:
+def served_throughput(server: ClockedServer, seconds: float) -> Throughput:
     """Let callers ask without pauses; each request asks one task about many texts."""
     before, started = server.used(), time.perf_counter()
-    asked = ask_for(
-        server.address,
-        seconds,
-        lambda caller, draw: caller.ask_many(
-            [draw.choice(TASKS)], [text_of(next(texts)) for _ in range(TEXTS_PER_REQUEST)]
-        ),
-        callers=CALLERS,
-        seed=0,
-    )
+
+    def ask_on(number: int) -> int:
+        connection, draw, num_rows = server.connect(), random.Random(number), 0
+        while time.perf_counter() < started + seconds:
+            texts = [next(TEXTS) for _ in range(TEXTS_PER_REQUEST)]
+            ask(connection, draw.choice(TASKS), texts)
+            num_rows += TEXTS_PER_REQUEST
+        return num_rows
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        num_rows = sum(pool.map(ask_on, range(CALLERS)))
     took = time.perf_counter() - started
-    used = server.used().since(before)
-    refused = [one for one in asked if one.status != 200]
-    if refused:
-        raise SystemExit(f"the server refused: {refused[0]}")
+    used = server.used(before)
     return Throughput(
-        rows_per_s=len(asked) / took,
-        cpu_s_per_row=used.forward_s / used.num_rows,
-        busy_share=used.forward_wall_s / took,
+        rows_per_s=num_rows / took,
+        cpu_s_per_row=used["forward_s"] / used["num_rows"],
+        busy_share=used["forward_wall_s"] / took,
     )
 
 
-def bare_throughput(
-    backbone: Backbone, branches: Sequence[Branch], texts: "itertools.count[int]", seconds: float
-) -> Throughput:
+def bare_throughput(backbone: Backbone, branches: Sequence[Branch], seconds: float) -> Throughput:
     """Run such rows through the forward, batch after batch, without the time of tokenization."""
     num_rows, took, used = 0, 0.0, 0.0
     while took < seconds:
-        encodings = backbone.tokenizer.encode(
-            [text_of(next(texts)) for _ in range(ROWS_PER_FORWARD)], max_length=128
-        )
+        texts = [next(TEXTS) for _ in range(ROWS_PER_FORWARD)]
         rows = [
             Row(encoding=encoding, branch=branches[index // TEXTS_PER_REQUEST])
-            for index, encoding in enumerate(encodings)
+            for index, encoding in enumerate(backbone.tokenizer.encode(texts, max_length=128))
         ]
         started, started_at = time.thread_time(), time.perf_counter()
         with torch.inference_mode():
@@ -262,7 +240,7 @@ def bare_throughput(
 
 def check_lengths(backbone: Backbone) -> None:
     """Check that texts are read whole: two texts that are cut could be equal inputs."""
-    (encoding,) = backbone.tokenizer.encode([text_of(0)], max_length=128)
+    (encoding,) = backbone.tokenizer.encode([next(TEXTS)], max_length=128)
     if encoding.num_tokens != NUM_TOKENS:
         raise SystemExit(f"a text of {NUM_WORDS} words has {encoding.num_tokens} tokens")
 
@@ -279,17 +257,6 @@ def load_branches(folder: str, backbone: Backbone) -> list[Branch]:
     with Registry.open(folder) as registry:
         manifests = [registry.resolve(task) for task in TASKS]
         return [load_task(it, registry.read_blob(it), backbone).branch for it in manifests]
-
-
-def fresh_texts() -> "itertools.count[int]":
-    """Return a counter of texts, so that each number is used once."""
-    return itertools.count()
-
-
-def text_of(number: int) -> str:
-    """Return the text of a number; all texts have equally many words."""
-    digits = [WORDS[int(digit)] for digit in f"{number:0{NUM_WORDS}d}"]
-    return " ".join(digits)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.tenants import publish, server
+from demo.server_process import ServerProcess
 from doubles.policies import make_policy, make_rule, when
 from doubles.streams import StreamBench, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily, random_texts
@@ -64,7 +65,8 @@ def main() -> None:
             registry.policies.put(make_policy(*rules))
             timely = make_policy(*rules, name="timely", on_failure=OnFailure.ALLOW)
             registry.policies.put(timely.model_copy(update={"max_delay_ms": HOLD_MS}))
-            with server(folder, task_memory_bytes=2**30) as address:
+            with ServerProcess(folder, options=("--no-access-log",)) as running:
+                address = running.url
                 name = f"stream{'.int8' * backbone.is_quantized}"
                 if "load" in options.parts:
                     asyncio.run(load(address, sheet, options.at_once, name))

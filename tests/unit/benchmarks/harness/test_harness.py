@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
 from benchmarks.harness.plots import bound, draw_all, drawings
-from benchmarks.harness.recording import Figure, deciles, latest, meets, record
+from benchmarks.harness.recording import Figure, Sheet, deciles, latest, meets
 from benchmarks.harness.rounds import (
     DisagreementError,
     System,
@@ -51,8 +51,8 @@ class Blocking:
 def figures(tmp_path: Path) -> dict[str, Figure]:
     file = tmp_path / "figures.jsonl"
     for name in ("fanout.curve.t8.k3.fp32", "fanout.t8.k3.ms.nunatak.fp32", "flat.lora.n4"):
-        record(f"forward.{name}", [1.0, 2.0], unit="of", command="c", file=file)
-    record("forward.flat.lora", [1.0, 2.0], unit="of", command="c", goal="<= 1.05", file=file)
+        Sheet(command="c", file=file).record(f"forward.{name}", [1.0, 2.0], unit="of")
+    Sheet(command="c", file=file).record("forward.flat.lora", [1.0, 2.0], unit="of", goal="<= 1.05")
     return latest(file)
 
 
@@ -133,7 +133,7 @@ def test_the_bound_of_a_curve_begins_where_the_curve_does(tmp_path: Path) -> Non
     file = tmp_path / "figures.jsonl"
     for tasks, value in ((1, 2.0), (8, 5.0)):
         name = f"forward.fanout.curve.t{tasks}.k3.fp32"
-        record(name, [value], unit="of", command="c", file=file)
+        Sheet(command="c", file=file).record(name, [value], unit="of")
 
     drawing = drawings(latest(file))["fanout-curve.svg"]
 
@@ -159,16 +159,23 @@ def test_the_page_has_a_line_for_figures_and_none_for_points_of_plots(
 
 def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "figures.jsonl"
-    record("lost.figure", [1.0], unit="of", command="c", file=file)
+    Sheet(command="c", file=file).record("lost.figure", [1.0], unit="of")
 
     with pytest.raises(ValueError, match=r"lost\.figure"):
         overview(latest(file))
 
 
+def test_figures_of_a_device_have_a_section(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    Sheet(command="c", file=file).record("gpu.forward.fanout64", [1.0], unit="of")
+
+    assert "gpu.forward.fanout64" in overview(latest(file))
+
+
 def test_a_figure_is_the_median_with_first_and_last_decile(tmp_path: Path) -> None:
     samples = [float(number) for number in range(11)]
 
-    figure = record("a.b", samples, unit="ms", command="c", file=tmp_path / "figures.jsonl")
+    figure = Sheet(command="c", file=tmp_path / "figures.jsonl").record("a.b", samples, unit="ms")
 
     assert (figure.low, figure.value, figure.high, figure.runs) == (1.0, 5.0, 9.0, 11)
 
@@ -180,7 +187,7 @@ def test_one_sample_is_both_deciles() -> None:
 def test_the_newest_figure_of_an_identifier_counts(tmp_path: Path) -> None:
     file = tmp_path / "figures.jsonl"
     for value in (1.0, 2.0):
-        record("a.b", [value], unit="ms", command="c", goal="<= 1.5", file=file)
+        Sheet(command="c", file=file).record("a.b", [value], unit="ms", goal="<= 1.5")
 
     assert latest(file)["a.b"].value == 2.0
     assert latest(file)["a.b"].met is False

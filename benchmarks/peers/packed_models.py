@@ -89,7 +89,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])
     schedulers = dict[str, Scheduler]()
     for folder in read.tasks:
-        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=read.dtype).eval()
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         pack(model)
         schedulers[folder.name] = Scheduler(model)
 

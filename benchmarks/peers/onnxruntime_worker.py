@@ -9,13 +9,13 @@ each task. The integers are those of onnxruntime's users: dynamic, with a scale 
 
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnx_export import export
+from onnxruntime_models import session_of
 from protocol import serve
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -43,11 +43,14 @@ def main() -> None:
     job = json.loads((folder / "job.json").read_text())
     torch.set_num_threads(job["num_threads"])
     tensors = load_file(folder / "tensors.safetensors")
-    exact, rounded = folder / "exact.onnx", folder / "rounded.onnx"
-    export(job["backbone"], tensors, exact)
-    quantize_dynamic(exact, rounded, per_channel=True, weight_type=QuantType.QInt8)
+    encoder = BertModel.from_pretrained(job["backbone"], add_pooling_layer=False)
+    head = tensors.pop("head.weight"), tensors.pop("head.bias")
+    # The task's own weights take the place of the backbone's.
+    encoder.load_state_dict(tensors, strict=False)
+    export(Task(encoder, *head), folder)
     sessions = {
-        name: start(file, job["num_threads"]) for name, file in (("fp32", exact), ("int8", rounded))
+        name: session_of(folder / file, job["num_threads"])
+        for name, file in (("fp32", "model.onnx"), ("int8", "rounded.onnx"))
     }
     serve(
         {
@@ -56,33 +59,6 @@ def main() -> None:
             for length, ids in job["texts"].items()
         }
     )
-
-
-def export(backbone: str, tensors: dict[str, Tensor], file: Path) -> None:
-    """Write the model, with the task's own weights in place of the backbone's."""
-    encoder = BertModel.from_pretrained(backbone, add_pooling_layer=False)
-    weight, bias = tensors.pop("head.weight"), tensors.pop("head.bias")
-    encoder.load_state_dict(tensors, strict=False)
-    with warnings.catch_warnings():
-        # Tracing warns about Python branches. The answers are checked before every race.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Task(encoder, weight, bias).eval(),
-            (torch.arange(40).unsqueeze(0) + 1000,),
-            str(file),
-            dynamo=False,
-            input_names=["input_ids"],
-            output_names=["logits"],
-            dynamic_axes={"input_ids": {1: "length"}},
-        )
-
-
-def start(file: Path, num_threads: int) -> onnxruntime.InferenceSession:
-    """Return a session with every optimization; its threads do not spin between runs."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def repeated(

@@ -7,6 +7,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -22,16 +23,8 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(read.tasks[0] / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(130)
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
-    # Threads that spin between runs would take the cores of the other sessions.
-    settings.add_session_config_entry("session.force_spinning_stop", "1")
-    sessions = {
-        folder.name: onnxruntime.InferenceSession(
-            str(folder / read.mode), settings, providers=["CPUExecutionProvider"]
-        )
-        for folder in read.tasks
-    }
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    sessions = {it.name: session_of(it / read.mode, threads) for it in read.tasks}
 
     def answer(question: Question) -> list[list[float]]:
         ids = np.array([tokenizer.encode(question.text).ids])
@@ -40,6 +33,17 @@ def main() -> None:
         return [probabilities(logits) for logits in found]
 
     serve(answer, read.port)
+
+
+def session_of(file: Path, num_threads: int) -> onnxruntime.InferenceSession:
+    """Return a session with every optimization.
+
+    Its threads do not spin between runs, or they would take the cores of other sessions.
+    """
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = num_threads
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
+    return onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
 
 
 def probabilities(logits: np.ndarray) -> list[float]:

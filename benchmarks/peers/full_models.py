@@ -22,7 +22,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])
     models = {}
     for folder in read.tasks:
-        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=read.dtype).eval()
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         if read.mode == "private":
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()

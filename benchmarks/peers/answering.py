@@ -30,12 +30,11 @@ class Answer(BaseModel):
 
 
 def options() -> argparse.Namespace:
-    """Read the options: port, base model, mode, number format, and folders of tasks."""
+    """Read the options: port, base model, mode, and folders of tasks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--base", type=Path, help="folder of the base model")
     parser.add_argument("--mode", default="")
-    parser.add_argument("--dtype", default="float32", help="number format of the weights")
     parser.add_argument("tasks", type=Path, nargs="*", help="one folder each, named as the task")
     return parser.parse_args()
 

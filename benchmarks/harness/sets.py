@@ -1,0 +1,25 @@
+"""The rows of data sets: a folder for each set, with a compressed file for each part."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+Asked = str | tuple[str, str]
+"""An input of a task: a text or a pair of texts."""
+
+
+def read_part(folder: Path, part: str) -> list[Row]:
+    """Return the rows of a part; a set without test examples is tested on its dev examples."""
+    file = folder / f"{part}.jsonl.gz"
+    if part == "test" and not file.exists():
+        file = folder / "dev.jsonl.gz"
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def input_of(row: Row) -> Asked:
+    """Return the text of a row, or its pair of texts."""
+    return (row["text"], row["text_pair"]) if row.get("text_pair") else row["text"]
