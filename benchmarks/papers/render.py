@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, Sheet, latest, rounded
 from benchmarks.papers import elsa_page
-from benchmarks.papers.adapters import boxes_over_rates, gains_over_full
+from benchmarks.papers.analysis.lowresource import analyze_lowresource
+from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.claims import Verdict, read_claims
 from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.elsa_table import best_table, draw_relative, elsa_tables, named
@@ -171,11 +172,10 @@ def adapter_part(lines: Lines, drawings: Drawings) -> str:
     text = list[str]()
     if any(method_of(it) == "full" for it in plain):
         with_full = {it.run.data.train_digest for it in plain if method_of(it) == "full"}
-        table, drawings["papers-adapter.svg"] = gains_over_full(
-            [it for it in plain if it.run.data.train_digest in with_full]
-        )
+        found = analyze_lowresource([it for it in plain if it.run.data.train_digest in with_full])
+        drawings["papers-adapter.svg"] = found.drawing
         alt = "Score of adapters above full fine-tuning, of each task and seed"
-        text += [table, f"![{alt}](plots/papers-adapter.svg)\n"]
+        text += [found.markdown(), f"![{alt}](plots/papers-adapter.svg)\n"]
     mixed = [it for it in runs if regularizer_label(it.run.recipe) != "none"]
     pretrained = [it for it in runs if it.run.sweep == "tapt"]
     for title, them in (
@@ -256,9 +256,10 @@ def robustness_part(lines: Lines, drawings: Drawings) -> str:
     """Return box plots over learning rates."""
     runs, text = lines.get("robustness", ()), ""
     if runs:
-        table, drawings["papers-robustness.svg"] = boxes_over_rates(runs)
+        found = analyze_robustness(runs)
+        drawings["papers-robustness.svg"] = found.drawing
         alt = "Scores over seeds at each learning rate, of each method"
-        text = f"{table}\n![{alt}](plots/papers-robustness.svg)\n"
+        text = f"{found.markdown()}\n![{alt}](plots/papers-robustness.svg)\n"
     return section("Learning rates", "robustness", runs, text)
 
 
