@@ -119,8 +119,8 @@ REASONS: Final[Mapping[str, Reason]] = {
     ),
     # Task versions, and folders of other programs.
     "backbone_mismatch": Reason(
-        "{reference} was trained on {part} {wanted}, and here is only {served}; give the option "
-        "`backbone` of the training, or train the task again on a backbone that is here",
+        "{reference} was trained on {part} {wanted}, and here is only {served}; serve that one "
+        "(option `backbone`), or train the task again on a backbone that is here",
         _CONFLICT,
     ),
     "unservable_task": Reason(
