@@ -114,8 +114,9 @@ race: $(VENV)/.dev  ## race five classifiers on one trunk against five full mode
 	$(if $(DATA),OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.shared_quality --data $(DATA))
 
 gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
-	-timeout 170 $(BIN)/python -m pytest -q -n 0 tests/gpu
-	for part in mixed forms fanout; do timeout 100 $(BIN)/python -m benchmarks.forward.gpu $$part; done
+	failed=0; timeout 170 $(BIN)/python -m pytest -q -n 0 tests/gpu || failed=1; \
+	for part in mixed forms fanout; do timeout 100 $(BIN)/python -m benchmarks.forward.gpu $$part || failed=1; done; \
+	exit $$failed
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)

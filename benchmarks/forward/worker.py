@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.rounds import FP32_TOLERANCE, System
-from benchmarks.savings.systems import SERVING, interpreter_of
+from benchmarks.savings.systems import PEERS_FOLDER, interpreter_of
 from benchmarks.savings.systems import System as PeerSystem
 
 PEERS: Mapping[str, Callable[[], Path]] = {
@@ -80,7 +80,7 @@ def running(
     Raises:
         WorkerError: the peer could not build its models.
     """
-    python, script = PEERS[peer](), SERVING / f"{peer}_worker.py"
+    python, script = PEERS[peer](), PEERS_FOLDER / f"{peer}_worker.py"
     with tempfile.TemporaryDirectory() as folder:
         settings = {"num_threads": torch.get_num_threads(), **job}
         (Path(folder) / "job.json").write_text(json.dumps(settings))

@@ -228,7 +228,10 @@ def mixed_run(
 
 
 def product(x: Tensor, linear: Linear, **_: object) -> Tensor:
-    """Multiply, and leave out the activation."""
+    """Multiply, and leave out the activation, and the tokens that our packed products add."""
+    if linear.weight.is_mkldnn:
+        pointwise = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - no public name
+        return pointwise(x, linear.weight, linear.bias, "none", [], "")
     return apply_linear(x, linear)
 
 

@@ -33,7 +33,14 @@ from benchmarks.harness.shapes import Shape
 from benchmarks.savings.clients import answers, client_of
 from benchmarks.savings.desk import FULL, WORK, Desk
 from benchmarks.savings.race import check_agreement
-from benchmarks.savings.systems import SERVING, Deployment, Started, System, interpreter_of, running
+from benchmarks.savings.systems import (
+    PEERS_FOLDER,
+    Deployment,
+    Started,
+    System,
+    interpreter_of,
+    running,
+)
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
 from nunatak_loadtest.scenarios import Scenario
@@ -56,7 +63,7 @@ RACERS = (
 )
 TEXTS = Scenario(name="five", words=32, sigma=0.25)
 TEXT = "Where is my parcel, and who can tell me more?"
-EXPORTER = SERVING / "onnx_export.py"
+EXPORTER = PEERS_FOLDER / "onnx_export.py"
 MIB = 2**20
 
 

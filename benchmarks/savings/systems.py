@@ -23,7 +23,7 @@ from benchmarks.harness.environments import interpreter
 from benchmarks.harness.pinning import pinned
 from benchmarks.harness.recording import ROOT
 
-SERVING = ROOT / "benchmarks" / "peers"
+PEERS_FOLDER = ROOT / "benchmarks" / "peers"
 READY = "ready on "
 STOP_TIMEOUT_S, START_TIMEOUT_S = 30, 120
 
@@ -234,7 +234,7 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
     wanted = set(tasks)
     folders = [it for it in deployment.folders(system) if it.name in wanted]
     return [
-        *(str(interpreter_of(system)), str(SERVING / script)),
+        *(str(interpreter_of(system)), str(PEERS_FOLDER / script)),
         *("--port", str(_free_port())),
         *("--base", str(deployment.backbone)),
         *("--mode", mode),

@@ -16,6 +16,7 @@ from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
 from nunatak_model.ops.int8 import count_parameters, packed_integers, quantized, restored, scale_of
 from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
+from nunatak_model.ops.native import NO_TASK_KERNELS
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import (
     EmbeddingWeights,
@@ -262,7 +263,7 @@ def with_speeds(backbone: Backbone, clock: Callable[[], float] = perf_counter) -
     }
     if backbone.is_packed:
         integers = backbone.ops.integers
-        if not backbone.is_quantized and backbone.ops.tasks.norms:
+        if not backbone.is_quantized and backbone.ops.tasks != NO_TASK_KERNELS:
             integers = packed_integers
         forms = {name: packed(it, integers) for name, it in forms.items()}
     x = torch.randn(NUM_TOKENS, into)

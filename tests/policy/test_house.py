@@ -19,17 +19,17 @@ CEILINGS = {
     "nunatak_cluster": (561, 6),
     "nunatak_contract": (4294, 19),
     "nunatak_rows": (844, 6),
-    "nunatak_loadtest": (1045, 6),
-    "nunatak_model": (9094, 44),
+    "nunatak_loadtest": (1050, 6),
+    "nunatak_model": (9095, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4305, 22),
-    "nunatak_server": (20975, 92),
+    "nunatak_server": (20977, 92),
     "nunatak_training": (8878, 42),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_150, 305
-CEILINGS_BESIDE = {"benchmarks": 10_591, "tests": 76_406}
+MAX_LINES, MAX_FILES = 64_158, 305
+CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 76_406}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.522
 MAX_FILES_OF_ONE_PREDICT = 47

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from email.message import Message
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -55,8 +56,9 @@ class StreamedRoute(StrictRoute):
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
     ) -> StrictRequest:
         del settings, held
-        charset = request.headers.get("content-type", "").lower().partition("charset=")[2]
-        is_read = charset.partition(";")[0].strip('" ') in ("", "utf-8", "utf8", "us-ascii")
+        head = Message()
+        head["content-type"] = request.headers.get("content-type", "")
+        is_read = head.get_content_charset("utf-8") in ("utf-8", "utf8", "us-ascii")
         if not is_read or media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
         check_encoding(request.scope)
