@@ -178,7 +178,7 @@ async def test_many_short_lines_leave_turns_to_others(
 async def test_wrong_media_types_and_unknown_policies_are_refused_at_once(
     client: httpx.AsyncClient,
 ) -> None:
-    types = ("application/json", 'text/plain; Charset="UTF-16"; x=y')
+    types = ("application/json", 'text/plain; Charset="UTF-16"; x=y', "text/plain; charset =utf-16")
     refused = [(await post(client, b"{}", it)).json()["code"] for it in types]
     codes = list[tuple[int, str]]()
     for encoding in ("gzip", "Identity"):
