@@ -182,7 +182,7 @@ class _PeftImport(checks.Import):
 
     def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
         backbone, names = self.backbone, self.names.head_names
-        sources, found = architecture_of(backbone.config).HEAD_SOURCES, dict[str, Tensor]()
+        sources, found = architecture_of(backbone.config).head_sources, dict[str, Tensor]()
         for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
             for kind in ("weight", "bias"):
                 theirs = names.get(f"{part}.{kind}")

@@ -56,7 +56,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
     weights = layout.bare_to_stored(own, base.config)
     if base.pooler is not None:
-        weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
+        weights |= _linear(architecture_of(base.config).head_sources["head.dense"], base.pooler)
     config = _bare_config(base)
     if base.pooling is Pooling.MEAN:
         config[layout.POOLING] = "mean"
@@ -81,7 +81,7 @@ def check_exportable(base: Backbone) -> None:
     written = [
         name
         for name in layout.FAMILIES
-        if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
+        if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].head_sources
     ]
     if base.config.model_type not in written:
         raise NunatakError(

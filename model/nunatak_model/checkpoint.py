@@ -161,7 +161,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
         pooler = {
             name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
-            for target, source in architecture_of(config).HEAD_SOURCES.items()
+            for target, source in architecture_of(config).head_sources.items()
             for name, tensor in _head_tensors(stored, config, source)
         }
     return Backbone(
@@ -338,7 +338,7 @@ def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
     architecture, prefix = architecture_of(config), _prefix(stored, config)
     names = [name for it in encoder_shapes(config) for name in architecture.source_names(it)]
     tensors = {name: _find(stored, prefix + name) for name in names}
-    for source in architecture.HEAD_SOURCES.values():
+    for source in architecture.head_sources.values():
         tensors |= dict(_head_tensors(stored, config, source))
     return tensors
 

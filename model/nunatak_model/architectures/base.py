@@ -41,7 +41,7 @@ class Architecture(Generic[ConfigT]):
     """Stored name of the list of layers."""
     parts: Mapping[str, tuple[str, ...]]
     """Stored names in a layer. Stacked, the tensors of a part form our tensor."""
-    HEAD_SOURCES: Mapping[str, str]
+    head_sources: Mapping[str, str]
     """Stored names of the tensors from which a head may start: `head.dense` and `head.norm`."""
     has_late_norms: bool = False
     """Whether norms follow the blocks of a layer."""

@@ -327,7 +327,7 @@ BERT = Architecture(
     embeddings=EMBEDDINGS,
     layers="encoder.layer",
     parts=LAYER,
-    HEAD_SOURCES={"head.dense": "pooler.dense"},
+    head_sources={"head.dense": "pooler.dense"},
     has_late_norms=True,
     config_from=config_from,
     identity=partial(identity_of, "bert"),
@@ -349,7 +349,7 @@ DISTILBERT = replace(
         "feedforward_out": ("ffn.lin2",),
         "output_norm": ("output_layer_norm",),
     },
-    HEAD_SOURCES={"head.dense": "pre_classifier"},
+    head_sources={"head.dense": "pre_classifier"},
     config_from=_read_distilbert,
     identity=partial(identity_of, "distilbert"),
     dense_block=partial(
@@ -364,7 +364,7 @@ ELECTRA = replace(
         f"{PROJECTION}.weight": "embeddings_project.weight",
         f"{PROJECTION}.bias": "embeddings_project.bias",
     },
-    HEAD_SOURCES={"head.dense": "classifier.dense"},
+    head_sources={"head.dense": "classifier.dense"},
     config_from=_read_electra,
     identity=partial(identity_of, "electra"),
     # The activation of heads is fixed; `hidden_act` is the activation of the layers.

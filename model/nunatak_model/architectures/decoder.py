@@ -203,7 +203,7 @@ DECODER = Architecture(
     embeddings=EMBEDDINGS,
     layers="layers",
     parts=LAYER,
-    HEAD_SOURCES={},
+    head_sources={},
     config_from=config_from,
     identity=partial(_identity, "decoder"),
     dense_block=_dense_block,
@@ -214,7 +214,7 @@ DECODER = Architecture(
 )
 EUROBERT = replace(
     DECODER,
-    HEAD_SOURCES={"head.dense": "dense"},
+    head_sources={"head.dense": "dense"},
     config_from=_read_eurobert,
     identity=partial(_identity, "eurobert"),
 )

@@ -185,7 +185,7 @@ NOMIC_BERT = Architecture(
         "feedforward_out": ("mlp.fc2",),
         "output_norm": ("norm2",),
     },
-    HEAD_SOURCES=bert.BERT.HEAD_SOURCES,
+    head_sources=bert.BERT.head_sources,
     has_late_norms=True,
     config_from=config_from,
     identity=identity,
