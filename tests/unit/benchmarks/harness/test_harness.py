@@ -112,6 +112,13 @@ def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
         overview(latest(file))
 
 
+def test_figures_of_a_device_have_a_section(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    Sheet(command="c", file=file).record("gpu.forward.fanout64", [1.0], unit="of")
+
+    assert "gpu.forward.fanout64" in overview(latest(file))
+
+
 def test_a_figure_is_the_median_with_first_and_last_decile(tmp_path: Path) -> None:
     samples = [float(number) for number in range(11)]
 
