@@ -55,7 +55,7 @@ def test_every_figure_of_a_claim_is_one_that_lines_can_give() -> None:
     assert claimed - set(figures) == NOT_RUN
 
 
-FULL: JsonValue = [{"kind": "full"}]
+FULL: list[JsonValue] = [{"kind": "full"}]
 VARIANTS: JsonValue = [
     {"name": "none", "recipe": {"dropout": 0.2}},
     {"name": "none", "recipe": {"dropout": 0.0}},
@@ -67,14 +67,20 @@ VARIANTS: JsonValue = [
     ("sweep", "changes"),
     [
         ("graddrop", {"methods": FULL, "regularizers": VARIANTS}),
-        ("adapter", {"methods": [{"kind": "full"}, {"kind": "bottleneck", "size": [8]}]}),
+        (
+            "adapter",
+            {
+                "methods": [*FULL, {"kind": "bottleneck", "size": [8]}, {"kind": "head"}],
+                "seeds": [0, 1],
+            },
+        ),
     ],
 )
 def test_a_set_that_lacks_a_variant_enters_no_average(
     tmp_path: Path, sweep: str, changes: dict[str, JsonValue]
 ) -> None:
     runs = made_up(toy_folder(tmp_path), name=sweep, **changes)
-    more = [*runs, renamed(runs[0], "begun")]
+    more = [*runs, *(renamed(it, "begun") for it in runs[:-2] if it.run.recipe.seed == 0)]
 
     assert figures_of({sweep: more}, None) == figures_of({sweep: runs}, None) != {}
     assert sweep == "adapter" or "of toy |" in graddrop_markdown(graddrop_cells(more))
