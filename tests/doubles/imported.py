@@ -49,6 +49,6 @@ def check_scores(folder: Path, ours: Sequence[Sequence[Mapping[str, Any]]], text
     """Compare answers to texts with those of transformers' pipeline on a folder."""
     theirs: Any = pipeline("text-classification", model=str(folder), top_k=None)
     for text, answer in zip(texts, ours, strict=True):
-        expected = {it["label"]: it["score"] for it in theirs(text, truncation=True)}
+        expected = {it["label"]: it["score"] for it in theirs([text], truncation=True)[0]}
         scores = {it["label"]: it["score"] for it in answer}
         assert scores == pytest.approx(expected, abs=1e-5)

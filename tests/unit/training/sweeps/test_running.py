@@ -56,6 +56,19 @@ def test_results_follow_the_names_and_places_of_the_sweep_file(
     assert found == {it.description.digest: ("tone", it.origin) for it in renamed}
 
 
+def test_progress_begins_after_the_runs_that_were_done_before(
+    runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results.add(record_of(runs[2], 0.5))
+
+    with shown_progress() as progress:
+        run_sweep(runs, results, ScriptedRunner(), progress)
+
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "4 runs, 1 of them done before"
+    assert [f"({it} of 4 runs, " in line for it, line in enumerate(others, start=2)] == [True] * 3
+
+
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
     runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
 
