@@ -125,6 +125,13 @@ def test_a_folder_that_is_no_whole_backbone_is_refused_by_its_fault(
         load_backbone(folder)
 
 
+def test_the_embedded_default_is_minilm() -> None:
+    backbone = load_backbone()
+
+    assert (backbone.config.num_layers, backbone.config.hidden_width) == (6, 384)
+    assert backbone.pooling is Pooling.MEAN
+
+
 def test_pooling_is_that_of_the_first_token_unless_the_checkpoint_says_mean(
     folder: Path, tmp_path: Path
 ) -> None:
