@@ -15,7 +15,7 @@ from doubles.published import Twin, TwinFactory
 from doubles.published_names import WITHOUT_TYPES
 from doubles.sentence_folders import edit
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_exchange.checks import ImportedTask
@@ -87,6 +87,7 @@ def loaded_task(
     *,
     labels: tuple[str, ...] = (),
     problem_type: ProblemType | None = None,
+    score: RankingScore = RankingScore.SIGMOID,
 ) -> LoadedTask:
     """Draft a task version of this branch, number it, and load it as a server would."""
     head = branch.spec.head
@@ -95,7 +96,7 @@ def loaded_task(
     draft = draft_task(
         "tone",
         method=branch.spec.method,
-        head=head_record(head, labels, problem_type),
+        head=head_record(head, labels, problem_type, score),
         parameters=branch.parameters,
         backbone=backbone,
         max_length=MAX_LENGTH,
@@ -104,6 +105,17 @@ def loaded_task(
     )
     manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
     return load_task(manifest, draft.blobs["parameters"], backbone)
+
+
+def loaded_import(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
+    """Draft and load an imported task."""
+    return loaded_task(
+        backbone,
+        branch_of(imported, backbone),
+        labels=imported.labels,
+        problem_type=imported.problem_type,
+        score=imported.score,
+    )
 
 
 def published_logits(model: nn.Module, encoding: Encoding) -> Tensor:

@@ -2,9 +2,12 @@
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
+from transformers import pipeline
 
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
@@ -40,3 +43,12 @@ def answers(
     with tempfile.TemporaryDirectory() as scratch, Registry.open(Path(scratch)) as registry:
         registry.publish(draft.manifest, draft.blobs)
         return asyncio.run(ask(registry))
+
+
+def check_scores(folder: Path, ours: Sequence[Sequence[Mapping[str, Any]]], texts: Any) -> None:  # noqa: ANN401 - texts or pairs
+    """Compare answers to texts with those of transformers' pipeline on a folder."""
+    theirs: Any = pipeline("text-classification", model=str(folder), top_k=None)
+    for text, answer in zip(texts, ours, strict=True):
+        expected = {it["label"]: it["score"] for it in theirs([text], truncation=True)[0]}
+        scores = {it["label"]: it["score"] for it in answer}
+        assert scores == pytest.approx(expected, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Short forms of the campaigns in benchmarks/cluster: real processes, PostgreSQL and HAProxy."""
+"""A fleet under load: real processes, PostgreSQL and HAProxy."""
 
 import contextlib
 import http.client

@@ -15,6 +15,7 @@ from doubles.lifecycles import (
     terminate_with_calls_in_flight,
 )
 from doubles.processes import COMMAND, NOISY_SCRIPT, StartError, server_process
+from nunatak_contract.memory import MemoryReport
 from nunatak_server.errors import START_AGAIN
 
 NUM_IN_FLIGHT = 200
@@ -90,6 +91,17 @@ def test_every_line_of_a_process_with_json_logs_is_json(site: Site, tmp_path: Pa
     assert "UserWarning: from Python" in warning["event"]
     assert "left out" not in said
     assert not any("secret" in str(it) for it in events)
+
+
+def test_little_of_a_servers_memory_has_no_explanation(site: Site) -> None:
+    with site.server() as server:
+        httpx.post(server.address + PREDICT, json={"inputs": "x"}).raise_for_status()
+        report = MemoryReport.model_validate(httpx.get(f"{server.address}/v1/memory").json())
+
+    process = report.process
+    assert process.runtime_bytes
+    assert process.rest_bytes is not None
+    assert abs(process.rest_bytes) < process.rss_bytes / 8
 
 
 def test_a_server_that_cannot_start_says_so_in_json(site: Site, tmp_path: Path) -> None:

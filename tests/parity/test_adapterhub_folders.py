@@ -14,16 +14,14 @@ import pytest
 import torch
 
 from doubles.backbones import Family, tiny_backbone
-from doubles.tasks import CREATED_AT
+from doubles.checkpoints import loaded_import
 from nunatak_contract.enums import HeadKind, ProblemType
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck
 from nunatak_exchange.adapterhub_import import import_adapterhub
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
-from nunatak_exchange.importing import draft_imported, import_folder
+from nunatak_exchange.importing import import_folder
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward
-from nunatak_versions import load_task
 
 FOLDERS = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 EXPECTED: dict[str, Any] = json.loads((FOLDERS / "expected.json").read_text())
@@ -45,11 +43,7 @@ def backbones() -> dict[str, Backbone]:
 def branch_of(case: str, backbone: Backbone) -> Branch:
     """The branch of the imported task, drafted and loaded as any other."""
     imported = import_folder(Checkpoint(FOLDERS / case), backbone, choices=ANY_BASE)
-    draft = draft_imported("tone", imported, backbone, origin=case, created_at=CREATED_AT)
-    manifest = TaskManifest.model_validate({**draft.manifest.model_dump(), "version": 1})
-    branch = load_task(manifest, draft.blobs["parameters"], backbone).branch
-    assert branch.spec == imported.spec
-    return branch
+    return loaded_import(imported, backbone).branch
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -1,7 +1,6 @@
 """Backbones against transformers' own encoders: families, settings, real shapes, refusals."""
 
 import json
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,25 +12,18 @@ from transformers import (
     DebertaV2Model,
     DistilBertModel,
     ElectraModel,
+    GteModel,
     ModernBertModel,
     MPNetModel,
-    PreTrainedConfig,
+    NomicBertModel,
     PreTrainedModel,
     RobertaModel,
     XLMRobertaModel,
 )
 
-from doubles.backbones import (
-    DECODERS,
-    FAMILIES,
-    Family,
-    rope,
-    save_tiny_backbone,
-    save_tokenizer,
-    tiny_config,
-)
-from doubles.published_names import WITHOUT_TYPES
-from nunatak_model import Backbone, Encoding, UnsupportedBackboneError, load_backbone, run_trunk
+from doubles.backbones import DECODERS, FAMILIES, Family, rope, save_tiny_backbone
+from doubles.encoders import assert_same_hidden_states, saved, tiny_encoder
+from nunatak_model import Encoding, UnsupportedBackboneError, load_backbone, run_trunk
 
 ENCODERS: dict[str, tuple[type[PreTrainedModel], Family]] = {
     "bert": (BertModel, "bert"),
@@ -77,6 +69,12 @@ VARIANTS: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
     "deberta-absolute": (DebertaV2Model, "deberta-v2", {"relative_attention": False}),
     "deberta-positions": (DebertaV2Model, "deberta-v2", {"position_biased_input": True}),
     "deberta-types": (DebertaV2Model, "deberta-v2", {"type_vocab_size": 2}),
+    "nomic": (NomicBertModel, "nomic_bert", {}),
+    "nomic-theta": (NomicBertModel, "nomic_bert", {"rope_parameters": {"rope_theta": 70.0}}),
+    "gte": (GteModel, "gte", {}),
+    "gte-types": (GteModel, "gte", {"type_vocab_size": 2, "hidden_act": "silu"}),
+    "gte-untyped": (GteModel, "gte", {"type_vocab_size": 0}),
+    "gte-yarn": (GteModel, "gte", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
     "deberta-mapped": (
         DebertaV2Model,
         "deberta-v2",
@@ -193,53 +191,6 @@ REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (  # pyrefly: ignor
 )
 
 
-def encoding_of(num_tokens: int, *, num_types: int) -> Encoding:
-    return Encoding(
-        token_ids=tuple(5 + (7 * position) % 90 for position in range(num_tokens)),
-        type_ids=tuple(int(num_types > 1 and 2 * p > num_tokens) for p in range(num_tokens)),
-    )
-
-
-def assert_same_hidden_states(backbone: Backbone, model: PreTrainedModel) -> None:
-    config = backbone.config
-    lengths = [1, 2, 9, 33, min(64, config.max_tokens), config.max_tokens]
-    encodings = [encoding_of(length, num_types=config.num_token_types) for length in lengths]
-
-    with torch.inference_mode():
-        trunk = run_trunk(backbone, encodings, depth=config.num_layers)
-        for encoding in encodings:
-            types = {"token_type_ids": torch.tensor([encoding.type_ids])}
-            expected = model(
-                input_ids=torch.tensor([encoding.token_ids]),
-                attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-                **({} if config.model_type in WITHOUT_TYPES else types),
-            ).last_hidden_state[0]
-            assert (trunk.hidden[encoding] - expected).abs().max().item() <= 1e-4
-
-
-def saved_model(
-    folder: Path,
-    kind: type[PreTrainedModel],
-    family: Family,
-    changes: Mapping[str, object],
-    *,
-    deviation: float = 0.3,
-) -> PreTrainedModel:
-    """Save a random encoder as transformers does."""
-    raw = {**tiny_config(num_layers=3, family=family), **changes}
-    config_class: type[PreTrainedConfig] = kind.config_class  # pyrefly: ignore[bad-assignment]
-    model = kind(config_class(**raw)).eval()  # pyrefly: ignore[bad-argument-type]
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        is_gain = deviation < 0.1 and parameter.dim() == 1 and name.endswith("weight")
-        # Small gains in many layers would leave no signal to compare.
-        noise = torch.randn(parameter.shape, generator=generator) * deviation
-        parameter.data = noise + float(is_gain)
-    model.save_pretrained(folder)
-    save_tokenizer(folder, family)
-    return model
-
-
 @pytest.mark.each
 @pytest.mark.parametrize("model_type", ENCODERS)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "tanh"])
@@ -248,7 +199,7 @@ def test_every_spelling_of_the_family_gives_transformers_hidden_states(
 ) -> None:
     kind, family = ENCODERS[model_type]
     changes = {"model_type": model_type, "hidden_act": activation}
-    model = saved_model(tmp_path, kind, family, changes)
+    model = saved(tmp_path, tiny_encoder(kind, family, changes), family)
 
     assert_same_hidden_states(load_backbone(tmp_path), model)
 
@@ -257,7 +208,8 @@ def test_every_spelling_of_the_family_gives_transformers_hidden_states(
 def test_every_variant_of_an_architecture_gives_transformers_hidden_states(
     variant: str, tmp_path: Path
 ) -> None:
-    model = saved_model(tmp_path, *VARIANTS[variant])
+    kind, family, changes = VARIANTS[variant]
+    model = saved(tmp_path, tiny_encoder(kind, family, changes), family)
 
     assert_same_hidden_states(load_backbone(tmp_path), model)
 
@@ -270,7 +222,7 @@ def test_shapes_of_published_checkpoints_give_transformers_hidden_states(
 ) -> None:
     kind, family, changes = REAL[shape]
     changes = {"max_position_embeddings": 512, **changes}
-    model = saved_model(tmp_path, kind, family, changes, deviation=0.03)
+    model = saved(tmp_path, tiny_encoder(kind, family, changes), family, deviation=0.03)
 
     assert_same_hidden_states(load_backbone(tmp_path), model)
 
@@ -287,7 +239,7 @@ def test_a_variant_with_other_computations_is_refused_by_name(
 
 
 def test_a_padding_token_inside_a_text_takes_no_position_in_mpnet(tmp_path: Path) -> None:
-    model = saved_model(tmp_path, MPNetModel, "mpnet", {})
+    model = saved(tmp_path, tiny_encoder(MPNetModel, "mpnet", {}), "mpnet")
     encoding = Encoding(token_ids=(0, 30, 1, 31, 1, 32, 2), type_ids=(0,) * 7)
 
     with torch.inference_mode():

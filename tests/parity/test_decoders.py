@@ -1,23 +1,23 @@
 """Llama and Qwen3 against transformers' own classes: every setting that changes the results."""
 
 import json
-import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM, Qwen3Model
 
-from doubles.backbones import (
-    DECODERS,
-    Family,
-    rope,
-    save_tiny_backbone,
-    save_tokenizer,
-    tiny_config,
+from doubles.backbones import DECODERS, Family, rope, save_tiny_backbone
+from doubles.encoders import (
+    TOLERANCE,
+    assert_rows_equal_published,
+    assert_same_hidden_states,
+    encoding_of,
+    saved,
+    tiny_encoder,
 )
-from doubles.published import TwinFactory, config_of
+from doubles.published import TwinFactory
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -32,7 +32,6 @@ from nunatak_model import (
     run_trunk,
 )
 
-TOLERANCE = 1e-4
 LONGEST = 160
 PADDING = 0
 """`pad_token_id` of the tiny decoders."""
@@ -83,31 +82,14 @@ VARIANTS: dict[str, tuple[Family, dict[str, object]]] = {
 }
 
 
-def encoding_of(chance: random.Random, num_tokens: int) -> Encoding:
-    token_ids = tuple(chance.randint(5, 99) for _ in range(num_tokens))
-    return Encoding(token_ids=token_ids, type_ids=(0,) * num_tokens)
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
     options = {"max_position_embeddings": LONGEST} | changes
     factory = TwinFactory(tmp_path, family=family, num_layers=2, options=options)
-    chance = random.Random(4)
-    encodings = [encoding_of(chance, length) for length in (1, 31, 31, LONGEST)]
     # Half of the methods in one variant, the other half in the next.
     twins = [factory.twin(method) for method in METHODS[list(VARIANTS).index(variant) % 2 :: 2]]
-    questions = [(twin, encoding) for twin in twins for encoding in encodings]
-    chance.shuffle(questions)
-
-    with torch.inference_mode():
-        logits = forward(
-            factory.backbone,
-            [Row(encoding=encoding, branch=twin.branch) for twin, encoding in questions],
-        )
-
-    for (twin, encoding), answer in zip(questions, logits, strict=True):
-        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+    assert_rows_equal_published(factory, twins, (1, 31, 31, LONGEST))
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -130,12 +112,12 @@ def test_the_padding_token_never_counts_as_the_last(family: Family, tmp_path: Pa
 @pytest.mark.parametrize("family", DECODERS)
 def test_later_tokens_change_no_earlier_state(family: Family, tmp_path: Path) -> None:
     backbone = load_backbone(save_tiny_backbone(tmp_path, family=family, num_layers=2))
-    chance = random.Random(6)
-    long = encoding_of(chance, 20)
+    long = encoding_of(20)
+    other = Encoding(token_ids=long.token_ids[::-1], type_ids=(0,) * 20)
     short = Encoding(token_ids=long.token_ids[:7], type_ids=(0,) * 7)
 
     with torch.inference_mode():
-        trunk = run_trunk(backbone, [long, short, encoding_of(chance, 20)], depth=2)
+        trunk = run_trunk(backbone, [long, short, other], depth=2)
 
     torch.testing.assert_close(trunk.hidden[long][:7], trunk.hidden[short], atol=1e-5, rtol=0)
 
@@ -144,8 +126,7 @@ def test_held_states_and_packed_weights_give_the_same_answers(tmp_path: Path) ->
     factory = TwinFactory(tmp_path, family="qwen3", num_layers=3)
     backbone = pack_backbone(factory.backbone)
     twins = [factory.twin(method) for method in (HeadOnly(), TopK(num_layers=2), Ia3())]
-    chance = random.Random(7)
-    encodings = [encoding_of(chance, length) for length in (3, 17, 17, 40)]
+    encodings = [encoding_of(length) for length in (3, 17, 17, 40)]
     rows = [Row(encoding=it, branch=twin.branch) for it in encodings for twin in twins]
     cache = TrunkCache(max_bytes=10**7)
 
@@ -160,37 +141,19 @@ def test_held_states_and_packed_weights_give_the_same_answers(tmp_path: Path) ->
             torch.testing.assert_close(answer, expected, atol=TOLERANCE, rtol=0)
 
 
-def saved(folder: Path, model: PreTrainedModel) -> Path:
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
-        parameter.data = 1.0 + 0.1 * noise if name.endswith("norm.weight") else noise
-    model.save_pretrained(folder)
-    save_tokenizer(folder, "qwen3")
-    return folder
-
-
-def qwen_config(**changes: object) -> object:
-    raw = tiny_config(num_layers=2, family="qwen3") | changes
-    return config_of(raw)
-
-
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=str)
 def test_a_language_model_is_the_same_backbone(changes: dict[str, object], tmp_path: Path) -> None:
-    model = Qwen3ForCausalLM(qwen_config(**changes)).eval()  # pyrefly: ignore[bad-argument-type]
-    backbone = load_backbone(saved(tmp_path, model))
-    encoding = encoding_of(random.Random(8), 12)
+    model = tiny_encoder(Qwen3ForCausalLM, "qwen3", changes, num_layers=2)
+    encoder = cast("PreTrainedModel", saved(tmp_path, model, "qwen3").get_submodule("model"))
 
-    with torch.inference_mode():
-        trunk = run_trunk(backbone, [encoding], depth=2)
-        expected = model.model(input_ids=torch.tensor([encoding.token_ids])).last_hidden_state[0]
-
-    torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+    assert_same_hidden_states(load_backbone(tmp_path), encoder, lengths=[12])
 
 
 def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
     scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
     new = {"rope_type": "yarn", "rope_theta": 500.0, **scaling}
-    path = saved(tmp_path, Qwen3Model(qwen_config(rope_parameters=new))) / "config.json"  # pyrefly: ignore[bad-argument-type]
+    saved(tmp_path, tiny_encoder(Qwen3Model, "qwen3", {"rope_parameters": new}), "qwen3")
+    path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
     new_digest = load_backbone(tmp_path).digest
     del raw["rope_parameters"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from doubles.adapter_folders import ADAPTERHUB, adapterhub_folder, edit_json
 from doubles.backbones import Family, tiny_backbone
-from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
+from doubles.checkpoints import encodings, loaded_import, published_logits, save_checkpoint
 from doubles.checkpoints import logits as answer_of
 from doubles.peft_folders import PeftBase, id2label, save
 from doubles.published import AUTO_CLASSES, TwinFactory
@@ -29,7 +29,7 @@ from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.importing import import_folder
 from nunatak_exchange.transformers_export import export_transformers
-from nunatak_model import Backbone, Branch, Encoding
+from nunatak_model import Backbone
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, as a part of the largest logit."""
@@ -102,10 +102,6 @@ def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert float((ours - theirs).abs().max()) <= TOLERANCE * largest
 
 
-def answers(backbone: Backbone, branch: Branch, texts: Sequence[Encoding]) -> list[Tensor]:
-    return [answer_of(backbone, branch, it) for it in texts]
-
-
 @pytest.mark.parametrize(("family", "head"), cases(SAVED))
 def test_a_saved_model_answers_alike_imported_and_exported_back(
     family: Family, head: str, tmp_path: Path
@@ -125,14 +121,13 @@ def test_a_saved_model_answers_alike_imported_and_exported_back(
     expected = [twin.expected(it) for it in texts]
 
     imported = import_folder(Checkpoint(tmp_path / "theirs"), backbone, choices=choices)
-    branch = branch_of(imported, backbone)
-    task = loaded_task(backbone, branch, labels=imported.labels, problem_type=imported.problem_type)
+    task = loaded_import(imported, backbone)
     export_transformers(task, tmp_path / "ours", backbone)
     back = AUTO_CLASSES[saved.kind].from_pretrained(tmp_path / "ours").eval()
 
     assert imported.spec.method == TopK(num_layers=1)
     assert imported.spec.head.kind is saved.kind
-    assert_equal(answers(backbone, branch, texts), expected)
+    assert_equal([answer_of(backbone, task.branch, it) for it in texts], expected)
     assert_equal([published_logits(back, it) for it in texts], expected)
 
 

@@ -7,18 +7,15 @@ import pytest
 from transformers import AutoTokenizer, pipeline
 
 from doubles.backbones import Family, tiny_tokenizer
-from doubles.checkpoints import save_checkpoint
+from doubles.checkpoints import loaded_import, save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
-from doubles.tasks import CREATED_AT
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
 from nunatak_exchange.checkpoint import Checkpoint
-from nunatak_exchange.importing import draft_imported, import_folder
+from nunatak_exchange.importing import import_folder
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, load_backbone
-from nunatak_versions import load_task
 
 PIPELINE: Any = pipeline
 TOKENIZERS: Any = AutoTokenizer
@@ -33,10 +30,7 @@ SPECIAL = ("unk", "cls", "sep", "mask", "pad", "bos", "eos")
 
 
 def exported(folder: Path, backbone: Backbone, target: Path) -> Path:
-    imported = import_folder(Checkpoint(folder), backbone)
-    draft = draft_imported("it", imported, backbone, origin="there", created_at=CREATED_AT)
-    manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
-    task = load_task(manifest, draft.blobs["parameters"], backbone)
+    task = loaded_import(import_folder(Checkpoint(folder), backbone), backbone)
     export_transformers(task, target, backbone)
     return target
 

@@ -1,7 +1,6 @@
 """ModernBERT against transformers' own classes: every setting that changes the results."""
 
 import json
-import random
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -9,12 +8,18 @@ from typing import cast
 
 import pytest
 import torch
-from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
+from transformers import ModernBertForMaskedLM, ModernBertModel, PreTrainedModel
 
 from doubles.adapter_folders import edit_json
-from doubles.backbones import WINDOW, save_tokenizer, tiny_config
+from doubles.backbones import WINDOW
 from doubles.checkpoints import branch_of, encodings, loaded_task, published_logits, save_checkpoint
 from doubles.checkpoints import logits as logits_of
+from doubles.encoders import (
+    assert_rows_equal_published,
+    assert_same_hidden_states,
+    saved,
+    tiny_encoder,
+)
 from doubles.published import AUTO_CLASSES, TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, Pooling
@@ -23,9 +28,8 @@ from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.checks import ImportChoices
 from nunatak_exchange.transformers_export import export_transformers
 from nunatak_exchange.transformers_import import import_transformers
-from nunatak_model import Backbone, Encoding, Row, default_head, forward, load_backbone, run_trunk
+from nunatak_model import default_head, load_backbone
 
-TOLERANCE = 1e-4
 LONGEST = 160
 METHODS: tuple[Method, ...] = (
     HeadOnly(),
@@ -75,15 +79,8 @@ TOGETHER: list[list[str]] = [
 assert {name for names in TOGETHER for name in names} == VARIANTS.keys()
 
 
-def encoding_of(chance: random.Random, num_tokens: int) -> Encoding:
-    token_ids = tuple(chance.randint(5, 99) for _ in range(num_tokens))
-    return Encoding(token_ids=token_ids, type_ids=(0,) * num_tokens)
-
-
-def encodings_beyond_the_window() -> list[Encoding]:
-    chance = random.Random(3)
-    lengths = (1, WINDOW // 2, WINDOW // 2 + 1, WINDOW // 2 + 2, 61, LONGEST)
-    return [encoding_of(chance, length) for length in lengths]
+LENGTHS = (1, WINDOW // 2, WINDOW // 2 + 1, WINDOW // 2 + 2, 61, LONGEST)
+"""Lengths of texts within the window of a local layer and beyond."""
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -95,17 +92,7 @@ def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_
     kinds = islice(cycle(KINDS), turn // 2 % len(KINDS), None)
     methods = METHODS[turn % 2 :: 2]
     twins = [factory.twin(method, kind=kind) for method, kind in zip(methods, kinds, strict=False)]
-    questions = [(twin, encoding) for twin in twins for encoding in encodings_beyond_the_window()]
-    random.Random(4).shuffle(questions)
-
-    with torch.inference_mode():
-        logits = forward(
-            factory.backbone,
-            [Row(encoding=encoding, branch=twin.branch) for twin, encoding in questions],
-        )
-
-    for (twin, encoding), answer in zip(questions, logits, strict=True):
-        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+    assert_rows_equal_published(factory, twins, LENGTHS)
 
 
 @pytest.mark.parametrize(("kind", "variants"), [*zip(AUTO_CLASSES, TOGETHER, strict=True)], ids=str)
@@ -141,48 +128,19 @@ def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Pat
         import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
 
 
-def saved(folder: Path, model: ModernBertModel | ModernBertForMaskedLM) -> Path:
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
-        parameter.data = 1.0 + 0.1 * noise if parameter.dim() == 1 else noise
-    model.save_pretrained(folder)
-    save_tokenizer(folder, "modernbert")
-    return folder
-
-
-def tiny_model_config(**changes: object) -> ModernBertConfig:
-    return ModernBertConfig(**tiny_config(num_layers=4, family="modernbert") | changes)  # pyrefly: ignore[bad-argument-type]
-
-
-def hidden_states(model: ModernBertModel, encoding: Encoding) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([encoding.token_ids])).last_hidden_state[0]
-
-
-def assert_same_hidden_states(backbone: Backbone, model: ModernBertModel) -> None:
-    encodings = encodings_beyond_the_window()
-    with torch.inference_mode():
-        trunk = run_trunk(backbone, encodings, depth=backbone.config.num_layers)
-    for encoding in encodings:
-        expected = hidden_states(model, encoding)
-        torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+def tiny_model(**changes: object) -> PreTrainedModel:
+    return tiny_encoder(ModernBertModel, "modernbert", changes, num_layers=4)
 
 
 def test_far_positions_are_turned_as_in_transformers(tmp_path: Path) -> None:
-    model = ModernBertModel(tiny_model_config(max_position_embeddings=8192)).eval()
-    backbone = load_backbone(saved(tmp_path, model))
-    encoding = encoding_of(random.Random(5), 1500)
+    model = saved(tmp_path, tiny_model(max_position_embeddings=8192), "modernbert")
 
-    with torch.inference_mode():
-        trunk = run_trunk(backbone, [encoding], depth=4)
-
-    expected = hidden_states(model, encoding)
-    torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+    assert_same_hidden_states(load_backbone(tmp_path), model, lengths=[1500])
 
 
 def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
-    model = ModernBertModel(tiny_model_config()).eval()
-    path = saved(tmp_path, model) / "config.json"
+    model = saved(tmp_path, tiny_model(), "modernbert")
+    path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
     del raw["layer_types"], raw["rope_parameters"]
     old = {
@@ -196,21 +154,22 @@ def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> No
     backbone = load_backbone(tmp_path)
 
     assert backbone.digest == new_digest
-    assert_same_hidden_states(backbone, model)
+    assert_same_hidden_states(backbone, model, lengths=LENGTHS)
 
 
 def test_the_window_has_a_second_name_which_decides(tmp_path: Path) -> None:
-    path = saved(tmp_path, ModernBertModel(tiny_model_config())) / "config.json"
+    saved(tmp_path, tiny_model(), "modernbert")
+    path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 1}))
     model = ModernBertModel.from_pretrained(tmp_path)
 
-    assert_same_hidden_states(load_backbone(tmp_path), model.eval())
+    assert_same_hidden_states(load_backbone(tmp_path), model.eval(), lengths=LENGTHS)
 
 
 def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    plain = ModernBertModel(tiny_model_config()).eval()
-    path = saved(tmp_path / "old", plain) / "config.json"
+    saved(tmp_path / "old", tiny_model(), "modernbert")
+    path = tmp_path / "old" / "config.json"
     plain_digest = load_backbone(tmp_path / "old").digest
     raw = json.loads(path.read_text())
     del raw["rope_parameters"]
@@ -222,17 +181,17 @@ def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) 
     backbone = load_backbone(tmp_path / "old")
 
     assert backbone.digest != plain_digest
-    assert_same_hidden_states(backbone, model)
+    assert_same_hidden_states(backbone, model, lengths=LENGTHS)
 
 
 def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_start(
     tmp_path: Path,
 ) -> None:
-    model = ModernBertForMaskedLM(tiny_model_config()).eval()
-    backbone = load_backbone(saved(tmp_path / "masked", model))
-    encoder = cast("ModernBertModel", model.get_submodule("model"))
+    model = tiny_encoder(ModernBertForMaskedLM, "modernbert", {}, num_layers=4)
+    encoder = cast("PreTrainedModel", saved(tmp_path, model, "modernbert").get_submodule("model"))
+    backbone = load_backbone(tmp_path)
 
-    assert_same_hidden_states(backbone, encoder)
+    assert_same_hidden_states(backbone, encoder, lengths=LENGTHS)
     assert backbone.pooler is not None
     assert backbone.pooler_norm is not None
     assert torch.equal(backbone.pooler.weight, model.get_parameter("head.dense.weight"))
@@ -242,8 +201,8 @@ def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_star
 @pytest.mark.parametrize("pooling", [Pooling.FIRST, Pooling.MEAN])
 def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -> None:
     name = "cls" if pooling is Pooling.FIRST else "mean"
-    model = ModernBertModel(tiny_model_config(classifier_pooling=name))
-    backbone = load_backbone(saved(tmp_path, model))
+    saved(tmp_path, tiny_model(classifier_pooling=name), "modernbert")
+    backbone = load_backbone(tmp_path)
 
     head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=3)
 

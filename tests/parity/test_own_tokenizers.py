@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedModel, pipeline
 
 from doubles.checkpoints import save_checkpoint
-from doubles.imported import answers
+from doubles.imported import answers, check_scores
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
@@ -41,16 +42,11 @@ def base_with(tokenizer: Any, folder: Path, *, family: Any) -> TwinFactory:  # n
     return factory
 
 
-def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
-    theirs = PIPELINE("text-classification", model=str(folder), top_k=None)
-    for answer, expected in zip(ours, theirs(TEXTS), strict=True):
-        scores = {it["label"]: it["score"] for it in answer}
-        assert scores == pytest.approx({it["label"]: it["score"] for it in expected}, abs=1e-5)
-
-
-def check_tokens(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
+def check_tokens(
+    folder: Path, ours: Sequence[Sequence[Mapping[str, Any]]], texts: list[str]
+) -> None:
     theirs = PIPELINE("token-classification", model=str(folder), ignore_labels=[])
-    for answer, expected in zip(ours, theirs(TEXTS), strict=True):
+    for answer, expected in zip(ours, theirs(texts), strict=True):
         places = [(it["start"], it["end"], it["entity"]) for it in answer]
         assert places == [(it["start"], it["end"], it["entity"]) for it in expected]
         scores = [it["score"] for it in answer]
@@ -132,7 +128,7 @@ def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path)
     assert f"have {added} tokens" in str(refused.value)
     assert f"have {had} (tokens were added" in str(refused.value)
     assert isinstance(import_transformers(Checkpoint(tuned), own).spec.method, HeadOnly)
-    check_scores(tuned, answers(tuned, own, TEXTS))
+    check_scores(tuned, answers(tuned, own, TEXTS), TEXTS)
 
 
 @pytest.mark.parametrize("kind", [HeadKind.SEQUENCE_CLASSIFICATION, HeadKind.TOKEN_CLASSIFICATION])
@@ -160,4 +156,4 @@ def test_a_model_that_reads_a_first_space_is_imported_on_a_base_that_does(
     parameters: dict[str, object] | None = {"ignore_labels": []} if kind.reads_tokens else None
     check = check_tokens if kind.reads_tokens else check_scores
     for backbone in (copy, own):
-        check(tuned, answers(tuned, backbone, TEXTS, parameters=parameters))
+        check(tuned, answers(tuned, backbone, TEXTS, parameters=parameters), TEXTS)

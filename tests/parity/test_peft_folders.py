@@ -13,14 +13,13 @@ from torch import Tensor
 
 from doubles.adapter_folders import edit_json, loaded_task
 from doubles.backbones import ANSWERING, FAMILIES, Family
-from doubles.checkpoints import published_logits
+from doubles.checkpoints import loaded_import, published_logits
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, save
 from doubles.published_names import PEFT_TARGETS
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
 from nunatak_exchange.backbones import add_backbone
 from nunatak_exchange.checkpoint import Checkpoint
@@ -28,7 +27,7 @@ from nunatak_exchange.checks import ImportChoices, ImportedTask
 from nunatak_exchange.importing import draft_imported, import_folder
 from nunatak_exchange.peft_folders import export_peft, import_peft
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
-from nunatak_versions import LoadedTask, Provenance, draft_task, head_record, load_task
+from nunatak_versions import LoadedTask
 
 TOLERANCE = 1e-5
 POOLINGS: dict[str, dict[str, object]] = {
@@ -137,23 +136,6 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
     }
 
 
-def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
-    """The task in the form of a server, made from manifest and bytes."""
-    head = imported.spec.head
-    draft = draft_task(
-        "tone",
-        method=imported.spec.method,
-        head=head_record(head, imported.labels, imported.problem_type, imported.score),
-        parameters=imported.parameters,
-        backbone=backbone,
-        max_length=32,
-        probe_inputs=("where is my parcel?",),
-        provenance=Provenance(created_at=CREATED_AT),
-    )
-    manifest = TaskManifest.model_validate({**draft.manifest.model_dump(), "version": 1})
-    return load_task(manifest, draft.blobs["parameters"], backbone)
-
-
 def plain(
     base: PeftBase, folder: Path, *, num_labels: int = 2, meaning: dict[str, object] | None = None
 ) -> Path:
@@ -169,7 +151,7 @@ def there_and_back(
     """Import `theirs` and export it to `ours`; all answer alike. Return both imports."""
     # peft saves overlapping patterns in another order, so only a reloaded model matches the folder.
     theirs = base.load(folder / "theirs", task_type, num_labels)
-    task = loaded(import_peft(Checkpoint(folder / "theirs"), base.backbone), base.backbone)
+    task = loaded_import(import_peft(Checkpoint(folder / "theirs"), base.backbone), base.backbone)
     export_peft(task, folder / "ours", base.backbone)
     back = base.load(folder / "ours", task_type, num_labels)
 
@@ -305,7 +287,7 @@ def test_all_linear_maps_are_adapted_exactly(
     save(base.train(config, num_labels=3), tmp_path / "it", meaning=meaning)
     theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
 
-    task = loaded(import_peft(Checkpoint(tmp_path / "it"), base.backbone), base.backbone)
+    task = loaded_import(import_peft(Checkpoint(tmp_path / "it"), base.backbone), base.backbone)
 
     assert difference(task, base.backbone, theirs) <= TOLERANCE
 
@@ -321,7 +303,7 @@ def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
         config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
         theirs = base.train(config, num_labels=3, seed=number)
         folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
-        task = loaded(import_peft(Checkpoint(folder), base.backbone), base.backbone)
+        task = loaded_import(import_peft(Checkpoint(folder), base.backbone), base.backbone)
         adapted.append((task.branch, [published_logits(theirs, it) for it in ENCODINGS]))
 
     for served in (base.backbone, with_gpu_kernels(base.backbone)):
@@ -343,7 +325,7 @@ def test_a_ranking_comes_back_with_its_score(
     plain(base, tmp_path / "theirs", num_labels=1, meaning={"sentence_transformers": key})
 
     imported = import_peft(Checkpoint(tmp_path / "theirs"), base.backbone)
-    export_peft(loaded(imported, base.backbone), tmp_path / "ours", base.backbone)
+    export_peft(loaded_import(imported, base.backbone), tmp_path / "ours", base.backbone)
     again = import_peft(Checkpoint(tmp_path / "ours"), base.backbone)
 
     assert imported.spec.head.kind is HeadKind.RANKING

@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 from torch.nn import functional
 
 from doubles.backbones import Family
 from doubles.sentence_folders import RELEASES, edit, save_sentence_folder, their_vectors, write
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_model import (
-    Backbone,
     CorruptBackboneError,
     Row,
     UnsupportedBackboneError,
@@ -33,12 +31,15 @@ FAMILIES: list[Family] = ["bert", "roberta"]
 GENERAL, READING = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
-def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
-    """The server's vectors before normalisation."""
-    encodings = backbone.tokenizer.encode(texts, max_length=backbone.max_embedding_tokens)
+def check_vectors(folder: Path, *, of: Path | None = None, is_normalized: bool = False) -> None:
+    """Compare the server's vectors of a folder with theirs, of another folder if it is given."""
+    backbone = load_backbone(folder)
+    encodings = backbone.tokenizer.encode(TEXTS, max_length=backbone.max_embedding_tokens)
     branch = embedding_branch(backbone)
     with torch.inference_mode():
-        return torch.stack(forward(backbone, [Row(encoding=it, branch=branch) for it in encodings]))
+        ours = torch.stack(forward(backbone, [Row(encoding=it, branch=branch) for it in encodings]))
+    ours = functional.normalize(ours) if is_normalized else ours
+    torch.testing.assert_close(ours, their_vectors(of or folder, TEXTS), atol=1e-5, rtol=0)
 
 
 @pytest.mark.pairs
@@ -48,13 +49,11 @@ def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
 def test_embeddings_match_the_folder_of_any_release(
     tmp_path: Path, release: int, mode: str, family: Family
 ) -> None:
-    folder = save_sentence_folder(
-        tmp_path / "it", release=release, modes=[mode], max_length=40, family=family
+    check_vectors(
+        save_sentence_folder(
+            tmp_path / "it", release=release, modes=[mode], max_length=40, family=family
+        )
     )
-
-    ours = our_vectors(load_backbone(folder), TEXTS)
-
-    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
@@ -63,9 +62,7 @@ def test_a_folder_that_the_installed_release_saved_is_read(tmp_path: Path, mode:
     peer = SentenceTransformer(str(old), device="cpu")
     peer.save_pretrained(str(tmp_path / "new"))
 
-    ours = our_vectors(load_backbone(tmp_path / "new"), TEXTS)
-
-    torch.testing.assert_close(ours, their_vectors(old, TEXTS), atol=1e-5, rtol=0)
+    check_vectors(tmp_path / "new", of=old)
 
 
 @pytest.mark.parametrize("release", [2, 6])
@@ -73,9 +70,7 @@ def test_a_normalisation_changes_the_length_alone(tmp_path: Path, release: int) 
     modules = ("Transformer", "Pooling", "Normalize")
     folder = save_sentence_folder(tmp_path / "it", release=release, modules=modules, max_length=40)
 
-    ours = functional.normalize(our_vectors(load_backbone(folder), TEXTS))
-
-    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+    check_vectors(folder, is_normalized=True)
 
 
 @pytest.mark.parametrize("release", [5, 6])
@@ -90,12 +85,9 @@ def test_a_decoder_embeds_by_the_token_that_ends_the_text(tmp_path: Path, releas
         family="qwen3",
         max_length=40,
     )
-    backbone = load_backbone(folder)
 
-    ours = functional.normalize(our_vectors(backbone, TEXTS))
-
-    assert backbone.pooling is Pooling.LAST
-    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+    assert load_backbone(folder).pooling is Pooling.LAST
+    check_vectors(folder, is_normalized=True)
 
 
 @pytest.mark.each
@@ -133,9 +125,7 @@ def test_a_pooling_without_any_mode_is_the_mean(tmp_path: Path) -> None:
     folder = save_sentence_folder(tmp_path / "it", release=2, modes=["mean"])
     edit(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": False})
 
-    ours = our_vectors(load_backbone(folder), TEXTS[:2])
-
-    torch.testing.assert_close(ours, their_vectors(folder, TEXTS[:2]), atol=1e-5, rtol=0)
+    check_vectors(folder)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +151,7 @@ def test_a_prompt_that_nobody_asked_for_is_no_hindrance(tmp_path: Path) -> None:
     folder = save_sentence_folder(tmp_path / "it", release=5, max_length=40)
     edit(folder / GENERAL, {"prompts": {"query": "query: "}})
 
-    ours = our_vectors(load_backbone(folder), TEXTS)
-
-    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+    check_vectors(folder)
 
 
 def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) -> None:
@@ -177,9 +165,7 @@ def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) 
     )
     edit(keeping / "tokenizer_config.json", {"do_lower_case": False})
 
-    ours = our_vectors(load_backbone(lowering), TEXTS)
-
-    torch.testing.assert_close(ours, their_vectors(lowering, TEXTS), atol=1e-5, rtol=0)
+    check_vectors(lowering)
     with pytest.raises(UnsupportedBackboneError, match="do_lower_case"):
         load_backbone(keeping)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 from doubles.backbones import SPECIAL, save_tiny_backbone
 from doubles.checkpoints import save_checkpoint
-from doubles.imported import answers
+from doubles.imported import answers, check_scores
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_contract.methods import TopK
@@ -19,7 +19,6 @@ from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer
-PIPELINE: Any = pipeline
 TEXTS: list[TextInput] = [
     "Where is my Parcel?",
     "Ünïcode ÉTÉ naïve",
@@ -106,10 +105,7 @@ def test_a_model_that_was_saved_with_its_vocabulary_alone_is_imported(
 
     ours = answers(tmp_path / "tuned", load_backbone(base), texts)
 
-    theirs = PIPELINE("text-classification", model=str(tmp_path / "tuned"), top_k=None)
-    for answer, expected in zip(ours, theirs(texts), strict=True):
-        scores = {it["label"]: it["score"] for it in answer}
-        assert scores == pytest.approx({it["label"]: it["score"] for it in expected}, abs=1e-5)
+    check_scores(tmp_path / "tuned", ours, texts)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
+from doubles.terminals import nunatak
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_loadtest.process import run_locust
 from nunatak_loadtest.report import LoadReport
@@ -77,8 +78,14 @@ def test_fan_out_asks_as_many_tasks_as_read_a_single_text(
 def test_each_policy_has_its_own_statistics_and_no_text_is_known(
     address: str, fanned_out: LoadReport
 ) -> None:
-    decided = short(address, "verdicts", tasks=["guard"])
+    asked = ("--server", address, "--duration", "1", "--json", "--task")
+    ran = nunatak("loadtest", "run", "verdicts", *asked, "guard", "--users", "2")
+    decided = LoadReport.model_validate(ran.json())
 
+    nunatak("loadtest", "run", *asked, "nope").assert_refused("task_not_found")
+    assert ran.exit_code == 0
+    assert decided.started.scenario.steps == ((2, 1.0),)
+    assert decided.memory[-1].rss_bytes
     assert set(decided.by_name) == {"guard"}
     assert fanned_out.server_ms.keys() == {"x-queue-ms", "x-tokenize-ms", "x-compute-ms"}
     assert decided.overall.failures == 0

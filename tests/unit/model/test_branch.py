@@ -26,7 +26,6 @@ from nunatak_model import (
     Row,
     TrunkCache,
     build_branch,
-    convert_branch,
     embedding_branch,
     forward,
     initial_parameters,
@@ -176,26 +175,6 @@ def test_only_tasks_that_own_the_last_layer_own_the_norm_over_the_output(method:
 
     assert ("layers.3.final_norm.weight" in shapes) == isinstance(method, TopK | Full)
     assert "layers.0.attention_norm.weight" not in shapes
-
-
-def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
-    branch = build_branch(
-        with_three_labels(TopK(num_layers=2)), BACKBONE.config, fresh(TopK(num_layers=2))
-    )
-
-    half = convert_branch(branch, tiny_backbone(dtype=torch.bfloat16))
-
-    assert half.num_bytes * 2 == branch.num_bytes
-    assert half.split_depth == branch.split_depth
-
-
-def test_tensors_survive_a_round_trip_through_bytes() -> None:
-    parameters = fresh(Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
-
-    restored = tensors_from_bytes(tensors_to_bytes(parameters))
-
-    assert restored.keys() == parameters.keys()
-    assert all(torch.equal(restored[name], tensor) for name, tensor in parameters.items())
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"\x80\x04pickle", b"\xff" * 16])

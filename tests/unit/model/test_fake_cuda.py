@@ -9,7 +9,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, product
 from typing import TypeVar
 
 import pytest
@@ -364,19 +363,6 @@ def test_a_batch_runs_on_the_device_of_its_backbone_whatever_thread_computes_it(
             BatchCompute(backbone)([row])
 
     assert set(chosen) == {CUDA}
-
-
-def test_each_pair_of_values_is_in_some_case() -> None:
-    axes = (CAPABILITIES, FORMATS, FAMILIES, METHODS)
-    covered = {
-        pair
-        for family, method in product(FAMILIES, METHODS)
-        for pair in combinations(enumerate((*device_of(family, method), family, method)), 2)
-    }
-
-    for (one, lefts), (other, rights) in combinations(enumerate(axes), 2):
-        for left, right in product(lefts, rights):
-            assert ((one, left), (other, right)) in covered
 
 
 def run_case(

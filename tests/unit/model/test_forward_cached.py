@@ -185,19 +185,6 @@ def test_tasks_without_a_trunk_of_layers_leave_the_cache_alone(method: Method) -
     assert (states.was_read, states.was_offered) == ([], [])
 
 
-def test_states_are_only_read_never_written() -> None:
-    states, encoding = RecordingStates(), ENCODINGS[4]
-    for depth in (1, 2, 3, 4):
-        states.hold(encoding, depth=depth)
-    before = {key: state.clone() for key, state in states.held.items()}
-
-    with torch.inference_mode():
-        for branch in some_branches():
-            forward(BACKBONE, [Row(encoding=encoding, branch=branch)], trunk=states)
-
-    assert all(torch.equal(state, before[key]) for key, state in states.held.items())
-
-
 @pytest.mark.parametrize(
     "other",
     [

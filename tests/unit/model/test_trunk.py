@@ -34,16 +34,6 @@ def state_of(source: TrunkSource, value: float = 0.0) -> Tensor:
     return torch.full((len(source.encoding.token_ids), WIDTH), value)
 
 
-def test_what_becomes_of_the_batch_afterwards_changes_no_state() -> None:
-    cache, source = TrunkCache(max_bytes=1000), source_of(1)
-    batch = torch.zeros(10, WIDTH)
-
-    cache.offer(source, 3, batch[4:5])
-    batch.fill_(9.0)
-
-    assert torch.equal(cache.read(source, 3), state_of(source))
-
-
 def test_a_state_keeps_neither_its_batch_nor_a_graph_alive() -> None:
     cache, source = TrunkCache(max_bytes=1000), source_of(1)
     batch = torch.zeros(1000, WIDTH, requires_grad=True) * 2
@@ -85,31 +75,6 @@ def test_the_least_recently_used_state_is_dropped_first() -> None:
 
     assert [list(cache.depths(it)) for it in (old, new, newest)] == [[3], [], [3]]
     assert cache.stats.evictions == 1
-
-
-def test_a_cache_that_nobody_reads_rests_until_a_text_comes_again() -> None:
-    cache = TrunkCache(max_bytes=3 * STATE_BYTES)
-    texts = [source_of(it) for it in range(20)]
-
-    def offer(*numbers: int) -> None:
-        for it in numbers:
-            cache.offer(texts[it], 3, state_of(texts[it], float(it)))
-
-    offer(0, 1, 2, 3, 4)
-    cache.read(texts[4], 3)
-    offer(5, 6)
-    assert cache.stats.states == 3  # a read within each turn
-
-    offer(7)
-    assert (cache.stats.states, cache.stats.bytes, cache.stats.evictions) == (0, 0, 8)
-
-    offer(8, 9, 10, 11, 8)
-    assert cache.stats.states == 0  # a full cache would not hold 8 either
-
-    offer(10)
-    assert torch.equal(cache.read(texts[10], 3), state_of(texts[10], 10.0))
-    offer(12, 13)
-    assert [list(cache.depths(texts[it])) for it in (10, 12, 13)] == [[3], [3], [3]]
 
 
 def test_reads_are_hits_and_offers_are_misses() -> None:

@@ -204,9 +204,3 @@ def test_thresholds_need_calibrated_scores_of_several_labels(backbone: Backbone)
         fit_task(
             noisy_data(), recipe_of(calibrate=True, thresholds="f1"), backbone, report=Report()
         )
-
-
-def test_a_recipe_without_calibration_keeps_its_digest() -> None:
-    assert recipe_of().digest == recipe_of(calibrate=False, thresholds=None).digest
-    assert "calibrate" not in recipe_of().settings()
-    assert recipe_of(calibrate="true").digest != recipe_of().digest

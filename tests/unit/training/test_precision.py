@@ -38,7 +38,6 @@ from nunatak_training.fitting import (
     fit_task,
     starting_parameters,
 )
-from nunatak_training.loop.checkpoint import run_key
 from nunatak_training.loop.fit import EncodedSet, predict
 from nunatak_training.loop.step import Stepper, course_of
 from nunatak_training.objectives import objective_of
@@ -197,19 +196,6 @@ def loss_of(result: TrainedTask, backbone: Backbone) -> float:
     dev = encoded(result.data, backbone)
     logits = predict(branch_logits(backbone, result.spec, result.parameters), dev.encodings)
     return objective_of(result.data).loss(logits, dev.targets).item()
-
-
-def test_a_run_in_bfloat16_has_another_recipe_and_another_checkpoint(backbone: Backbone) -> None:
-    plain = quick_recipe(TopK(num_layers=1))
-    exact, rounded = (
-        quick_recipe(TopK(num_layers=1), precision=it) for it in ("float32", "bfloat16")
-    )
-
-    assert exact.digest == plain.digest
-    assert rounded.digest != plain.digest
-    assert Recipe.model_validate(rounded.settings()) == rounded
-    keys = {run_key({"toy": DATA}, recipe, backbone) for recipe in (plain, exact, rounded)}
-    assert len(keys) == 2
 
 
 @contextmanager

@@ -120,15 +120,6 @@ def test_a_head_alone_is_left_out_where_pretraining_needs_layers_to_move() -> No
     assert layers_of(found) == 1
 
 
-def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_digest() -> None:
-    recipe = default_recipe(HeadOnly())
-    found = chosen(scripted(lambda _: 0.9))
-
-    assert "layer_choice" not in recipe.settings()
-    assert found.settings()["layer_choice"] is not None
-    assert Recipe.model_validate(found.settings()) == found
-
-
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     contents = cache_contents(tmp_path / "absent")
 
@@ -209,10 +200,6 @@ def test_a_default_label_that_is_no_label_is_refused() -> None:
 
     with pytest.raises(InvalidRecipeError, match="must be none or one of 'a', 'b', got 'z'"):
         check_recipe(recipe, data_of("a", "b"), tiny_backbone())
-
-
-def test_a_recipe_without_a_word_on_long_texts_keeps_its_digest() -> None:
-    assert not {"default_label", "on_long"} & default_recipe(HeadOnly()).settings().keys()
 
 
 FEW, UNKNOWN = "too_few_examples", "unknown_label"

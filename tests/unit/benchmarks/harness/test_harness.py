@@ -7,14 +7,11 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot as plt
 
 from benchmarks.harness.open_loop import Planned, drive_closed, drive_open, percentile, plan
-from benchmarks.harness.plots import bound, draw_all, drawings
-from benchmarks.harness.recording import Figure, Sheet, deciles, latest, meets
+from benchmarks.harness.recording import Figure, Sheet, latest, meets
 from benchmarks.harness.rounds import (
     DisagreementError,
     System,
@@ -24,7 +21,7 @@ from benchmarks.harness.rounds import (
     ratios,
     require_one_thread,
 )
-from benchmarks.render_figures import overview, write
+from benchmarks.render_figures import overview
 from nunatak_client import ConnectionFailedError
 from nunatak_loadtest.scenarios import Scenario
 
@@ -107,56 +104,6 @@ def test_percentile_is_a_measured_value(percent: float, value: float) -> None:
     assert percentile([4, 2, 1, 3], percent) == value
 
 
-@pytest.mark.parametrize(
-    ("num_tasks", "top_layers", "times"), [(1, 3, 1.0), (8, 3, 96 / 33), (64, 12, 1.0)]
-)
-def test_the_bound_counts_layers(num_tasks: int, top_layers: int, times: float) -> None:
-    assert bound(num_tasks, top_layers) == pytest.approx(times)
-
-
-def test_a_plot_without_figures_is_left_out(figures: dict[str, Figure], tmp_path: Path) -> None:
-    drawn = draw_all(figures, tmp_path / "plots")
-
-    assert drawn == ["fanout-curve.svg", "fanout-rivals.svg", "flat.svg"]
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == drawn
-
-
-def test_equal_figures_give_equal_plots(figures: dict[str, Figure], tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        draw_all(figures, tmp_path / folder)
-
-    for plot in (tmp_path / "one").iterdir():
-        assert plot.read_bytes() == (tmp_path / "two" / plot.name).read_bytes()
-
-
-def test_the_bound_of_a_curve_begins_where_the_curve_does(tmp_path: Path) -> None:
-    file = tmp_path / "figures.jsonl"
-    for tasks, value in ((1, 2.0), (8, 5.0)):
-        name = f"forward.fanout.curve.t{tasks}.k3.fp32"
-        Sheet(command="c", file=file).record(name, [value], unit="of")
-
-    drawing = drawings(latest(file))["fanout-curve.svg"]
-
-    dashed = [it for it in drawing.axes[0].get_lines() if it.get_linestyle() == "--"]
-    assert [np.asarray(it.get_ydata()).tolist() for it in dashed] == [
-        [2.0, pytest.approx(2 * bound(8, 3))]
-    ]
-    plt.close(drawing)
-
-
-def test_the_page_has_a_line_for_figures_and_none_for_points_of_plots(
-    figures: dict[str, Figure], tmp_path: Path
-) -> None:
-    write(figures, tmp_path)
-
-    text = (tmp_path / "forward.md").read_text()
-    assert "| `forward.flat.lora` | 1.5 of |" in text
-    assert "](plots/flat.svg)" in text
-    assert "`forward.flat.lora.n4`" not in text
-    assert "`forward.fanout.curve" not in text
-    assert "| `forward.flat.lora` | 1.5 | of |" in (tmp_path / "README.md").read_text()
-
-
 def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "figures.jsonl"
     Sheet(command="c", file=file).record("lost.figure", [1.0], unit="of")
@@ -178,10 +125,6 @@ def test_a_figure_is_the_median_with_first_and_last_decile(tmp_path: Path) -> No
     figure = Sheet(command="c", file=tmp_path / "figures.jsonl").record("a.b", samples, unit="ms")
 
     assert (figure.low, figure.value, figure.high, figure.runs) == (1.0, 5.0, 9.0, 11)
-
-
-def test_one_sample_is_both_deciles() -> None:
-    assert deciles([3.0]) == (3.0, 3.0)
 
 
 def test_the_newest_figure_of_an_identifier_counts(tmp_path: Path) -> None:

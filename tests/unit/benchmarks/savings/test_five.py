@@ -10,11 +10,9 @@ import httpx
 import pytest
 
 from benchmarks.harness.makers import TaskPlan, draft, export_adapter, plans, publish_missing
-from benchmarks.harness.plots import speeds
 from benchmarks.harness.recording import Figure, Sheet, latest
 from benchmarks.papers import shared_quality
 from benchmarks.papers.shared_quality import SETS, TRIES, Run, chosen
-from benchmarks.render_figures import write
 from benchmarks.savings.clients import PlainClient
 from benchmarks.savings.five import HEAD, MIDDLE, RACERS, TOP, Timed, Turn, record, timed
 from benchmarks.savings.race import DisagreementError, check_agreement
@@ -127,20 +125,6 @@ def test_dev_examples_choose_and_test_examples_score(figures: dict[str, Figure])
     assert figures["race.five.f1_gap"].met is False
 
 
-def test_the_page_shows_every_system_every_way_and_what_is_missed(
-    figures: dict[str, Figure], tmp_path: Path
-) -> None:
-    write(figures, tmp_path)
-
-    text = (tmp_path / "race.md").read_text()
-    assert all(f"| {system} |" in text for system in RACERS)
-    assert "misses: the layers" in text
-    assert "**no**" in text
-    assert "| **mean** | **0.7** |" in text
-    assert (tmp_path / "plots" / "race.svg").exists()
-    assert speeds(figures) == {"full": 3.0, "top-3": 6.0, "lora-middle": 6.0, "head": 6.0}
-
-
 def test_missing_tasks_alone_are_published_and_every_one_can_be_served(tmp_path: Path) -> None:
     backbone = tiny_backbone(num_layers=2)
 
@@ -153,15 +137,6 @@ def test_missing_tasks_alone_are_published_and_every_one_can_be_served(tmp_path:
         assert not registry.verify()
         for manifest in found:
             load_task(manifest, registry.read_blob(manifest), backbone)
-
-
-def test_same_plan_makes_the_same_task_and_another_seed_another() -> None:
-    backbone = tiny_backbone(num_layers=2)
-    plan = TaskPlan(name="t", method=METHODS[0], seed=1)
-
-    assert draft(plan, backbone) == draft(plan, backbone)
-    other = TaskPlan(name="t", method=METHODS[0], seed=2)
-    assert draft(plan, backbone).blobs != draft(other, backbone).blobs
 
 
 def test_adapters_keep_the_backbones_pooler_so_that_peft_can_mix_them(tmp_path: Path) -> None:

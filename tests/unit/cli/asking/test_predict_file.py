@@ -514,21 +514,3 @@ def test_a_chunk_that_is_scored_again_keeps_no_rejected_rows_of_the_killed_run(
     score(place, corpus, out)
 
     assert not (tmp_path / "out.rejected.jsonl").exists()
-
-
-def test_the_count_finds_a_part_that_is_written_twice_in_place_of_another(
-    place: Path, tmp_path: Path
-) -> None:
-    """The control: a run whose parts are wrong must not pass."""
-    corpus, out = make_corpus(tmp_path / "in.jsonl", NUM_ROWS), tmp_path / "out.jsonl"
-    parts = out.with_name("out.jsonl.parts")
-
-    def swap(*_: object) -> None:
-        found = sorted(parts.glob("part-*"))
-        if len(found) == 3:
-            found[1].write_bytes(found[0].read_bytes())
-
-    score(place, corpus, out, on_chunk=swap)
-
-    found = misses(out, tmp_path / "out.rejected.jsonl", NUM_ROWS)
-    assert found == Misses(lost=CHUNK_ROWS, twice=CHUNK_ROWS)

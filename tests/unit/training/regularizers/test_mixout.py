@@ -116,18 +116,6 @@ def test_every_forward_pass_has_a_fresh_mixture() -> None:
     assert not torch.equal(mixtures[0], mixtures[1])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_regularizer_is_recorded_and_changes_the_digest(name: RegularizerName) -> None:
-    recipe = recipe_of(name, TopK(num_layers=2))
-
-    settings = recipe.settings()["regularizer"]
-    assert isinstance(settings, dict)
-    assert settings["name"] == name
-    assert Recipe.model_validate(recipe.settings()) == recipe
-    same = name is RegularizerName.NONE
-    assert (recipe.digest == recipe_of(RegularizerName.NONE, TopK(num_layers=2)).digest) is same
-
-
 @pytest.mark.each
 @pytest.mark.parametrize(
     "method",

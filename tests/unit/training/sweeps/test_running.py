@@ -56,18 +56,6 @@ def test_results_follow_the_names_and_places_of_the_sweep_file(
     assert found == {it.description.digest: ("tone", it.origin) for it in renamed}
 
 
-def test_failures_are_results_and_are_not_tried_again(
-    runs: tuple[Run, ...], results: ResultsFolder
-) -> None:
-    results.add(record_of(runs[0]))
-    runner = ScriptedRunner()
-
-    records = run_sweep(runs, results, runner, Progress())
-
-    assert isinstance(records[0].outcome, Failed)
-    assert len(runner.done) == 3
-
-
 def test_progress_begins_after_the_runs_that_were_done_before(
     runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,19 +67,6 @@ def test_progress_begins_after_the_runs_that_were_done_before(
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "4 runs, 1 of them done before"
     assert [f"({it} of 4 runs, " in line for it, line in enumerate(others, start=2)] == [True] * 3
-
-
-def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) -> None:
-    runs = toy_runs(folder, regularizers=[{"name": "graddrop"}, {"name": "none"}])
-
-    failed, finished = map(RunContext().run, runs)
-
-    assert isinstance(failed.outcome, Failed)
-    assert failed.outcome.code == "invalid_recipe"
-    assert "method head tunes none" in failed.outcome.message
-    assert isinstance(finished.outcome, Finished)
-    assert 0 <= finished.outcome.score <= 1
-    assert len(finished.outcome.epochs) == 2
 
 
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:

@@ -1,0 +1,88 @@
+"""Random encoders as transformers saves them, compared with our backbones and tasks."""
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from doubles.backbones import Family, save_tokenizer, tiny_config
+from doubles.published import Twin, TwinFactory
+from doubles.published_names import WITHOUT_TYPES
+from nunatak_model import Backbone, Encoding, Row, forward, run_trunk
+
+TOLERANCE = 1e-4
+
+
+def encoding_of(num_tokens: int, *, num_types: int = 1) -> Encoding:
+    return Encoding(
+        token_ids=tuple(5 + (7 * position) % 90 for position in range(num_tokens)),
+        type_ids=tuple(int(num_types > 1 and 2 * p > num_tokens) for p in range(num_tokens)),
+    )
+
+
+def tiny_encoder(
+    kind: type[PreTrainedModel],
+    family: Family,
+    changes: Mapping[str, object],
+    *,
+    num_layers: int = 3,
+) -> PreTrainedModel:
+    config_class: type[PreTrainedConfig] = kind.config_class  # pyrefly: ignore[bad-assignment]
+    raw = {**tiny_config(num_layers=num_layers, family=family), **changes}
+    return kind(config_class(**raw))  # pyrefly: ignore[bad-argument-type]
+
+
+def saved(
+    folder: Path, model: PreTrainedModel, family: Family, *, deviation: float = 0.3
+) -> PreTrainedModel:
+    """Save a model with random parameters; gains are near one, so that signals stay visible."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * deviation
+        is_gain = parameter.dim() == 1 and name.endswith("weight")
+        parameter.data = 1.0 + 0.1 * noise if is_gain else noise
+    model.eval().save_pretrained(folder)
+    save_tokenizer(folder, family)
+    return model
+
+
+def assert_same_hidden_states(
+    backbone: Backbone, model: PreTrainedModel, *, lengths: Sequence[int] = ()
+) -> None:
+    """Compare the states above the last layer; without lengths, of texts up to the longest."""
+    config = backbone.config
+    lengths = lengths or [1, 2, 9, 33, min(64, config.max_tokens), config.max_tokens]
+    encodings = [encoding_of(length, num_types=config.num_token_types) for length in lengths]
+
+    with torch.inference_mode():
+        trunk = run_trunk(backbone, encodings, depth=config.num_layers)
+        for encoding in encodings:
+            types = {"token_type_ids": torch.tensor([encoding.type_ids])}
+            expected = model(
+                input_ids=torch.tensor([encoding.token_ids]),
+                attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+                **({} if config.model_type in WITHOUT_TYPES else types),
+            ).last_hidden_state[0]
+            torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+
+
+def assert_rows_equal_published(
+    factory: TwinFactory, twins: Sequence[Twin], lengths: Sequence[int]
+) -> None:
+    """Ask all twins about random texts in one shuffled batch."""
+    chance = random.Random(4)
+    encodings = [
+        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(it)), type_ids=(0,) * it)
+        for it in lengths
+    ]
+    questions = [(twin, encoding) for twin in twins for encoding in encodings]
+    chance.shuffle(questions)
+
+    rows = [Row(encoding=encoding, branch=twin.branch) for twin, encoding in questions]
+    with torch.inference_mode():
+        logits = forward(factory.backbone, rows)
+
+    for (twin, encoding), answer in zip(questions, logits, strict=True):
+        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
