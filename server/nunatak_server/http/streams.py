@@ -24,8 +24,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of, state_of
-from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
-from nunatak_server.http.middleware import StrictRequest, StrictRoute, check_encoding, media_type_of
+from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, runtime_of
+from nunatak_server.http.middleware import StrictRoute, check_encoding, media_type_of
 from nunatak_server.http.problems import problem_of, problem_of_unforeseen
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
@@ -54,7 +54,7 @@ STREAM: Final[dict[str, Any]] = {
 class StreamedRoute(StrictRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
-    ) -> StrictRequest:
+    ) -> ParsedBody:
         del settings, held
         head = Message()
         head["content-type"] = request.headers.get("content-type", "")
@@ -62,7 +62,7 @@ class StreamedRoute(StrictRoute):
         if not is_read or media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
         check_encoding(request.scope)
-        return StrictRequest(request, body=b"", parsed=None)
+        return ParsedBody()
 
 
 class EventsResponse(LinesResponse):
