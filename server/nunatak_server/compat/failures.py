@@ -17,12 +17,7 @@ from nunatak_contract.requests import Message
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Router
 from nunatak_server.http.middleware import StrictRoute
-from nunatak_server.http.problems import (
-    headers_of,
-    problem_of,
-    problem_of_invalid,
-    problem_of_unforeseen,
-)
+from nunatak_server.http.problems import headers_of, problem_of
 
 Problem = Mapping[str, Any]
 Shape = Callable[[Problem], dict[str, Any]]
@@ -235,37 +230,26 @@ class TranslatedRoute(StrictRoute):
         async def handle_in_shape(request: Request) -> Response:
             try:
                 return await handle(request)
-            except RequestValidationError as error:
-                problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
-                return self._failures.response(problem, headers={})
-            except NunatakError as error:
-                return self.answer_failure(request.scope, error)
             except BaseException as error:
                 # A panic of a native library is no `Exception`, and a failure inside can look like
                 # a cancellation.
                 if _ends_the_request(error):
                     raise
-                return self._answer_unforeseen(request.scope, error)
+                return self.answer_failure(request.scope, error)
 
         return handle_in_shape
 
     def check_query(self, request: Request) -> None:
         """Accept all query parameters, as the other servers do."""
 
-    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
-        problem = problem_of(error, request_id=request_id_of(scope))
-        return self._failures.response(problem, headers=headers_of(error))
-
-    @property
-    def _failures(self) -> Failures:
-        (protocol,) = self.tags
-        return FAILURES[str(protocol)]
-
-    def _answer_unforeseen(self, scope: Scope, error: BaseException) -> Response:
-        """Log an unexpected failure once, and answer it in the other server's shape."""
+    def answer_failure(self, scope: Scope, error: BaseException) -> Response:
+        """Answer an error in the other server's shape, and log an unforeseen one."""
         request_id = request_id_of(scope)
-        logger.error("request %s failed (%s)", request_id, type(error).__name__, exc_info=error)
-        return self._failures.response(problem_of_unforeseen(request_id=request_id), headers={})
+        if not isinstance(error, (NunatakError, RequestValidationError)):
+            logger.error("request %s failed (%s)", request_id, type(error).__name__, exc_info=error)
+        (protocol,) = self.tags
+        problem = problem_of(error, request_id=request_id)
+        return FAILURES[str(protocol)].response(problem, headers=headers_of(error))
 
 
 def _ends_the_request(error: BaseException) -> bool:

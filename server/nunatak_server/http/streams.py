@@ -26,7 +26,7 @@ from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, runtime_of
 from nunatak_server.http.middleware import StrictRoute, check_encoding, media_type_of
-from nunatak_server.http.problems import problem_of, problem_of_unforeseen
+from nunatak_server.http.problems import problem_of
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
 from nunatak_server.scheduler.admission import HeldBytes
@@ -130,11 +130,10 @@ async def _events(
             async with aclosing(stream.events(chunks)) as events:
                 async for event in events:
                     yield write(_fields(event, request_id))
-        except NunatakError as error:
+        except Exception as error:
             yield write(_failure(problem_of(error, request_id=request_id)))
-        except Exception:
-            yield write(_failure(problem_of_unforeseen(request_id=request_id)))
-            raise
+            if not isinstance(error, NunatakError):
+                raise
 
 
 def _fields(event: Streamed, request_id: str | None) -> dict[str, Any]:
