@@ -10,14 +10,21 @@ import httpcore
 import httpx
 
 from nunatak_client import calls
-from nunatak_client.calls import AnswerT, Call
+from nunatak_client.calls import (
+    AnswerT,
+    Call,
+    Inputs,
+    Parts,
+    PredictOptions,
+    task_target,
+    wire_inputs,
+)
 from nunatak_client.errors import (
     ConnectionFailedError,
     InvalidInputError,
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target, wire_inputs
 from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult, read_line
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,

@@ -21,8 +21,15 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input, Parameters, Query
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
-from nunatak_server.compat.failures import as_router, router_of
-from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
+from nunatak_server.compat.translation import (
+    as_router,
+    base64_of,
+    embed_texts,
+    find_task,
+    router_of,
+    span_of,
+    usage_of,
+)
 from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
