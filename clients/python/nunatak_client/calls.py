@@ -440,7 +440,7 @@ def change(
 
 
 def _read_as(kind: type[replies.ResultT]) -> Callable[[replies.Reply], replies.ResultT]:
-    return lambda reply: replies.read_result(kind, replies.read_object(reply))
+    return lambda reply: replies.read_result(kind, replies.read_object(reply.content))
 
 
 def task_path(name: str) -> str:

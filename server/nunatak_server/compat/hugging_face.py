@@ -300,14 +300,9 @@ async def backbone_health(request: Request) -> Response:
 def _tei_inputs(inputs: str | Words | Batch) -> tuple[str | tuple[str, str], ...]:
     if isinstance(inputs, str):
         return (inputs,)
-    words = [it for it in inputs if isinstance(it, list)]
-    if words:
-        return tuple(map(_pair_of, words))
-    return (_pair_of([it for it in inputs if isinstance(it, str)]),)
-
-
-def _pair_of(words: Sequence[str]) -> str | tuple[str, str]:
-    return words[0] if len(words) == 1 else (words[0], words[1])
+    batch = [it for it in inputs if isinstance(it, list)]
+    one = [it for it in inputs if isinstance(it, str)]
+    return tuple(it[0] if len(it) == 1 else (it[0], it[1]) for it in batch or [one])
 
 
 def _no_such_model(task: str, kind: HeadKind) -> NunatakError:

@@ -141,18 +141,16 @@ async def _bundled(
 ) -> dict[str, Any]:
     try:
         if task.classify is not None:
-            fields, _ = await _classify(request, task.classify, handling)
-            return {"id": task.id, "status": 200, "classify": fields}
-        if task.embeddings is not None:
-            fields, _ = await embed(request, task.embeddings, handling)
-            return {"id": task.id, "status": 200, "embeddings": fields}
-        fields, _ = await _rerank(
-            request, cast("runtime_contract.RerankRequest", task.rerank), handling
-        )
+            surface, (fields, _) = "classify", await _classify(request, task.classify, handling)
+        elif task.embeddings is not None:
+            surface, (fields, _) = "embeddings", await embed(request, task.embeddings, handling)
+        else:
+            wanted = cast("runtime_contract.RerankRequest", task.rerank)
+            surface, (fields, _) = "rerank", await _rerank(request, wanted, handling)
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
         return {"id": task.id, "status": problem["status"], **as_router(problem)}
-    return {"id": task.id, "status": 200, "rerank": fields}
+    return {"id": task.id, "status": 200, surface: fields}
 
 
 async def _classify(

@@ -79,17 +79,12 @@ def give_id(scope: RequestScope) -> list[tuple[bytes, bytes]]:
     """
     # An id is no secret, and a system call for each one would take longer. This generator, of the
     # module itself, gets a new seed in each forked process.
-    request_id = _sent_id(scope) or f"{random.getrandbits(_ID_BITS):016x}"
+    sent = header_of(scope, _HEADER)
+    is_sane = sent is not None and _SANE_ID.fullmatch(sent)
+    request_id = sent.decode() if sent and is_sane else f"{random.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
     replica_id = state_of(scope).runtime.replica_id
     return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode()), _RELEASE]
-
-
-def _sent_id(scope: RequestScope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == _HEADER and _SANE_ID.fullmatch(value):
-            return value.decode()
-    return None
 
 
 _CALLER_KEY: Final = "nunatak_caller"

@@ -18,10 +18,9 @@ import orjson
 from fastapi import Header, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from nunatak_contract import wire
 from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
+from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE, StreamEvent
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of, state_of
 from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, runtime_of
@@ -96,7 +95,7 @@ router = Router(route_class=StreamedRoute, responses=PROBLEMS)
     openapi_extra=STREAM,
     responses={
         200: {
-            "model": wire.StreamEvent,
+            "model": StreamEvent,
             "content": {EVENTS_TYPE: {"schema": {"type": "string"}}},
             "description": "an event for each line; the last is the final verdict, or an error",
         }
