@@ -187,27 +187,16 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    tasks, failed = dict[str, None](), dict[str, str]()
-    tokenize_s = load_s = queue_s = compute_s = 0.0
-    batch_rows = 0
-    for part in parts:
-        tokenize_s = max(tokenize_s, part.tokenize_s)
-        for version in part.versions:
-            name, row = f"{version.task}/{version.version}", version.slowest
-            tasks[name] = None
-            if version.outcome != OK:
-                failed[name] = version.outcome
-            if row is not None:
-                load_s, queue_s = max(load_s, row.load_s), max(queue_s, row.queue_s)
-                compute_s = max(compute_s, row.compute_s)
-                batch_rows = max(batch_rows, row.batch_rows)
+    named = [(f"{it.task}/{it.version}", it) for part in parts for it in part.versions]
+    rows = [it.slowest for _, it in named if it.slowest is not None]
+    failed = {name: it.outcome for name, it in named if it.outcome != OK}
     values: dict[str, object] = {
-        "tasks": list(tasks),
-        "tokenize_ms": _ms(tokenize_s),
-        "load_ms": _ms(load_s),
-        "queue_ms": _ms(queue_s),
-        "compute_ms": _ms(compute_s),
-        "batch_rows": batch_rows,
+        "tasks": list(dict.fromkeys(name for name, _ in named)),
+        "tokenize_ms": _ms(max((it.tokenize_s for it in parts), default=0.0)),
+        "load_ms": _ms(max((it.load_s for it in rows), default=0.0)),
+        "queue_ms": _ms(max((it.queue_s for it in rows), default=0.0)),
+        "compute_ms": _ms(max((it.compute_s for it in rows), default=0.0)),
+        "batch_rows": max((it.batch_rows for it in rows), default=0),
     }
     return values | {"failed": failed} if failed else values
 
