@@ -28,6 +28,7 @@ RULES: Final = (
     (r"\b(async|await) ", ""),
     (r"\bAsyncIterable, ", ""),
     (r"\bAsync(BaseTransport|Client|Generator|Iterable|NetworkBackend|NetworkStream)\b", r"\1"),
+    (r"\bAbstractAsync", "Abstract"),
     (r"\bAnyIOBackend\(\)[^\n]*", "SyncBackend()"),
     (r"__a(enter|exit)__", r"__\1__"),
     (r"\ba(close|iter_bytes)\(", r"\1("),

@@ -35,20 +35,12 @@ class NunatakError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Let an error travel between processes, also one whose class has other arguments."""
-        return _restored, (type(self), self.args, self.__dict__)
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 def place_of_input(position: int | None) -> str:
     """Return how the message about an input begins."""
     return "" if position is None else f"input {position}: "
-
-
-def _restored(
-    kind: type[NunatakError], args: tuple[object, ...], values: dict[str, object]
-) -> NunatakError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(values)
-    return error
 
 
 def invalid_option(problem: str) -> NunatakError:

@@ -26,7 +26,6 @@ from nunatak_server.compat import (
     open_inference,
     openai,
     semantic_router,
-    tei,
     vllm,
 )
 from nunatak_server.decisions.upstream import Upstream
@@ -134,7 +133,8 @@ def create_app(
             yield
 
     routers = (
-        *(it.router for it in (routes, streams, admin, pages, tei, openai)),
+        *(it.router for it in (routes, streams, admin, pages)),
+        *(hugging_face.tei, openai.router),
         *(open_inference.router, open_inference.kserve_1),
         *(it.router for it in (vllm, hugging_face, semantic_router)),
         *(gateways.for_litellm, gateways.for_portkey, decisions.router, decisions.system_one),

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Self, cast
 
 from nunatak_client import TaskResult
-from nunatak_client.payloads import Parts
+from nunatak_client.calls import Parts
 from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Self, Unpack, cast
 from pydantic import JsonValue, ValidationError
 
 from nunatak_client import FanOut, Inputs, Prediction
-from nunatak_client.calls import named_tasks
+from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs, wire_parameters
 from nunatak_client.errors import InvalidInputError, closed
-from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE

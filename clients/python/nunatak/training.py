@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
-from nunatak_client.payloads import ShownOptions, in_order
+from nunatak_client.calls import ShownOptions, in_order
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE

@@ -5,6 +5,7 @@ with Client("http://127.0.0.1:8080") as client:
 """
 
 from nunatak_client.async_client import AsyncClient
+from nunatak_client.calls import Inputs, Parameters
 from nunatak_client.client import Client
 from nunatak_client.errors import (
     ApiError,
@@ -22,7 +23,6 @@ from nunatak_client.errors import (
     UnavailableError,
     WrongHeadError,
 )
-from nunatak_client.payloads import Inputs, Parameters
 from nunatak_client.replies import (
     Answers,
     Classification,

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -10,14 +11,21 @@ import httpcore
 import httpx
 
 from nunatak_client import calls
-from nunatak_client.calls import AnswerT, Call
+from nunatak_client.calls import (
+    AnswerT,
+    Call,
+    Inputs,
+    Parts,
+    PredictOptions,
+    task_target,
+    wire_inputs,
+)
 from nunatak_client.errors import (
     ConnectionFailedError,
     InvalidInputError,
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.payloads import Inputs, Parts, PredictOptions, task_target, wire_inputs
 from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult, read_line
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -154,13 +162,7 @@ class AsyncClient:
         attempts = Attempts(self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._connections.open().stream(
-                    call.method,
-                    call.path,
-                    content=call.content,
-                    headers={**attempts.headers(), **call.headers},
-                    timeout=attempts.timeout_s(self._timeout_s),
-                ) as response:
+                async with self._send(call, attempts) as response:
                     if response.is_success:
                         answered, lines = list[str](), Lines()
                         async for part in response.aiter_bytes():
@@ -352,6 +354,18 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
+    def _send(
+        self, call: Call[AnswerT], attempts: Attempts
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        return self._connections.open().stream(
+            call.method,
+            call.path,
+            params=call.query or None,
+            content=call.content,
+            headers={**attempts.headers(), **call.headers},
+            timeout=attempts.timeout_s(self._timeout_s),
+        )
+
     async def _read(self, response: httpx.Response, attempts: Attempts) -> Reply:
         content = bytearray()
         async for part in response.aiter_bytes():
@@ -371,14 +385,7 @@ class AsyncClient:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._connections.open().stream(
-                    call.method,
-                    call.path,
-                    params=call.query or None,
-                    content=call.content,
-                    headers={**attempts.headers(), **call.headers},
-                    timeout=attempts.timeout_s(self._timeout_s),
-                ) as response:
+                async with self._send(call, attempts) as response:
                     reply = await self._read(response, attempts)
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 delay_s = attempts.after_failure(error)

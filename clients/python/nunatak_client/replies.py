@@ -312,11 +312,11 @@ def _with_releases(problem: wire.Problem, server: str | None) -> wire.Problem:
     return problem.model_copy(update={"detail": f"{said} ({releases})"})
 
 
-def read_object(reply: Reply) -> dict[str, JsonValue]:
+def read_object(content: bytes, *, wanted: str = "a JSON object") -> dict[str, JsonValue]:
     try:
-        return _OBJECT.validate_json(reply.content)
+        return _OBJECT.validate_json(content)
     except ValidationError as error:
-        raise _unexpected("a JSON object", error) from error
+        raise _unexpected(wanted, error) from error
 
 
 def read_result(kind: type[ResultT], content: object) -> ResultT:
@@ -327,12 +327,12 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 
 
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
-    body = with_head_outputs(read_object(reply), num_inputs)
+    body = with_head_outputs(read_object(reply.content), num_inputs)
     return read_result(Prediction, {**body, **_trail(reply)})
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
-    body = read_object(reply)
+    body = read_object(reply.content)
     if isinstance(entries := body.get("results"), list):
         body["results"] = [
             with_head_outputs(it, num_inputs) if isinstance(it, dict) else it for it in entries
@@ -346,10 +346,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
 
 def read_line(line: bytes, *, num_inputs: int | None) -> TaskResult:
     """Read one line of a stream: the answer or failure of one task."""
-    try:
-        entry = _OBJECT.validate_json(line)
-    except ValidationError as error:
-        raise _unexpected("a JSON object on each line", error) from error
+    entry = read_object(line, wanted="a JSON object on each line")
     return read_result(TaskResult, with_head_outputs(entry, num_inputs))
 
 

@@ -22,6 +22,7 @@ import httpcore
 import httpx
 from pydantic import ValidationError
 
+from nunatak_client.calls import path_segment
 from nunatak_client.errors import (
     ConnectionFailedError,
     DeadlineExceededError,
@@ -30,7 +31,6 @@ from nunatak_client.errors import (
     NunatakClientError,
     closed,
 )
-from nunatak_client.payloads import path_segment
 from nunatak_client.replies import Reply, error_of, raise_for_problem
 from nunatak_contract.names import API_KEY_VARIABLE
 from nunatak_contract.record import problems_text

@@ -15,7 +15,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, TypedQuestion, text_of
 from nunatak_contract.record import problems_of
 from nunatak_contract.requests import MAX_ITEMS, Message, Some, Text, field_names
-from nunatak_server.compat.failures import router_of
+from nunatak_server.compat.translation import router_of
 from nunatak_server.decisions.answers import AskedQuestion, Decisions, QuestionAnswer
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.endpoints import Routed, runtime_of

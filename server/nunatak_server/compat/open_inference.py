@@ -22,7 +22,6 @@ from starlette.types import Scope as AsgiScope
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Item, Message, Parameters, Some, Text
-from nunatak_server.compat.failures import TranslatedRoute, router_of
 from nunatak_server.compat.tensors import (
     ALL_BINARY,
     BINARY,
@@ -41,7 +40,7 @@ from nunatak_server.compat.tensors import (
     output_tensors,
     with_binary_data,
 )
-from nunatak_server.compat.translation import find_task
+from nunatak_server.compat.translation import TranslatedRoute, find_task, router_of
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import header_of
 from nunatak_server.http.endpoints import (

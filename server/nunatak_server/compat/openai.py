@@ -12,8 +12,14 @@ from pydantic import Field, JsonValue
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.requests import Message, Text
 from nunatak_server.compat.decisions import NAMES
-from nunatak_server.compat.failures import router_of
-from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
+from nunatak_server.compat.translation import (
+    Texts,
+    base64_of,
+    embed_texts,
+    router_of,
+    texts_of,
+    usage_of,
+)
 from nunatak_server.decisions.decider import visible
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of

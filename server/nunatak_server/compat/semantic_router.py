@@ -21,8 +21,15 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input, Parameters, Query
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat import runtime_contract
-from nunatak_server.compat.failures import as_router, router_of
-from nunatak_server.compat.translation import base64_of, embed_texts, find_task, span_of, usage_of
+from nunatak_server.compat.translation import (
+    as_router,
+    base64_of,
+    embed_texts,
+    find_task,
+    router_of,
+    span_of,
+    usage_of,
+)
 from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
@@ -134,18 +141,16 @@ async def _bundled(
 ) -> dict[str, Any]:
     try:
         if task.classify is not None:
-            fields, _ = await _classify(request, task.classify, handling)
-            return {"id": task.id, "status": 200, "classify": fields}
-        if task.embeddings is not None:
-            fields, _ = await embed(request, task.embeddings, handling)
-            return {"id": task.id, "status": 200, "embeddings": fields}
-        fields, _ = await _rerank(
-            request, cast("runtime_contract.RerankRequest", task.rerank), handling
-        )
+            surface, (fields, _) = "classify", await _classify(request, task.classify, handling)
+        elif task.embeddings is not None:
+            surface, (fields, _) = "embeddings", await embed(request, task.embeddings, handling)
+        else:
+            wanted = cast("runtime_contract.RerankRequest", task.rerank)
+            surface, (fields, _) = "rerank", await _rerank(request, wanted, handling)
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
         return {"id": task.id, "status": problem["status"], **as_router(problem)}
-    return {"id": task.id, "status": 200, "rerank": fields}
+    return {"id": task.id, "status": 200, surface: fields}
 
 
 async def _classify(

@@ -18,6 +18,8 @@ An element of BYTES is its length as four bytes, little-endian, and its UTF-8 by
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Annotated, Any, Final, cast
 
 import orjson
@@ -28,7 +30,6 @@ from nunatak_contract.requests import MAX_ITEMS, Input, Parameters, Query, Quest
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import DocumentScore, LabelScore
 
 Columns = Mapping[str, Sequence[str]]
 
@@ -158,57 +159,46 @@ def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
     ]
 
 
-def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
-    match kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            tensors = _classified((-1, num_labels), (), ())
-        case HeadKind.TOKEN_CLASSIFICATION:
-            tensors = [Tensor(name="entities", datatype="BYTES", shape=(-1,))]
-        case HeadKind.QUESTION_ANSWERING:
-            tensors = _answered((-1,), ())
-        case HeadKind.RANKING:
-            tensors = [Tensor(name="score", datatype="FP32", shape=(-1,))]
-    return [tensor.metadata for tensor in tensors]
-
-
-def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
-    shape = (len(outputs),)
-    match kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            rows = cast("Sequence[list[LabelScore]]", outputs)
-            labels = tuple(it["label"] for row in rows for it in row)
-            scores = tuple(it["score"] for row in rows for it in row)
-            return _classified((*shape, len(rows[0])), labels, scores)
-        case HeadKind.TOKEN_CLASSIFICATION:
-            found = tuple(orjson.dumps(it).decode() for it in outputs)
-            return [Tensor(name="entities", datatype="BYTES", shape=shape, data=found)]
-        case HeadKind.QUESTION_ANSWERING:
-            answers = cast("Sequence[list[AnswerScore]]", outputs)
-            return _answered(shape, [row[0] if row else NOTHING for row in answers])
-        case HeadKind.RANKING:
-            (ranked,) = cast("Sequence[list[DocumentScore]]", outputs)
-            ordered = tuple(it["score"] for it in sorted(ranked, key=lambda it: it["index"]))
-            return [Tensor(name="score", datatype="FP32", shape=(len(ordered),), data=ordered)]
-
-
+OUTPUTS: Final[Mapping[HeadKind, Mapping[str, str]]] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: {"label": "BYTES", "score": "FP32"},
+    HeadKind.TOKEN_CLASSIFICATION: {"entities": "BYTES"},
+    HeadKind.QUESTION_ANSWERING: {
+        "answer": "BYTES",
+        "score": "FP32",
+        "start": "INT64",
+        "end": "INT64",
+    },
+    HeadKind.RANKING: {"score": "FP32"},
+}
+"""The tensors of answers, with the types of their elements."""
 NOTHING: Final = AnswerScore(answer="", score=0.0, start=0, end=0)
 """The answer of a context without any words."""
 
 
-def _classified(
-    shape: tuple[int, ...], labels: tuple[str, ...], scores: tuple[float, ...]
-) -> list[Tensor]:
+def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
+    shape = (-1, num_labels) if kind is HeadKind.SEQUENCE_CLASSIFICATION else (-1,)
     return [
-        Tensor(name="label", datatype="BYTES", shape=shape, data=labels),
-        Tensor(name="score", datatype="FP32", shape=shape, data=scores),
+        Tensor(name=name, datatype=it, shape=shape).metadata for name, it in OUTPUTS[kind].items()
     ]
 
 
-def _answered(shape: tuple[int, ...], answers: Sequence[Mapping[str, object]]) -> list[Tensor]:
-    kinds = {"answer": "BYTES", "score": "FP32", "start": "INT64", "end": "INT64"}
+def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
+    rows = cast("Sequence[list[Mapping[str, Any]]]", outputs)
+    shape: tuple[int, ...] = (len(rows),)
+    found: Sequence[Mapping[str, object]]
+    match kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            found, shape = list(chain.from_iterable(rows)), (*shape, len(rows[0]))
+        case HeadKind.TOKEN_CLASSIFICATION:
+            found = [{"entities": orjson.dumps(it).decode()} for it in rows]
+        case HeadKind.QUESTION_ANSWERING:
+            found = [row[0] if row else NOTHING for row in rows]
+        case HeadKind.RANKING:
+            found = sorted(rows[0], key=itemgetter("index"))
+            shape = (len(found),)
     return [
-        Tensor(name=name, datatype=kind, shape=shape, data=tuple(it[name] for it in answers))
-        for name, kind in kinds.items()
+        Tensor(name=name, datatype=kind_of, shape=shape, data=tuple(it[name] for it in found))
+        for name, kind_of in OUTPUTS[kind].items()
     ]
 
 
@@ -242,9 +232,7 @@ def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 
 BOOLEAN: Final = {"type": "boolean"}
 InputName = Annotated[str, _one_of(name for names in PARAMETERS for name in sorted(names))]
-OutputName = Annotated[
-    str, _one_of(tensor["name"] for kind in HeadKind for tensor in output_metadata(kind, 1))
-]
+OutputName = Annotated[str, _one_of(chain.from_iterable(OUTPUTS.values()))]
 RequestParameters = Annotated[
     dict[str, Scalar],
     _parameters(frozenset[str]().union(*PARAMETERS.values()), binary_data_output=BOOLEAN),

@@ -18,9 +18,15 @@ from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.requests import Input, Message, Parameters, Query, Some, Text, field_names
-from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
-from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
+from nunatak_server.compat.translation import (
+    ModelName,
+    Texts,
+    router_of,
+    span_of,
+    texts_of,
+    usage_of,
+)
 from nunatak_server.errors import DeadlineExceededError, invalid_request
 from nunatak_server.http.access import caller_of, request_id_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of

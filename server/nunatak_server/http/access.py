@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Security
 from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends as Dependency
 from fastapi.security.base import SecurityBase
@@ -79,17 +79,12 @@ def give_id(scope: RequestScope) -> list[tuple[bytes, bytes]]:
     """
     # An id is no secret, and a system call for each one would take longer. This generator, of the
     # module itself, gets a new seed in each forked process.
-    request_id = _sent_id(scope) or f"{random.getrandbits(_ID_BITS):016x}"
+    sent = header_of(scope, _HEADER)
+    is_sane = sent is not None and _SANE_ID.fullmatch(sent)
+    request_id = sent.decode() if sent and is_sane else f"{random.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
     replica_id = state_of(scope).runtime.replica_id
     return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode()), _RELEASE]
-
-
-def _sent_id(scope: RequestScope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == _HEADER and _SANE_ID.fullmatch(value):
-            return value.decode()
-    return None
 
 
 _CALLER_KEY: Final = "nunatak_caller"
@@ -102,9 +97,8 @@ OWN_SITES: Final = frozenset({b"same-origin", b"none"})
 class Access(SecurityBase):
     """The permission that a route needs; `spans_tasks` if the answer covers every task.
 
-    The framework writes the permission into the schema and calls it as a dependency. But the
-    framework reads the body before it calls any dependency. So the route calls `admit` first, and
-    the later call finds the caller admitted.
+    The framework writes the permission into the schema. The route itself calls `admit`, because the
+    framework would read the body first.
     """
 
     model = HTTPBearer()
@@ -113,13 +107,11 @@ class Access(SecurityBase):
     scope: Scope
     spans_tasks: bool = False
 
-    async def __call__(self, request: Request) -> None:
-        """Admit the caller of a request, unless the route has done so."""
-        if find_caller(request.scope) is None:
-            await let_in(request.scope, self)
+    def __call__(self) -> None:
+        """Do nothing; the framework takes only what can be called for a dependency."""
 
 
-async def anyone() -> None:
+def anyone() -> None:
     """Admit every caller."""
 
 
@@ -134,27 +126,19 @@ def needs(scope: Scope, *, spans_tasks: bool = False) -> Dependency:
     return Security(Access(scope=scope, spans_tasks=spans_tasks), scopes=[scope])
 
 
-def declared_access(dependencies: Sequence[Dependency]) -> tuple[Access | None, ...]:
-    """Return the permission that the dependencies of a route need; None for a public route."""
-    found = (it.dependency for it in dependencies)
-    return tuple(
-        it if isinstance(it, Access) else None
-        for it in found
-        if isinstance(it, Access) or it is anyone
-    )
-
-
 def access_of(dependencies: Sequence[Dependency]) -> Access | None:
-    """Return the permission that a route needs; None for a public route.
+    """Return the permission that the dependencies of a route name; None for a public route.
 
     Raises:
-        TypeError: the dependencies name several scopes.
+        TypeError: the dependencies name several scopes, or what nothing would call.
     """
-    match declared_access(dependencies):
-        case ():
+    match [it.dependency for it in dependencies]:
+        case []:
             return OPERATORS
-        case (access,):
+        case [Access() as access]:
             return access
+        case [named] if named is anyone:
+            return None
         case several:
             raise TypeError(f"expected one scope for a route, got {several}")
 

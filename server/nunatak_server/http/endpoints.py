@@ -1,24 +1,21 @@
 """Shared parts of endpoints: strict JSON, arguments and headers, and the call of a task.
 
 For each request, the framework decides again how to read each parameter. This takes half of the CPU
-time of the whole application. Endpoints with single values and one body need no decision, so
-`quick_handler` reads their arguments in one pass, with the framework's own fields. The framework
-itself reads the arguments of every other endpoint.
+time of the whole application. Endpoints here have single values and at most one body, so
+`handler_of` reads their arguments in one pass, with the framework's own fields.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partialmethod
-from inspect import iscoroutinefunction
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from inspect import signature
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
-from fastapi.params import Body
 from fastapi.params import Depends as Dependency
 from fastapi.routing import APIRoute
 
@@ -27,7 +24,7 @@ from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
-from nunatak_server.http.access import PUBLIC, caller_of, declared_access, needs, state_of
+from nunatak_server.http.access import PUBLIC, caller_of, needs, state_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
@@ -35,6 +32,7 @@ from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailur
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 
+Value = TypeVar("Value")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 _PROBLEM: Final = {
@@ -157,15 +155,30 @@ def reference_text(task: str, version: str | None) -> str:
     return task if version is None else f"{task}/{version}"
 
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+ABSENT: Final = object()
 Errors = list[dict[str, Any]]
 
 MAX_BYTES_ON_LOOP: Final = 64 * 1024
 """Most bytes of JSON that the event loop parses and checks. More could block the loop for
 milliseconds."""
-ABSENT: Final = object()
 MISSING: Final = {"type": "missing", "msg": "Field required", "input": None}
-SINGLE_VALUES: Final = (str, int, float, NoneType)
+
+
+class ParsedBody(NamedTuple):
+    """The body of a request, read and parsed under the limits."""
+
+    num_bytes: int = 0
+    value: object = ABSENT
+
+
+Handler = Callable[[Request, ParsedBody], Coroutine[Any, Any, Response]]
+
+
+async def off_loop_if_long(num_bytes: int, work: Callable[..., Value], *arguments: Any) -> Value:  # noqa: ANN401 - any work
+    """Return the result of work with a body, which runs on a thread if the body is long."""
+    if num_bytes > MAX_BYTES_ON_LOOP:
+        return await asyncio.to_thread(work, *arguments)
+    return work(*arguments)
 
 
 def parse_json(body: bytes) -> object:
@@ -206,27 +219,28 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
         raise NunatakError("invalid_json")
 
 
-def quick_handler(route: APIRoute) -> Handler | None:
-    """Return a function that reads a plain endpoint's arguments and calls it; None for others.
+def handler_of(route: APIRoute) -> Handler:
+    """Return a function that reads the arguments of a route's endpoint and calls the endpoint.
 
-    The route itself must have admitted the caller: the declared access is not called.
+    The route itself must have admitted the caller: the access that it names is not called.
+
+    Raises:
+        TypeError: the endpoint has an argument of another kind than those that are read here.
     """
-    endpoint, dependant = route.endpoint, route.dependant
-    own = dependant.dependencies[len(declared_access(route.dependencies)) :]
-    if not all(map(_is_plain_dependency, own)) or not _is_plain(endpoint, dependant):
-        return None
-    arguments = _Arguments(dependant, own)
+    endpoint, arguments = route.endpoint, _Arguments(route.endpoint, route.dependant)
 
-    async def handle(request: Request) -> Response:
-        return await endpoint(**await arguments.read(request))
+    async def handle(request: Request, body: ParsedBody) -> Response:
+        return await endpoint(**await arguments.read(request, body))
 
     return handle
 
 
 class _Arguments:
-    def __init__(self, dependant: Dependant, dependencies: Sequence[Dependant] = ()) -> None:
+    def __init__(self, call: Callable[..., Any], dependant: Dependant) -> None:
         self._dependencies = [
-            (it.name, it.call, _Arguments(it)) for it in dependencies if it.name and it.call
+            (it.name, it.call, _Arguments(it.call, it))
+            for it in dependant.dependencies
+            if it.name and it.call
         ]
         self._request_name = dependant.request_param_name
         self._path = _parameters(dependant.path_params, "path")
@@ -234,21 +248,25 @@ class _Arguments:
         headers = _parameters(dependant.header_params, "header")
         self._headers = [(each, each.alias.lower().encode()) for each in headers]
         self._body = [_Parameter(field, "body") for field in dependant.body_params]
+        fields = (*self._path, *self._query, *headers, *self._body)
+        named = {self._request_name, *(it[0] for it in self._dependencies)}
+        if unread := signature(call).parameters.keys() - named - {it.name for it in fields}:
+            raise TypeError(f"{call.__name__} has arguments that nothing reads: {sorted(unread)}")
 
-    async def read(self, request: Request) -> dict[str, Any]:
+    async def read(self, request: Request, body: ParsedBody) -> dict[str, Any]:
         # If a header occurs several times, the first counts.
         sent = dict(reversed(request.scope["headers"]))
-        values, errors = await self._find(request, sent)
+        values, errors = await self._find(request, sent, body)
         if errors:
             raise RequestValidationError(errors)
         return values
 
     async def _find(
-        self, request: Request, sent: Mapping[bytes, bytes]
+        self, request: Request, sent: Mapping[bytes, bytes], body: ParsedBody
     ) -> tuple[dict[str, Any], Errors]:
         values, errors = dict[str, Any](), Errors()
         for own_name, call, arguments in self._dependencies:
-            inner, found = await arguments._find(request, sent)  # noqa: SLF001 - of this class
+            inner, found = await arguments._find(request, sent, body)  # noqa: SLF001 - of this class
             errors += found
             if not found:
                 values[own_name] = await call(**inner)
@@ -263,7 +281,7 @@ class _Arguments:
             value = sent[name].decode("latin-1") if name in sent else ABSENT
             each.read(value, values, errors)
         for each in self._body:
-            await _read_body(each, request, values, errors)
+            await off_loop_if_long(body.num_bytes, each.read, body.value, values, errors)
         return values, errors
 
 
@@ -286,57 +304,5 @@ class _Parameter:
             values[self.name] = self._default
 
 
-async def _read_body(
-    parameter: _Parameter, request: Request, values: dict[str, Any], errors: Errors
-) -> None:
-    body = await request.body()
-    parsed = await request.json() if body else ABSENT
-    if len(body) > MAX_BYTES_ON_LOOP:
-        await asyncio.to_thread(parameter.read, parsed, values, errors)
-    else:
-        parameter.read(parsed, values, errors)
-
-
 def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
     return [_Parameter(field, place, field.alias) for field in fields]
-
-
-def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
-    bodies = dependant.body_params
-    return (
-        iscoroutinefunction(endpoint)
-        and get_type_hints(endpoint).get("return") is Response
-        and _has_single_values(dependant)
-        and (not bodies or (len(bodies) == 1 and type(bodies[0].field_info) is Body))
-    )
-
-
-def _is_plain_dependency(dependant: Dependant) -> bool:
-    return (
-        dependant.name is not None
-        and iscoroutinefunction(dependant.call)
-        and _has_single_values(dependant)
-        and not (dependant.body_params or dependant.dependencies)
-    )
-
-
-def _has_single_values(dependant: Dependant) -> bool:
-    special_names = (
-        dependant.websocket_param_name,
-        dependant.http_connection_param_name,
-        dependant.response_param_name,
-        dependant.background_tasks_param_name,
-        dependant.security_scopes_param_name,
-    )
-    values = (*dependant.path_params, *dependant.query_params, *dependant.header_params)
-    return (
-        not any(special_names)
-        and not dependant.cookie_params
-        and all(_is_single(it.field_info.annotation) for it in values)
-    )
-
-
-def _is_single(annotation: Any) -> bool:  # noqa: ANN401 - a parameter may have any type
-    is_union = get_origin(annotation) in {Union, UnionType}
-    kinds = get_args(annotation) if is_union else (annotation,)
-    return all(isinstance(kind, type) and issubclass(kind, SINGLE_VALUES) for kind in kinds)

@@ -14,7 +14,7 @@ request before the framework works for it, and before its body arrives.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +43,13 @@ from nunatak_server.http.access import (
     sharing_headers,
     state_of,
 )
-from nunatak_server.http.endpoints import MAX_BYTES_ON_LOOP, Handler, parse_json, quick_handler
+from nunatak_server.http.endpoints import (
+    Handler,
+    ParsedBody,
+    handler_of,
+    off_loop_if_long,
+    parse_json,
+)
 from nunatak_server.http.problems import code_of, problem_response
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.replies import LinesResponse
@@ -181,27 +187,16 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    tasks, failed = dict[str, None](), dict[str, str]()
-    tokenize_s = load_s = queue_s = compute_s = 0.0
-    batch_rows = 0
-    for part in parts:
-        tokenize_s = max(tokenize_s, part.tokenize_s)
-        for version in part.versions:
-            name, row = f"{version.task}/{version.version}", version.slowest
-            tasks[name] = None
-            if version.outcome != OK:
-                failed[name] = version.outcome
-            if row is not None:
-                load_s, queue_s = max(load_s, row.load_s), max(queue_s, row.queue_s)
-                compute_s = max(compute_s, row.compute_s)
-                batch_rows = max(batch_rows, row.batch_rows)
+    named = [(f"{it.task}/{it.version}", it) for part in parts for it in part.versions]
+    rows = [it.slowest for _, it in named if it.slowest is not None]
+    failed = {name: it.outcome for name, it in named if it.outcome != OK}
     values: dict[str, object] = {
-        "tasks": list(tasks),
-        "tokenize_ms": _ms(tokenize_s),
-        "load_ms": _ms(load_s),
-        "queue_ms": _ms(queue_s),
-        "compute_ms": _ms(compute_s),
-        "batch_rows": batch_rows,
+        "tasks": list(dict.fromkeys(name for name, _ in named)),
+        "tokenize_ms": _ms(max((it.tokenize_s for it in parts), default=0.0)),
+        "load_ms": _ms(max((it.load_s for it in rows), default=0.0)),
+        "queue_ms": _ms(max((it.queue_s for it in rows), default=0.0)),
+        "compute_ms": _ms(max((it.compute_s for it in rows), default=0.0)),
+        "batch_rows": max((it.batch_rows for it in rows), default=0),
     }
     return values | {"failed": failed} if failed else values
 
@@ -221,28 +216,13 @@ AUDITED_BYTES: Final = 1000
 UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
 
 
-class StrictRequest(Request):
-    """A request whose body was read and parsed under the limits."""
-
-    def __init__(self, request: Request, *, body: bytes, parsed: object) -> None:
-        super().__init__(request.scope, request.receive)
-        self._strict_body = body
-        self._strict_json = parsed
-
-    async def body(self) -> bytes:
-        return self._strict_body
-
-    async def json(self) -> Any:  # noqa: ANN401 - the signature of the base class
-        return self._strict_json
-
-
 class StrictRoute(APIRoute):
     @cached_property
     def needed(self) -> Access | None:
         return access_of(self.dependencies)
 
-    def get_route_handler(self) -> Handler:
-        handle = quick_handler(self) or super().get_route_handler()
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = handler_of(self)
         needed = self.needed
         is_act = needed is not None and needed.scope is AccessScope.ADMIN
 
@@ -253,11 +233,12 @@ class StrictRoute(APIRoute):
             count_request(scope, needed)
             self.check_query(request)
             if scope["method"] not in METHODS_WITH_BODY:
-                return await handle(request)
+                return await handle(request, ParsedBody())
             state = state_of(scope)
             with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
-                strict = await self.read(request, state.settings, held=held)
-                response = await (self.act(strict, handle) if is_act else handle(strict))
+                body = await self.read(request, state.settings, held=held)
+                act = partial(self.act, handle) if is_act else handle
+                response = await act(request, body)
                 if isinstance(response, LinesResponse):
                     # The body is needed after the return, because the lines of the answer are made
                     # later.
@@ -277,20 +258,20 @@ class StrictRoute(APIRoute):
 
         return handle_until_given_up
 
-    async def act(self, request: StrictRequest, handle: Handler) -> Response:
+    async def act(self, handle: Handler, request: Request, body: ParsedBody) -> Response:
         """Handle a request of an operator, which the audit log names before and after it."""
         scope, log = request.scope, state_of(request.scope).audit
         if log is None:
-            return await handle(request)
+            return await handle(request, body)
         known = {
             "request_id": request_id_of(scope),
             "by": actor_of(scope),
             "act": f"{scope['method']} {self.path_format}",
             "object": {**request.query_params, **request.path_params},
-            "body": await request.json() if len(await request.body()) <= AUDITED_BYTES else None,
+            "body": body.value if 0 < body.num_bytes <= AUDITED_BYTES else None,
         }
         with log.act(known, code_of):
-            return await handle(request)
+            return await handle(request, body)
 
     def check_query(self, request: Request) -> None:
         """Refuse a query parameter that would have no effect.
@@ -309,18 +290,17 @@ class StrictRoute(APIRoute):
 
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
-    ) -> StrictRequest:
+    ) -> ParsedBody:
         """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
         limit_s, scope = settings.receive_timeout_s, request.scope
         reading = _read(request, settings.max_body_bytes, held)
         late = partial(NunatakError, "receive_timeout", limit_s=limit_s)
         body = await within(limit_s, reading, late=late)
         if not body:
-            return StrictRequest(request, body=body, parsed=None)
+            return ParsedBody()
         check_encoding(scope)
-        is_long, parse = len(body) > MAX_BYTES_ON_LOOP, self.parse
-        parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
-        return StrictRequest(request, body=body, parsed=parsed)
+        value = await off_loop_if_long(len(body), self.parse, scope, body)
+        return ParsedBody(len(body), value)
 
     def parse(self, scope: Scope, body: bytes) -> object:
         if media_type_of(scope) != b"application/json":

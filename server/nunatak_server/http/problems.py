@@ -46,37 +46,35 @@ CODE_OF_STATUS: Mapping[int, str] = {404: "route_not_found", 405: "method_not_al
 logger = logging.getLogger(__name__)
 
 
-def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
-    problem = _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
-    return problem if error.position is None else {**problem, "position": error.position}
+def problem_of(error: BaseException, *, request_id: str | None) -> dict[str, Any]:
+    """Return what a caller learns of an error; of an unforeseen one only where to look."""
+    match error:
+        case NunatakError():
+            problem = _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
+            return problem if error.position is None else {**problem, "position": error.position}
+        case RequestValidationError():
+            detail = (
+                "the request does not follow its schema; see `errors`, and /docs for the schema"
+            )
+            status = HTTPStatus.UNPROCESSABLE_ENTITY
+            problem = _problem("invalid_request", status, detail, request_id)
+            return {**problem, "errors": error_items(error.errors())}
+        case _:
+            detail = "the server failed; its log has details under the request id"
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return _problem("internal_error", status, detail, request_id)
 
 
-def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
-    problem = _problem(
-        "invalid_request",
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "the request does not follow its schema; see `errors`, and /docs for the schema",
-        request_id,
-    )
-    return {**problem, "errors": error_items(error.errors())}
-
-
-def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
-    detail = "the server failed; its log has details under the request id"
-    return _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
-
-
-def problem_response(scope: Scope, error: NunatakError) -> Response:
-    if error.code == "store_unavailable":
-        logger.warning("request %s: %s", request_id_of(scope), error)
-    return _response(problem_of(error, request_id=request_id_of(scope)), headers=headers_of(error))
+def problem_response(scope: Scope, error: Exception) -> Response:
+    request_id = request_id_of(scope)
+    if isinstance(error, NunatakError) and error.code == "store_unavailable":
+        logger.warning("request %s: %s", request_id, error)
+    return _response(problem_of(error, request_id=request_id), headers=headers_of(error))
 
 
 def code_of(error: Exception) -> str:
     """Return the code of the problem that answers an error."""
-    if isinstance(error, NunatakError):
-        return error.code
-    return "invalid_request" if isinstance(error, RequestValidationError) else "internal_error"
+    return problem_of(error, request_id=None)["code"]
 
 
 def _detail(error: NunatakError) -> str:
@@ -89,12 +87,8 @@ def _detail(error: NunatakError) -> str:
     return str(error)
 
 
-async def _answer_known(request: Request, error: NunatakError) -> Response:
+async def _answer_known(request: Request, error: NunatakError | RequestValidationError) -> Response:
     return problem_response(request.scope, error)
-
-
-async def _answer_invalid(request: Request, error: RequestValidationError) -> Response:
-    return _response(problem_of_invalid(error, request_id=request_id_of(request.scope)))
 
 
 async def _answer_http_error(request: Request, error: HTTPException) -> Response:
@@ -116,13 +110,13 @@ async def _answer_unforeseen(request: Request, error: Exception) -> Response:
     """
     request_id = request_id_of(request.scope)
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
-    problem = problem_of_unforeseen(request_id=request_id)
+    problem = problem_of(error, request_id=request_id)
     named = {REQUEST_ID_HEADER: request_id} if request_id else {}
     return _response(problem, headers={**named, **sharing_headers(request.scope)})
 
 
 ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
-    RequestValidationError: _answer_invalid,
+    RequestValidationError: _answer_known,
     HTTPException: _answer_http_error,
     NunatakError: _answer_known,
     Exception: _answer_unforeseen,
@@ -171,8 +165,10 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
     }
 
 
-def headers_of(error: NunatakError) -> dict[str, str]:
+def headers_of(error: BaseException) -> dict[str, str]:
     """Return the headers for the caller's transport: the time of a retry, the connection's end."""
+    if not isinstance(error, NunatakError):
+        return {}
     if "retry_after_s" in error.fields:
         wait_s = error.fields["retry_after_s"]
         return {} if wait_s is None else {"retry-after": str(wait_s)}

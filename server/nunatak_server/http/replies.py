@@ -26,13 +26,6 @@ from nunatak_contract.requests import (
     QuestionInput,
     TextPair,
 )
-from nunatak_contract.wire import (
-    BATCH_SIZE_HEADER,
-    COMPUTE_HEADER,
-    LINES_TYPE,
-    QUEUE_HEADER,
-    TOKENIZE_HEADER,
-)
 from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_registry import ListedTask
 from nunatak_server.engine.backbones import Backbones
@@ -151,10 +144,10 @@ def verdict_fields(
 
 def timing_headers(timings: StageTimes) -> dict[str, str]:
     return {
-        QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
-        TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
-        COMPUTE_HEADER: f"{timings.compute_s * 1000:.3f}",
-        BATCH_SIZE_HEADER: str(timings.batch_rows),
+        wire.QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
+        wire.TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
+        wire.COMPUTE_HEADER: f"{timings.compute_s * 1000:.3f}",
+        wire.BATCH_SIZE_HEADER: str(timings.batch_rows),
     }
 
 
@@ -244,7 +237,7 @@ NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 class LinesResponse(StreamingResponse):
     """Sends lines on arrival. Closes their source when all are sent or the caller has gone."""
 
-    media_type = LINES_TYPE
+    media_type = wire.LINES_TYPE
 
     def __init__(self, lines: AsyncGenerator[bytes]) -> None:
         super().__init__(lines, headers=NO_BUFFERING)
@@ -264,7 +257,8 @@ def wants_lines(accept: str | None) -> bool:
     """Return whether an `Accept` header asks for lines by name, not by a wildcard."""
     ranges = (item.partition(";") for item in (accept or "").split(","))
     return any(
-        name.strip().lower() == LINES_TYPE and "q=0" not in parameters.replace(" ", "").split(";")
+        name.strip().lower() == wire.LINES_TYPE
+        and "q=0" not in parameters.replace(" ", "").split(";")
         for name, _, parameters in ranges
     )
 

@@ -18,15 +18,14 @@ import orjson
 from fastapi import Header, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from nunatak_contract import wire
 from nunatak_contract.enums import StreamEventKind, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE
+from nunatak_contract.wire import EVENTS_TYPE, LINES_TYPE, StreamEvent
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import caller_of, request_id_of, state_of
-from nunatak_server.http.endpoints import PROBLEMS, Routed, Router, runtime_of
-from nunatak_server.http.middleware import StrictRequest, StrictRoute, check_encoding, media_type_of
-from nunatak_server.http.problems import problem_of, problem_of_unforeseen
+from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, runtime_of
+from nunatak_server.http.middleware import StrictRoute, check_encoding, media_type_of
+from nunatak_server.http.problems import problem_of
 from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
 from nunatak_server.scheduler.admission import HeldBytes
@@ -54,7 +53,7 @@ STREAM: Final[dict[str, Any]] = {
 class StreamedRoute(StrictRoute):
     async def read(
         self, request: Request, settings: ServerSettings, *, held: HeldBytes
-    ) -> StrictRequest:
+    ) -> ParsedBody:
         del settings, held
         head = Message()
         head["content-type"] = request.headers.get("content-type", "")
@@ -62,7 +61,7 @@ class StreamedRoute(StrictRoute):
         if not is_read or media_type_of(request.scope).decode("latin-1") not in BODY_TYPES:
             raise NunatakError("unsupported_stream_type", types=", ".join(BODY_TYPES))
         check_encoding(request.scope)
-        return StrictRequest(request, body=b"", parsed=None)
+        return ParsedBody()
 
 
 class EventsResponse(LinesResponse):
@@ -96,7 +95,7 @@ router = Router(route_class=StreamedRoute, responses=PROBLEMS)
     openapi_extra=STREAM,
     responses={
         200: {
-            "model": wire.StreamEvent,
+            "model": StreamEvent,
             "content": {EVENTS_TYPE: {"schema": {"type": "string"}}},
             "description": "an event for each line; the last is the final verdict, or an error",
         }
@@ -130,11 +129,10 @@ async def _events(
             async with aclosing(stream.events(chunks)) as events:
                 async for event in events:
                     yield write(_fields(event, request_id))
-        except NunatakError as error:
+        except Exception as error:
             yield write(_failure(problem_of(error, request_id=request_id)))
-        except Exception:
-            yield write(_failure(problem_of_unforeseen(request_id=request_id)))
-            raise
+            if not isinstance(error, NunatakError):
+                raise
 
 
 def _fields(event: Streamed, request_id: str | None) -> dict[str, Any]:

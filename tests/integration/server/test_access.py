@@ -20,7 +20,7 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.keys import Scope
 from nunatak_server.app import create_app
-from nunatak_server.http.access import PREDICT, declared_access
+from nunatak_server.http.access import PREDICT
 from nunatak_server.http.middleware import StrictRoute
 
 HEALTH = {
@@ -200,7 +200,7 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     guarded = [route for route in routes if isinstance(route, StrictRoute)]
 
     assert routes == guarded
-    assert [len(declared_access(route.dependencies)) for route in guarded] == [1] * len(guarded)
+    assert [len(route.dependencies) for route in guarded] == [1] * len(guarded)
     assert {path for (_, path), needed in ACCESS.items() if needed is None} == PUBLIC
     assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
     computing = {path for (_, path), needed in ACCESS.items() if needed == PREDICT}

@@ -15,7 +15,7 @@ from nunatak_client import (
     Query,
     Question,
 )
-from nunatak_client.payloads import predict_body, wire_inputs
+from nunatak_client.calls import predict_body, wire_inputs
 from nunatak_contract import requests
 from nunatak_contract.record import MAX_REPR_CHARS, Result
 from nunatak_contract.wire import AliasChange, Problem, Score

@@ -22,7 +22,7 @@ from doubles.serving import running_server
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak as terminal
 from nunatak_client import InvalidInputError
-from nunatak_client.payloads import Inputs
+from nunatak_client.calls import Inputs
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.requests import Input
 from nunatak_contract.wire import Score

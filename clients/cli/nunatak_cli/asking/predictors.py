@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
-    from nunatak_client.payloads import ShownOptions
+    from nunatak_client.calls import ShownOptions
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
@@ -84,7 +84,7 @@ class RegistryPredictor:
         self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
-        from nunatak_client.payloads import wire_parameters
+        from nunatak_client.calls import wire_parameters
         from nunatak_contract import requests
         from nunatak_server.local import result_of
 

@@ -32,7 +32,7 @@ from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
     from nunatak_client import TaskResult
-    from nunatak_client.payloads import ShownOptions
+    from nunatak_client.calls import ShownOptions
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, ExampleSet, TaggedWords
     from nunatak_training.data.examples import ReadExample

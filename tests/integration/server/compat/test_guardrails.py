@@ -16,7 +16,7 @@ from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from nunatak_contract.enums import ModerationCategory, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_registry import Registry
-from nunatak_server.compat.guards import CallContent
+from nunatak_server.compat.gateways import CallContent
 
 NEVER, ALWAYS = 1.0, 1e-9
 LITELLM = "/v1/verdicts/{}/beta/litellm_basic_guardrail_api"

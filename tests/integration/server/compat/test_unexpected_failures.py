@@ -15,7 +15,7 @@ from nunatak_contract.enums import VerdictAction
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.app import Application
-from nunatak_server.compat.failures import TranslatedRoute
+from nunatak_server.compat.translation import TranslatedRoute
 from nunatak_server.http.access import PUBLIC
 
 JSON = {"content-type": "application/json"}

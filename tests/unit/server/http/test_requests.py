@@ -148,7 +148,6 @@ def test_names_are_described_up_to_their_longest(text: str) -> None:
 
 def test_a_route_that_names_no_scope_is_for_operators_of_the_whole_server() -> None:
     assert route_with([]).needed == OPERATORS
-    assert route_with([Depends(other)]).needed == OPERATORS
     assert Access(scope=Scope.ADMIN, spans_tasks=True) == OPERATORS
 
 
@@ -159,7 +158,7 @@ def test_a_route_asks_for_the_scope_that_it_names(scope: Scope, spans_tasks: boo
     wanted = Access(scope=scope, spans_tasks=spans_tasks)
 
     assert route_with([named]).needed == wanted
-    assert route_with([Depends(other)], of_router=[named]).needed == wanted
+    assert route_with([], of_router=[named]).needed == wanted
 
 
 def test_a_public_route_says_so() -> None:
@@ -169,3 +168,8 @@ def test_a_public_route_says_so() -> None:
 def test_a_route_with_several_scopes_is_refused_when_it_is_defined() -> None:
     with pytest.raises(TypeError, match="expected one scope for a route"):
         route_with([PUBLIC], of_router=[needs(Scope.READ)])
+
+
+def test_a_route_with_another_dependency_is_refused_when_it_is_defined() -> None:
+    with pytest.raises(TypeError, match="expected one scope for a route"):
+        route_with([Depends(other)])

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from nunatak_client import InvalidInputError
-from nunatak_client.calls import judge
-from nunatak_client.payloads import (
+from nunatak_client.calls import (
     Inputs,
     Parts,
     json_body,
+    judge,
     path_segment,
     predict_body,
     task_target,
