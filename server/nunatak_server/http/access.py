@@ -97,8 +97,8 @@ OWN_SITES: Final = frozenset({b"same-origin", b"none"})
 class Access(SecurityBase):
     """The permission that a route needs; `spans_tasks` if the answer covers every task.
 
-    The framework writes the permission into the schema. The route itself calls `admit`, because the
-    framework would read the body first.
+    The framework writes the permission into the schema. A `StrictRoute` itself admits the caller,
+    because the framework would read the body first.
     """
 
     model = HTTPBearer()
@@ -108,7 +108,8 @@ class Access(SecurityBase):
     spans_tasks: bool = False
 
     def __call__(self) -> None:
-        """Do nothing; the framework takes only what can be called for a dependency."""
+        """Raise an error: only a route that admits nobody lets the framework call this."""
+        raise TypeError("a route that needs a permission must be a StrictRoute")
 
 
 def anyone() -> None:

@@ -2,11 +2,13 @@
 
 import os
 import re
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi.testclient import TestClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -173,3 +175,11 @@ def test_a_route_with_several_scopes_is_refused_when_it_is_defined() -> None:
 def test_a_route_with_another_dependency_is_refused_when_it_is_defined() -> None:
     with pytest.raises(TypeError, match="expected one scope for a route"):
         route_with([Depends(other)])
+
+
+def test_a_route_of_another_class_lets_nobody_in() -> None:
+    app = FastAPI()
+    app.post("/", dependencies=[needs(Scope.READ)])(endpoint)
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/").status_code == HTTPStatus.INTERNAL_SERVER_ERROR
