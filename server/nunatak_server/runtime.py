@@ -307,8 +307,8 @@ class Runtime:
             holds_versions=not self._holding.is_refused,
             num_waiting=self._num_waiting,
             num_running=self._engine.num_running_requests,
-            num_admitted_tokens=self.admission.num_tokens,
-            num_body_bytes=self.admission.num_bytes,
+            num_admitted_tokens=self.admission.tokens.total,
+            num_body_bytes=self.admission.bytes.total,
             ledger=take_stock(self.backbones, self.residency.resident()),
             device=self.residency.stats(),
             task_bytes=self.residency.task_bytes(),
@@ -394,7 +394,7 @@ class Runtime:
 
     @property
     def _num_waiting(self) -> int:
-        return max(0, self.admission.num_requests - self._engine.num_running_requests)
+        return max(0, int(self.admission.requests.total) - self._engine.num_running_requests)
 
     async def _join(self) -> None:
         """Join the replicas before the first request, so that no wait can miss this process."""

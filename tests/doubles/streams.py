@@ -64,7 +64,7 @@ class Said:
         """Wait until the stream has looked at the text, if it wants to."""
         for _ in range(LOOPS):
             await asyncio.sleep(0)
-        await until(lambda: not self.admission.num_requests)
+        await until(lambda: not self.admission.requests.total)
 
 
 class HashingEngine(Withdrawing):

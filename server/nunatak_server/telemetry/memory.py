@@ -132,7 +132,7 @@ class ServerState:
     num_waiting: int
     num_running: int
     num_admitted_tokens: float
-    num_body_bytes: int
+    num_body_bytes: float
     ledger: MemoryLedger
     device: DeviceTierMemory
     task_bytes: Mapping[str, int]

@@ -196,7 +196,7 @@ async def test_what_is_refused_takes_nothing(bench: Bench[FakeEngine]) -> None:
     assert code_of(await refusal(bench, "a")) == "draining"
 
     assert bench.engine.rows == []
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
 async def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
@@ -205,7 +205,7 @@ async def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None
     assert isinstance(await refusal(bench, "a", deadline_s=0.2), DeadlineExceededError)
 
     assert all(row.is_cancelled for row in bench.engine.rows)
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
 async def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(

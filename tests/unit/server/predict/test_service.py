@@ -57,8 +57,8 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
     bench.engine.has_rows.clear()
     asking = asyncio.create_task(bench.ask("one", deadline_s=60 if end == "leaves" else 0.05))
     await bench.engine.has_rows.wait()
-    assert bench.admission.num_requests == 1
-    assert bench.admission.num_tokens > 0
+    assert bench.admission.requests.total == 1
+    assert bench.admission.tokens.total > 0
 
     if end == "leaves":
         asking.cancel()
@@ -66,7 +66,7 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
         await asking
 
     assert all(row.is_cancelled for row in bench.engine.rows[-2:])
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
     assert bench.residency.evict("one") == (1,)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import weakref
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, waiting_row
 from doubles.watching import watched
-from nunatak_server.scheduler.admission import Backlog, holders, tokens_ahead
+from nunatak_server.scheduler.admission import Admission, tokens_ahead
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch, plan_next
 from nunatak_server.scheduler.rows import MAX_PAST_DEADLINES, Flow, Priority, Queues, flow_of
@@ -214,15 +215,12 @@ def row_of(flow: Flow) -> WaitingRow:
 @given(st.lists(st.tuples(flows, st.integers(0, 9).map(lambda n: n / 7)), max_size=20))
 @settings(derandomize=True)
 def test_what_is_counted_and_taken_back_leaves_nothing(added: list[tuple[Flow, float]]) -> None:
-    backlog = Backlog()
+    admission = Admission(max_requests=10**6, max_tokens=10**6, max_bytes=0)
 
-    for flow, tokens in added:
-        backlog.add_request(flow[0], [flow[2]])
-        backlog.add_tokens(flow, tokens)
-    for flow, tokens in added:
-        backlog.remove_tokens(flow, tokens)
-        backlog.remove_request(flow[0], [flow[2]])
-
-    assert (backlog.num_requests, backlog.num_tokens, backlog.flows) == (0, 0, {})
-    for holder in holders("a", "xyz"):
-        assert (backlog.tokens_of(holder), backlog.requests_of(holder)) == (0, 0)
+    with ExitStack() as stack:
+        for (caller, priority, task), tokens in added:
+            permit = stack.enter_context(admission.admit(caller, priority, tasks=[task]))
+            permit.take_tokens({task: tokens})
+    assert admission.flows == {}
+    for resource in (admission.requests, admission.tokens):
+        assert (resource.total, resource.held) == (0, {})
