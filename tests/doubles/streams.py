@@ -86,14 +86,14 @@ class HashingEngine(Withdrawing):
             if row.task in self.sick:
                 row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
                 continue
-            self.computed.append((row.task, row.encoding))
-            logits = answer_of(row.task, row.encoding)
+            self.computed.append((row.task, row.spec.encoding))
+            logits = answer_of(row.task, row.spec.encoding)
             if self.is_calm:
                 logits = [4.0 * (not it % 5) for it in range(len(logits))]
-            if (row.task, row.encoding) in self.denied:
+            if (row.task, row.spec.encoding) in self.denied:
                 logits = [0.0, 4.0]
             if self.finds_names and row.task == "names":
-                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.encoding.num_tokens
+                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
             answer = RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
             row.future.set_result(answer)
 

@@ -106,7 +106,7 @@ class Engine:
         limits: BatchLimits,
         observers: Sequence[BatchObserver],
         on_fatal: Callable[[EngineFailedError], None],
-        rules: TurnRules[PendingRow] | None = None,
+        rules: TurnRules | None = None,
         time_model: BatchTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
@@ -121,8 +121,8 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
-        self._inbox: Inbox[PendingRow] = Inbox()
-        self._queues: Queues[PendingRow] = Queues()
+        self._inbox = Inbox[PendingRow]()
+        self._queues = Queues()
         self._shadows: list[PendingRow] = []
         """Shadow rows for the next batch; rows that do not fit are dropped."""
         self._batches: list[Sequence[PendingRow]] = []
@@ -223,8 +223,8 @@ class Engine:
         _answer(loop, [(row, DeadlineExceededError()) for row in expired])
 
     def _with_shadows(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
-    ) -> BatchPlan[PendingRow]:
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan, limits: BatchLimits
+    ) -> BatchPlan:
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]
@@ -238,7 +238,7 @@ class Engine:
         return replace(self._limits, max_work=self._time_model.next_tokens)
 
     def _carry_out(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan, *, may_stop: bool
     ) -> None:
         self._order = plan.order
         if not plan.batch:
@@ -251,10 +251,10 @@ class Engine:
         self._moved_at = self._clock()
 
     def _compute_batch(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan, *, may_stop: bool
     ) -> Answers:
         # All rows of a batch belong to one backbone.
-        compute = self._computes[plan.batch[0].backbone]
+        compute = self._computes[plan.batch[0].spec.backbone]
         between_layers, preempted = None, _Preempted()
         if may_stop and compute.stops_between_layers:
             between_layers = partial(self._preempt_or_fail, loop, plan, preempted)
@@ -265,7 +265,7 @@ class Engine:
             work=plan.work,
             asked_tokens=plan.asked_tokens,
             seconds=worked_s - preempted.seconds,
-            token_cost=plan.batch[0].token_cost,
+            token_cost=plan.batch[0].spec.token_cost,
         )
         report = report_of(
             plan,
@@ -282,7 +282,7 @@ class Engine:
         ]
 
     def _preempt_or_fail(
-        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
+        self, loop: asyncio.AbstractEventLoop, running: BatchPlan, preempted: _Preempted
     ) -> None:
         try:
             # Rows that arrive during a preemption need not wait for the next layer.
@@ -293,7 +293,7 @@ class Engine:
             raise _as_failure(error) from error
 
     def _preempt(
-        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
+        self, loop: asyncio.AbstractEventLoop, running: BatchPlan, preempted: _Preempted
     ) -> bool:
         arrived = self._inbox.take(block=False)
         if not arrived:
@@ -318,7 +318,7 @@ class Engine:
             preempted.charged += plan.charged
             has_preempted = True
             # A batch has one backbone, so the rows of the others need a batch of their own.
-            left = [row for row in left if row.backbone != plan.batch[0].backbone]
+            left = [row for row in left if row.spec.backbone != plan.batch[0].spec.backbone]
         return has_preempted
 
 

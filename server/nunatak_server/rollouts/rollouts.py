@@ -41,14 +41,7 @@ from nunatak_server.rollouts.comparison import (
     ShadowComparison,
     compare_outputs,
 )
-from nunatak_server.scheduler.rows import (
-    ANONYMOUS,
-    PendingRow,
-    RowAnswer,
-    RowOutcome,
-    RowSpec,
-    pending_row,
-)
+from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Encodings
@@ -233,12 +226,12 @@ class Rollouts:
             self._drop(run)
             return ()
         row_of = partial(
-            pending_row,
+            PendingRow,
             task=run.shadow.task,
             version=run.shadow.version,
             branch=lease.task.branch,
             deadline=run.deadline,
-            now=self._clock(),
+            submitted_at=self._clock(),
             is_shadow=True,
         )
         rows = list(map(row_of, run.rows))

@@ -112,7 +112,7 @@ async def test_every_text_has_its_vector_and_all_tokens_are_counted(
     found = await embed(bench, "ab", "c")
 
     assert found.vectors == (VECTOR, VECTOR)
-    assert found.num_tokens == sum(row.encoding.num_tokens for row in bench.engine.rows)
+    assert found.num_tokens == sum(row.spec.encoding.num_tokens for row in bench.engine.rows)
     assert (found.timings.queue_s, found.timings.batch_rows) == (0.1, 2)
     assert 'task="(backbone)"' in rendered(bench.metrics)
 
@@ -127,7 +127,7 @@ async def test_only_a_literal_text_hides_nothing_behind_special_tokens(
     await bench.service.embed(replace(URGENT, inputs=("a [SEP] b",), is_literal=is_literal))
 
     (row,) = bench.engine.rows
-    assert tokenizer.finds_special(row.encoding) is not is_literal
+    assert tokenizer.finds_special(row.spec.encoding) is not is_literal
 
 
 async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
@@ -137,9 +137,12 @@ async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
     first, second = bench.engine.rows
 
     assert (first.task, first.version) == (BACKBONE, 0)
-    assert (first.trunk_tokens, first.branch_tokens) == (first.encoding.num_tokens, 0)
-    assert max(first.group, second.group) < -1
-    assert first.group != second.group
+    assert (first.spec.trunk_tokens, first.spec.branch_tokens) == (
+        first.spec.encoding.num_tokens,
+        0,
+    )
+    assert max(first.spec.group, second.spec.group) < -1
+    assert first.spec.group != second.spec.group
 
 
 async def test_rows_are_their_callers_at_the_priority_of_the_request(
@@ -148,7 +151,9 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(
     await bench.service.embed(URGENT)
 
     assert len(bench.engine.rows) == 2
-    assert {(row.caller, row.priority) for row in bench.engine.rows} == {("support", Priority.HIGH)}
+    assert {(row.spec.caller, row.spec.priority) for row in bench.engine.rows} == {
+        ("support", Priority.HIGH)
+    }
 
 
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:

@@ -35,10 +35,10 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(bench: Bench[FakeE
 
     first, second, third, fourth, later, _ = bench.engine.rows
     assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
-    assert first.group == third.group != second.group == fourth.group
-    assert first.encoding == third.encoding == later.encoding
-    assert later.group not in {first.group, second.group}
-    assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
+    assert first.spec.group == third.spec.group != second.spec.group == fourth.spec.group
+    assert first.spec.encoding == third.spec.encoding == later.spec.encoding
+    assert later.spec.group not in {first.spec.group, second.spec.group}
+    assert (first.spec.trunk_tokens, first.spec.branch_tokens) == (3, 3)
 
 
 async def test_timings_match_the_slowest_row(bench: Bench[FakeEngine]) -> None:
@@ -175,8 +175,8 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(bench: Bench[Fak
     )
 
     (row,) = bench.engine.rows
-    assert (row.caller, row.priority, row.task) == ("gold", Priority.HIGH, "one")
-    assert row.trunk_share == 0.5
+    assert (row.spec.caller, row.spec.priority, row.task) == ("gold", Priority.HIGH, "one")
+    assert row.spec.trunk_share == 0.5
 
 
 async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import waiting_row
 from doubles.watching import watched
 from nunatak_server.scheduler.admission import Admission, tokens_ahead
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch, plan_next
-from nunatak_server.scheduler.rows import MAX_PAST_DEADLINES, Flow, Priority, Queues, flow_of
+from nunatak_server.scheduler.rows import (
+    MAX_PAST_DEADLINES,
+    Flow,
+    PendingRow,
+    Priority,
+    Queues,
+    flow_of,
+)
 
 rows = st.builds(
     waiting_row,
@@ -40,9 +47,9 @@ weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0]))
 )
 @settings(derandomize=True)
 def test_queues_hold_what_came_and_did_not_leave_in_its_order(
-    arriving: list[list[WaitingRow]], leaving: list[int]
+    arriving: list[list[PendingRow]], leaving: list[int]
 ) -> None:
-    queues, kept = Queues[WaitingRow](), list[WaitingRow]()
+    queues, kept = Queues(), list[PendingRow]()
 
     for number, batch in enumerate(arriving):
         queues.add(batch)
@@ -58,7 +65,9 @@ def test_queues_hold_what_came_and_did_not_leave_in_its_order(
         for row in kept:
             flow = [other for other in kept if flow_of(other) == flow_of(row)]
             assert list(queues.of_flow(flow_of(row))) == flow
-            assert list(queues.of_text(row.group)) == [o for o in kept if o.group == row.group]
+            assert list(queues.of_text(row.spec.group)) == [
+                o for o in kept if o.spec.group == row.spec.group
+            ]
         by_age = sorted(queues.flows, key=queues.age_rank)
         assert by_age == list(dict.fromkeys(map(flow_of, kept)))
         assert queues.flows_without(kept[:3]) == set(map(flow_of, kept[3:]))
@@ -78,8 +87,8 @@ def test_the_rows_whose_deadline_has_come_leave_and_no_others(
         for number, deadline in enumerate(deadlines)
     ]
     queues = Queues(came)
-    queues.remove([row for row in came if row.group in leaving])
-    back = [row for row in came if row.group in leaving and row.group % 2]
+    queues.remove([row for row in came if row.spec.group in leaving])
+    back = [row for row in came if row.spec.group in leaving and row.spec.group % 2]
     queues.add(back)
     waiting = list(queues)
 
@@ -99,7 +108,7 @@ class Deadline(float):
 
 
 def test_queues_remember_few_deadlines_of_rows_that_have_left() -> None:
-    queues, seen = Queues[WaitingRow](), list[weakref.ref[Deadline]]()
+    queues, seen = Queues(), list[weakref.ref[Deadline]]()
     queues.add([replace(waiting_row("a", 0), deadline=0.0)])
 
     for number in range(1, 1000):
@@ -187,7 +196,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     num_before: int,
 ) -> None:
     """The law also holds after earlier batches, while equal rows wait all the time."""
-    rules: TurnRules[WaitingRow] = TurnRules(weights=shares)
+    rules = TurnRules(weights=shares)
     flow = list(counts)[position % len(counts)]
     queues = Queues(row_of(other) for other, count in counts.items() for _ in range(count))
     order, done, newest = TurnOrder(), 0.0, row_of(flow)
@@ -207,7 +216,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     assert done >= tokens_ahead(queued, flow, shares, lead=MAX_WORK)
 
 
-def row_of(flow: Flow) -> WaitingRow:
+def row_of(flow: Flow) -> PendingRow:
     caller, priority, task = flow
     return waiting_row(task, next(GROUPS), caller=caller, priority=priority)
 
