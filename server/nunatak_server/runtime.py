@@ -223,18 +223,17 @@ class Runtime:
             ),
             backbones=backbones,
         )
-        self.judge = Judge(facts=self.facts, service=self.service)
+        self.judge = Judge(facts=self.facts, service=self.service, metrics=self.metrics)
         self._upstream = upstream
         self._collector = None if upstream is None else Collector.of(settings)
         self.decider = Decider(
             facts=self.facts,
             service=self.service,
             settings=settings,
+            metrics=self.metrics,
             upstream=upstream,
             collector=self._collector,
         )
-        for collector in (*self.judge.metrics.collectors, *self.decider.metrics.collectors):
-            self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,

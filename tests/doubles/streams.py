@@ -149,7 +149,9 @@ class StreamBench:
         for task in TASKS:
             self.publish(task)
         self.judge = Judge(
-            facts=make_facts(self.store, policy=self._look_up), service=self.bench.service
+            facts=make_facts(self.store, policy=self._look_up),
+            service=self.bench.service,
+            metrics=self.bench.metrics,
         )
 
     def publish(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskManifest:

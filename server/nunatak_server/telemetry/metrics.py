@@ -8,6 +8,7 @@ keys, routes are templates, and outcomes are error codes. Any thread may call th
 """
 
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from prometheus_client import (
     Counter,
     Histogram,
     ProcessCollector,
+    Summary,
     generate_latest,
 )
-from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.wire import PredictedValue
@@ -129,6 +130,22 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("task", "arm", "outcome"),
     ),
     "shadow_inputs": ("Inputs of a shadow, by outcome", ("task", "outcome")),
+    "verdicts": (
+        "Verdicts by policy and decision; `by` says whether the rules decided, or on_failure",
+        ("policy", "mode", "action", "by"),
+    ),
+    "verdict_rules": (
+        "Verdicts in which a rule of a policy applies",
+        ("policy", "mode", "rule", "action"),
+    ),
+    "decisions": (
+        "Questions by card and by who answered: task, embeddings, upstream, or a failure's code",
+        ("card", "by"),
+    ),
+    "decisions_unsure": (
+        "Answers below the confidence of their card; the upstream agrees, differs, or has failed",
+        ("card", "upstream"),
+    ),
 }
 """The text and the labels of each counter."""
 HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...], tuple[str, ...]]]] = {
@@ -162,9 +179,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = CollectorRegistry()
         self._registry = registry
-        self._task_labels = LabelValues()
-        self._caller_labels = LabelValues()
-        self._predicted_labels = LabelValues()
+        self._names = defaultdict[str, LabelValues](LabelValues)
         ProcessCollector(registry=registry)
         self._count = {
             name: _children(Counter(f"nunatak_{name}", text, labels, registry=registry), labels)
@@ -177,9 +192,21 @@ class Metrics:
             )
             for name, (text, buckets, labels) in HISTOGRAMS.items()
         }
+        self.decision_seconds = Summary(
+            "nunatak_decisions_seconds",
+            "Seconds until an answer by card and by what answered",
+            ["card", "by"],
+            registry=registry,
+        )
 
-    def include(self, collector: Collector) -> None:
-        self._registry.register(collector)
+    def count(self, name: str, *labels: str) -> None:
+        """Count one event; labels that name a thing of the operator must be `bounded`."""
+        self._count[name](*labels).inc()
+
+    def bounded(self, kind: str, name: str, *, within: str = "") -> str:
+        """Return a name for a label, or `OTHER` if too many of its kind are known."""
+        is_known = self._names[kind].of(f"{within}/{name}") != OTHER
+        return name if is_known else OTHER
 
     def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP request by the template of its route, never by its path."""
@@ -196,13 +223,13 @@ class Metrics:
         )
         own = self._task_label(task)
         for label, count in Tally(chain.from_iterable(names)).items():
-            is_known = self._predicted_labels.of(f"{own}/{label}") != OTHER
-            self._count["predicted_labels"](own, label if is_known else OTHER).inc(count)
+            name = self.bounded("label", label, within=own)
+            self._count["predicted_labels"](own, name).inc(count)
 
     def observe_caller(
         self, caller: str, *, status: int, predictions: Sequence[PredictionRecord]
     ) -> None:
-        label = self._caller_labels.of(caller)
+        label = self._names["caller"].of(caller)
         self._count["caller_requests"](label, status).inc()
         versions = (version for it in predictions for version in it.versions)
         num_tokens = sum(it.num_tokens for it in versions if it.slowest is not None)
@@ -268,7 +295,7 @@ class Metrics:
         return generate_latest(self._registry) + generate_latest(held)
 
     def _task_label(self, task: str | None) -> str:
-        return UNKNOWN_TASK if task is None else self._task_labels.of(task)
+        return UNKNOWN_TASK if task is None else self._names["task"].of(task)
 
 
 class LabelValues:

@@ -129,7 +129,7 @@ class Campaign:
             return self.policies[-1]
 
         facts = make_facts(self.store, policy=look_up)
-        judge = Judge(facts=facts, service=self.bench.service)
+        judge = Judge(facts=facts, service=self.bench.service, metrics=self.bench.metrics)
         numbers = iter(range(count))
 
         async def work() -> None:

@@ -37,7 +37,8 @@ def judge_of(bench: Bench[HeldEngine], policy: Policy, *, seconds: float = 0) ->
         await asyncio.sleep(seconds)
         return published(policy)
 
-    return Judge(facts=make_facts(bench.store, policy=look_up), service=bench.service)
+    facts = make_facts(bench.store, policy=look_up)
+    return Judge(facts=facts, service=bench.service, metrics=bench.metrics)
 
 
 async def ask(judge: Judge, policy: Policy, *, own_deadline_s: float | None = None) -> Judgement:
