@@ -94,8 +94,9 @@ class Decider:
         """
         check_texts((text,), max_chars=self._settings.max_text_chars)
         ends_at = self._clock() + handling.deadline_s
-        look_up = self._bindings(asked, handling)
-        cards = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
+        look_up = self._facts.cards(handling.caller)
+        found = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
+        cards = [self._binding(found, it, handling.tasks) for it in asked]
         for card in cards:
             if isinstance(card, NunatakError):
                 self._observe(None, card)
@@ -142,11 +143,6 @@ class Decider:
                 raise side
             case _:
                 return side.answers
-
-    async def _bindings(self, asked: Sequence[AskedQuestion], handling: Handling) -> list[Binding]:
-        """Return the card of each question whose task the caller may ask."""
-        known = await self._facts.cards(handling.caller)
-        return [self._binding(known, it, handling.tasks) for it in asked]
 
     def _binding(self, known: Cards, asked: AskedQuestion, tasks: TaskList) -> Binding:
         try:
