@@ -87,11 +87,12 @@ class Runtime:
         settings: ServerSettings,
         backbones: Backbones,
         registry: Registry,
-        on_fatal: Callable[[EngineFailedError], None],
+        on_fatal: Callable[[EngineFailedError], None] = lambda _: None,
         weights: Mapping[str, float] | None = None,
         tracing: "SpanTracing | None" = None,
         upstream: Upstream | None = None,
     ) -> None:
+        """`on_fatal` may do nothing: the failure is logged, and requests get 503 from then on."""
         backbone = backbones.default
         settings = settings.for_device(backbone.device.type)
         self.settings = settings
@@ -110,11 +111,7 @@ class Runtime:
         self.metrics = Metrics()
         self.catalog = Catalog(registry)
         self.facts = KnownFacts(
-            traffic=self.catalog.traffic,
-            policies=self.catalog.policies,
-            cards=self.catalog.cards,
-            names=self.catalog.names,
-            on_move=self.metrics.observe_alias_move,
+            self.catalog, on_move=partial(self.metrics.count_task, "alias_moves")
         )
         self._membership = Membership(
             beat=self._beat,
@@ -313,6 +310,7 @@ class Runtime:
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
             trunk=self.trunk_cache.stats,
+            task_label=self.metrics.task_label,
         )
 
     def kernels(self) -> tuple[str, ...]:

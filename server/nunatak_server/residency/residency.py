@@ -98,7 +98,8 @@ class Loads:
 
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         if keys:
-            self._metrics.observe_evictions([key.task for key in keys])
+            for key in keys:
+                self._metrics.count_task("evictions", key.task)
             self._loader.return_soon()
 
     def use_room_of(self, keys: Sequence[VersionKey]) -> None:

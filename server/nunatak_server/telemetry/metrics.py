@@ -29,7 +29,7 @@ from nunatak_contract.enums import OnLong
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.scheduler.rows import RowAnswer
-from nunatak_server.telemetry.memory import ServerState, StateCollector
+from nunatak_server.telemetry.memory import ServerState
 
 OK: Final = "ok"
 
@@ -73,22 +73,13 @@ current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_not
 """The notes of the request in whose context the code runs."""
 
 
+def notes() -> RequestNotes:
+    """Return the notes of the present request; outside of one, notes that nobody reads."""
+    return current_notes.get() or RequestNotes()
+
+
 def note_prediction(record: PredictionRecord) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.predictions.append(record)
-
-
-def note_task(name: str) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.task = name
-
-
-def note_verdict(**facts: object) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.verdict = facts
+    notes().predictions.append(record)
 
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -203,6 +194,10 @@ class Metrics:
         """Count one event; labels that name a thing of the operator must be `bounded`."""
         self._count[name](*labels).inc()
 
+    def count_task(self, name: str, task: str | None, *labels: str, by: float = 1) -> None:
+        """Count events of a task; None is a request for no task that certainly exists."""
+        self._count[name](self.task_label(task), *labels).inc(by)
+
     def bounded(self, kind: str, name: str, *, within: str = "") -> str:
         """Return a name for a label, or `OTHER` if too many of its kind are known."""
         is_known = self._names[kind].of(f"{within}/{name}") != OTHER
@@ -213,15 +208,12 @@ class Metrics:
         self._count["http_requests"](route, method, status).inc()
         self._histograms["http_request_seconds"](route).observe(seconds)
 
-    def observe_request(self, task: str | None, outcome: str) -> None:
-        self._count["requests"](self._task_label(task), outcome).inc()
-
     def observe_predicted(self, task: str, predicted: Iterable[PredictedValue]) -> None:
         """Count the label, or each of several, that a task predicts for an input."""
         names = (
             (it,) if isinstance(it, str) else it for it in predicted if not isinstance(it, float)
         )
-        own = self._task_label(task)
+        own = self.task_label(task)
         for label, count in Tally(chain.from_iterable(names)).items():
             name = self.bounded("label", label, within=own)
             self._count["predicted_labels"](own, name).inc(count)
@@ -239,7 +231,7 @@ class Metrics:
         for version in record.versions:
             if version.slowest is None:
                 continue
-            label = self._task_label(version.task)
+            label = self.task_label(version.task)
             self._count["task_rows"](label).inc(version.num_rows)
             self._count["task_tokens"](label).inc(version.num_tokens)
             self._count["task_queue_seconds"](label).inc(version.slowest.queue_s)
@@ -257,7 +249,7 @@ class Metrics:
         self._count["padding_saved_tokens"]().inc(report.num_padding_saved)
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
-        label = self._task_label(task)
+        label = self.task_label(task)
         loaded, failed = self._count["loads"](label, OK), self._count["loads"](label, "failed")
         (loaded if succeeded else failed).inc()
         self._histograms["load_seconds"]().observe(seconds)
@@ -270,31 +262,14 @@ class Metrics:
     def observe_load_wait(self, seconds: float) -> None:
         self._histograms["load_wait_seconds"]().observe(seconds)
 
-    def observe_long_input(self, task: str, on_long: OnLong) -> None:
-        self._count["long_inputs"](self._task_label(task), on_long.value).inc()
-
-    def observe_evictions(self, tasks: Sequence[str]) -> None:
-        for task in tasks:
-            self._count["evictions"](self._task_label(task)).inc()
-
-    def observe_alias_move(self, task: str) -> None:
-        self._count["alias_moves"](self._task_label(task)).inc()
-
-    def observe_split(self, task: str, arm: str, outcome: str) -> None:
-        self._count["split_requests"](self._task_label(task), arm, outcome).inc()
-
-    def observe_shadow(self, task: str, outcome: str, num_inputs: int) -> None:
-        self._count["shadow_inputs"](self._task_label(task), outcome).inc(num_inputs)
-
     def observe_drift(self, task: str, drift: float) -> None:
-        self._histograms["shadow_score_drift"](self._task_label(task)).observe(drift)
+        self._histograms["shadow_score_drift"](self.task_label(task)).observe(drift)
 
     def render(self, state: ServerState) -> bytes:
         """Return all metrics as text, with `state`; may take milliseconds."""
-        held = StateCollector(state, task_label=self._task_label)
-        return generate_latest(self._registry) + generate_latest(held)
+        return generate_latest(self._registry) + generate_latest(state)
 
-    def _task_label(self, task: str | None) -> str:
+    def task_label(self, task: str | None) -> str:
         return UNKNOWN_TASK if task is None else self._names["task"].of(task)
 
 

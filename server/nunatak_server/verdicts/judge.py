@@ -26,7 +26,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import Pace, within
-from nunatak_server.telemetry.metrics import Metrics, note_verdict
+from nunatak_server.telemetry.metrics import Metrics, notes
 from nunatak_server.verdicts.patterns import Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import (
     Answers,
@@ -162,8 +162,11 @@ class Judge:
         for name, action in rules.items():
             rule = self._metrics.bounded("rule", name, within=label)
             self._metrics.count("verdict_rules", label, mode, rule, action)
-        reference = judgement.published.reference
-        note_verdict(policy=reference, action=judgement.action.value, rules=[*rules])
+        notes().verdict = {
+            "policy": judgement.published.reference,
+            "action": judgement.action.value,
+            "rules": [*rules],
+        }
 
     async def find(self, policy: str, handling: Handling) -> tuple[PublishedPolicy, Handling]:
         """Return a policy whose tasks the caller may ask, and the handling with the time left.
