@@ -6,7 +6,7 @@ from typing import Any
 
 from nunatak_model import Encoding
 from nunatak_server.scheduler.planner import BatchPlan
-from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, Priority, RowSpec
+from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowSpec
 
 
 def text_of(key: object) -> Encoding:
@@ -20,30 +20,14 @@ def waiting_row(
     *,
     tokens: int = 4,
     deadline: float = 200.0,
-    encoding: Encoding | None = None,
-    caller: str = ANONYMOUS,
-    priority: Priority = Priority.NORMAL,
     **spec: Any,  # noqa: ANN401 - fields of a RowSpec
 ) -> PendingRow:
     """Return a row that reads a text of its group alone; half of its layers are trunk."""
     unread: Any = None
-    defaults: dict[str, Any] = {"backbone": "one", "token_cost": 1.0, "trunk_share": 0.5}
-    defaults |= {"trunk_tokens": tokens, "branch_tokens": tokens}
-    return PendingRow(
-        RowSpec(
-            encoding=encoding or text_of(group),
-            group=group,
-            caller=caller,
-            priority=priority,
-            **(defaults | spec),
-        ),
-        task=task,
-        version=1,
-        branch=unread,
-        deadline=deadline,
-        submitted_at=0.0,
-        future=unread,
-    )
+    fields: dict[str, Any] = {"backbone": "one", "token_cost": 1.0, "trunk_share": 0.5}
+    fields |= {"trunk_tokens": tokens, "branch_tokens": tokens, "encoding": text_of(group)} | spec
+    row: dict[str, Any] = {"version": 1, "branch": unread, "submitted_at": 0.0, "future": unread}
+    return PendingRow(RowSpec(group=group, **fields), task=task, deadline=deadline, **row)
 
 
 def changed(row: PendingRow, **spec: Any) -> PendingRow:  # noqa: ANN401 - fields of a RowSpec

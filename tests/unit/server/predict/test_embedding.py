@@ -137,12 +137,10 @@ async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
     first, second = bench.engine.rows
 
     assert (first.task, first.version) == (BACKBONE, 0)
-    assert (first.spec.trunk_tokens, first.spec.branch_tokens) == (
-        first.spec.encoding.num_tokens,
-        0,
-    )
-    assert max(first.spec.group, second.spec.group) < -1
-    assert first.spec.group != second.spec.group
+    own, other = first.spec, second.spec
+    assert (own.trunk_tokens, own.branch_tokens) == (own.encoding.num_tokens, 0)
+    assert own.group != other.group
+    assert max(own.group, other.group) < -1
 
 
 async def test_rows_are_their_callers_at_the_priority_of_the_request(
@@ -151,9 +149,8 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(
     await bench.service.embed(URGENT)
 
     assert len(bench.engine.rows) == 2
-    assert {(row.spec.caller, row.spec.priority) for row in bench.engine.rows} == {
-        ("support", Priority.HIGH)
-    }
+    specs = [row.spec for row in bench.engine.rows]
+    assert {(it.caller, it.priority) for it in specs} == {("support", Priority.HIGH)}
 
 
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:

@@ -83,16 +83,10 @@ def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
     turns, virtual_times, left = turns_of(rows), Counter[object](), list(rows)
 
     def standing(row: PendingRow) -> tuple[float, ...]:
-        caller, flow = row.spec.caller, flow_of(row)
+        caller, rank, flow = row.spec.caller, row.spec.priority.rank, flow_of(row)
         ages = [n for n, other in enumerate(rows) if other.spec.caller == caller]
         own_ages = [n for n, other in enumerate(rows) if flow_of(other) == flow]
-        return (
-            virtual_times[caller],
-            ages[0],
-            row.spec.priority.rank,
-            virtual_times[flow],
-            own_ages[0],
-        )
+        return virtual_times[caller], ages[0], rank, virtual_times[flow], own_ages[0]
 
     for turn, cost in enumerate(costs):
         expected = min(left, key=standing, default=None)

@@ -114,10 +114,11 @@ def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
 
     found = plan(rows, limits)
 
-    *earlier, last = [list(them) for _, them in itertools.groupby(found.batch, group_of)] or [[]]
-    before = sum(
-        (r.spec.branch_tokens * (1 - r.spec.trunk_share) for them in earlier for r in them), 0.0
-    )
+    *earlier, last = [
+        list(them) for _, them in itertools.groupby(found.batch, lambda r: r.spec.group)
+    ] or [[]]
+    specs = [row.spec for them in earlier for row in them]
+    before = sum((it.branch_tokens * (1 - it.trunk_share) for it in specs), 0.0)
     assert before <= max_work or len({r.spec.group for r in found.batch}) == 1
     assert last or not rows
 
@@ -142,10 +143,6 @@ def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
         ]
 
     assert num_batches <= OLDEST_EVERY * (num_older + 1)
-
-
-def group_of(waiting: PendingRow) -> int:
-    return waiting.spec.group
 
 
 def newcomer(number: int) -> PendingRow:

@@ -65,9 +65,8 @@ def test_queues_hold_what_came_and_did_not_leave_in_its_order(
         for row in kept:
             flow = [other for other in kept if flow_of(other) == flow_of(row)]
             assert list(queues.of_flow(flow_of(row))) == flow
-            assert list(queues.of_text(row.spec.group)) == [
-                o for o in kept if o.spec.group == row.spec.group
-            ]
+            group = row.spec.group
+            assert list(queues.of_text(group)) == [o for o in kept if o.spec.group == group]
         by_age = sorted(queues.flows, key=queues.age_rank)
         assert by_age == list(dict.fromkeys(map(flow_of, kept)))
         assert queues.flows_without(kept[:3]) == set(map(flow_of, kept[3:]))
