@@ -90,7 +90,7 @@ def create_app(
     *,
     backbones: Backbones | None = None,
     registry: Registry | None = None,
-    on_fatal: Callable[[EngineFailedError], None] | None = None,
+    on_fatal: Callable[[EngineFailedError], None] = lambda _: None,
     tracing: "SpanTracing | None" = None,
 ) -> Application:
     """Build an application. Its lifespan starts and stops all parts.
@@ -119,7 +119,7 @@ def create_app(
                 settings=settings,
                 backbones=backbones or await asyncio.to_thread(load_on_own_thread, settings),
                 registry=opened,
-                on_fatal=on_fatal or _leave_to_supervisor,
+                on_fatal=on_fatal,
                 weights=authenticator.weights,
                 tracing=tracing,
                 upstream=upstream,
@@ -156,7 +156,3 @@ def create_app(
         # template.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-
-
-def _leave_to_supervisor(_: EngineFailedError) -> None:
-    """Do nothing: the failure was logged, and readiness has turned to 503."""

@@ -17,7 +17,6 @@ from nunatak_contract.wire import Problem
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.errors import EngineFailedError
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import (
     Handling,
@@ -133,10 +132,7 @@ class LocalPredictor:
 
     async def _start(self) -> None:
         self._runtime = Runtime(
-            settings=self._settings,
-            backbones=Backbones(self._backbone),
-            registry=self._registry,
-            on_fatal=_leave_to_callers,
+            settings=self._settings, backbones=Backbones(self._backbone), registry=self._registry
         )
         await self._runtime.start(is_replica=False)
 
@@ -146,10 +142,6 @@ class LocalPredictor:
         # The event loop stood still since the last call, so no task has polled the registry.
         self._runtime.facts.invalidate()
         return await self._runtime.service.predict(request)
-
-
-def _leave_to_callers(_: EngineFailedError) -> None:
-    """Do nothing: the error is in the log, and every later prediction fails."""
 
 
 def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:

@@ -87,11 +87,12 @@ class Runtime:
         settings: ServerSettings,
         backbones: Backbones,
         registry: Registry,
-        on_fatal: Callable[[EngineFailedError], None],
+        on_fatal: Callable[[EngineFailedError], None] = lambda _: None,
         weights: Mapping[str, float] | None = None,
         tracing: "SpanTracing | None" = None,
         upstream: Upstream | None = None,
     ) -> None:
+        """`on_fatal` may do nothing: the failure is logged, and requests get 503 from then on."""
         backbone = backbones.default
         settings = settings.for_device(backbone.device.type)
         self.settings = settings
@@ -110,11 +111,7 @@ class Runtime:
         self.metrics = Metrics()
         self.catalog = Catalog(registry)
         self.facts = KnownFacts(
-            traffic=self.catalog.traffic,
-            policies=self.catalog.policies,
-            cards=self.catalog.cards,
-            names=self.catalog.names,
-            on_move=self.metrics.observe_alias_move,
+            self.catalog, on_move=partial(self.metrics.count_task, "alias_moves")
         )
         self._membership = Membership(
             beat=self._beat,
@@ -223,18 +220,17 @@ class Runtime:
             ),
             backbones=backbones,
         )
-        self.judge = Judge(facts=self.facts, service=self.service)
+        self.judge = Judge(facts=self.facts, service=self.service, metrics=self.metrics)
         self._upstream = upstream
         self._collector = None if upstream is None else Collector.of(settings)
         self.decider = Decider(
             facts=self.facts,
             service=self.service,
             settings=settings,
+            metrics=self.metrics,
             upstream=upstream,
             collector=self._collector,
         )
-        for collector in (*self.judge.metrics.collectors, *self.decider.metrics.collectors):
-            self.metrics.include(collector)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
@@ -307,13 +303,14 @@ class Runtime:
             holds_versions=not self._holding.is_refused,
             num_waiting=self._num_waiting,
             num_running=self._engine.num_running_requests,
-            num_admitted_tokens=self.admission.num_tokens,
-            num_body_bytes=self.admission.num_bytes,
+            num_admitted_tokens=self.admission.tokens.total,
+            num_body_bytes=self.admission.bytes.total,
             ledger=take_stock(self.backbones, self.residency.resident()),
             device=self.residency.stats(),
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
             trunk=self.trunk_cache.stats,
+            task_label=self.metrics.task_label,
         )
 
     def kernels(self) -> tuple[str, ...]:
@@ -394,7 +391,7 @@ class Runtime:
 
     @property
     def _num_waiting(self) -> int:
-        return max(0, self.admission.num_requests - self._engine.num_running_requests)
+        return max(0, int(self.admission.requests.total) - self._engine.num_running_requests)
 
     async def _join(self) -> None:
         """Join the replicas before the first request, so that no wait can miss this process."""

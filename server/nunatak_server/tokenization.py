@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -22,57 +21,29 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_server.errors import TooManyTokensError
 from nunatak_server.scheduler.turns import FairSemaphore
 
-
-class InputKind(StrEnum):
-    TEXT = "text"
-    PAIR = "pair"
-    QUESTION = "question"
-    QUERY = "query"
-
-
-def input_kind(item: Input) -> InputKind:
-    match item:
-        case str():
-            return InputKind.TEXT
-        case tuple():
-            return InputKind.PAIR
-        case Question():
-            return InputKind.QUESTION
-        case Query():
-            return InputKind.QUERY
-
-
-def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
-    match head:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            match reads:
-                case Reads.SINGLE:
-                    return (InputKind.TEXT,)
-                case Reads.PAIR:
-                    return (InputKind.PAIR,)
-                case None:
-                    return InputKind.TEXT, InputKind.PAIR
-        case HeadKind.TOKEN_CLASSIFICATION:
-            return (InputKind.TEXT,)
-        case HeadKind.QUESTION_ANSWERING:
-            return (InputKind.QUESTION,)
-        case HeadKind.RANKING:
-            return (InputKind.QUERY,)
+KINDS: Final = {str: "text", tuple: "pair", Question: "question", Query: "query"}
+"""What messages call the kinds of inputs."""
+READ_BY: Final = {
+    HeadKind.TOKEN_CLASSIFICATION: (str,),
+    HeadKind.QUESTION_ANSWERING: (Question,),
+    HeadKind.RANKING: (Query,),
+}
+"""The inputs of a head; those of a sequence classification depend on what its task reads."""
+READ_AS: Final = {Reads.SINGLE: (str,), Reads.PAIR: (tuple,), None: (str, tuple)}
 
 
 def find_misfit(
     inputs: Sequence[Input], head: HeadKind, reads: Reads | None
 ) -> NunatakError | None:
-    wanted = input_kinds_of(head, reads)
+    wanted = READ_BY.get(head) or READ_AS[reads]
     for position, item in enumerate(inputs):
-        kind = input_kind(item)
-        if kind not in wanted:
+        if not isinstance(item, wanted):
             return NunatakError(
                 "wrong_input_kind",
                 position=position,
-                kind=kind,
+                kind=KINDS[type(item)],
                 head=head.replace("_", " "),
-                wanted=" or a ".join(wanted),
+                wanted=" or a ".join(KINDS[it] for it in wanted),
             )
     return None
 

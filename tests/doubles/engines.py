@@ -15,7 +15,7 @@ from nunatak_server.engine.compute import Compute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666
@@ -119,21 +119,21 @@ def make_row(
     group: int | None = None,
     backbone: str = DRAFT_BACKBONE,
 ) -> PendingRow:
-    future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
-        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-        group=next(_counter) if group is None else group,
-        trunk_tokens=2,
-        branch_tokens=0,
-        trunk_share=0.0,
-        backbone=backbone,
-        token_cost=1.0,
+        RowSpec(
+            encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+            group=next(_counter) if group is None else group,
+            trunk_tokens=2,
+            branch_tokens=0,
+            trunk_share=0.0,
+            backbone=backbone,
+            token_cost=1.0,
+        ),
         task=task,
         version=1,
         branch=branch,
         deadline=deadline,
         submitted_at=0.0,
-        future=future,
     )
 
 

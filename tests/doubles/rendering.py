@@ -1,5 +1,7 @@
 """Metrics as text, with the memory of a server that holds little."""
 
+from dataclasses import replace
+
 from nunatak_contract.memory import DeviceTierMemory, HostTierMemory
 from nunatak_model import TrunkCache
 from nunatak_server.telemetry.memory import MemoryLedger, ServerState
@@ -23,9 +25,10 @@ STATE = ServerState(
     task_bytes={"intent": 120, "topic": 80},
     host=HOST,
     trunk=TrunkCache(max_bytes=0).stats,
+    task_label=str,
 )
 
 
 def rendered(metrics: Metrics, state: ServerState = STATE) -> str:
     """Return all metrics as text."""
-    return metrics.render(state).decode()
+    return metrics.render(replace(state, task_label=metrics.task_label)).decode()

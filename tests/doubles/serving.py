@@ -8,7 +8,8 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 import httpx
 
@@ -27,7 +28,7 @@ from nunatak_registry import (
     Traffic,
 )
 from nunatak_server.app import create_app
-from nunatak_server.catalog.catalog import Found, KnownFacts, LookUp
+from nunatak_server.catalog.catalog import Catalog, Found, KnownFacts, LookUp
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
@@ -75,8 +76,10 @@ class RecordingObserver(Metrics):
         assert seconds >= 0
         self.num_waits += 1
 
-    def observe_evictions(self, tasks: Sequence[str]) -> None:
-        self.evicted.extend(tasks)
+    def count_task(self, name: str, task: str | None, *labels: str, by: float = 1) -> None:
+        super().count_task(name, task, *labels, by=by)
+        if name == "evictions" and task:
+            self.evicted.append(task)
 
 
 class FakeStore:
@@ -146,14 +149,13 @@ def make_facts(
     max_known: int = 100,
 ) -> KnownFacts:
     """Return what a process remembers of the store."""
-    return KnownFacts(
+    catalog = SimpleNamespace(
         traffic=traffic or one_by_one(store.resolve),
         policies=one_by_one(policy or no_fact),
         cards=one_by_one(no_fact),
         names=one_by_one(names or no_fact),
-        on_move=on_move,
-        max_known=max_known,
     )
+    return KnownFacts(cast("Catalog", catalog), on_move=on_move, max_known=max_known)
 
 
 def one_by_one(look_up: Callable[[Key], Awaitable[Fact]]) -> LookUp[Key, Fact]:

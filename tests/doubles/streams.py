@@ -64,7 +64,7 @@ class Said:
         """Wait until the stream has looked at the text, if it wants to."""
         for _ in range(LOOPS):
             await asyncio.sleep(0)
-        await until(lambda: not self.admission.num_requests)
+        await until(lambda: not self.admission.requests.total)
 
 
 class HashingEngine(Withdrawing):
@@ -86,14 +86,14 @@ class HashingEngine(Withdrawing):
             if row.task in self.sick:
                 row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
                 continue
-            self.computed.append((row.task, row.encoding))
-            logits = answer_of(row.task, row.encoding)
+            self.computed.append((row.task, row.spec.encoding))
+            logits = answer_of(row.task, row.spec.encoding)
             if self.is_calm:
                 logits = [4.0 * (not it % 5) for it in range(len(logits))]
-            if (row.task, row.encoding) in self.denied:
+            if (row.task, row.spec.encoding) in self.denied:
                 logits = [0.0, 4.0]
             if self.finds_names and row.task == "names":
-                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.encoding.num_tokens
+                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
             answer = RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
             row.future.set_result(answer)
 
@@ -149,7 +149,9 @@ class StreamBench:
         for task in TASKS:
             self.publish(task)
         self.judge = Judge(
-            facts=make_facts(self.store, policy=self._look_up), service=self.bench.service
+            facts=make_facts(self.store, policy=self._look_up),
+            service=self.bench.service,
+            metrics=self.bench.metrics,
         )
 
     def publish(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskManifest:

@@ -1,12 +1,12 @@
 """Waiting rows without tensors and futures, with all that a planner reads."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from nunatak_model import Encoding
-from nunatak_server.scheduler import rows
 from nunatak_server.scheduler.planner import BatchPlan
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowT
+from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowSpec
 
 
 def text_of(key: object) -> Encoding:
@@ -14,44 +14,33 @@ def text_of(key: object) -> Encoding:
     return Encoding(token_ids=tuple(str(key).encode()), type_ids=(0,) * len(str(key)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WaitingRow(rows.WaitingRow):
-    """A waiting row; by default half of its layers are trunk."""
-
-    trunk_tokens: int = 4
-    branch_tokens: int = 4
-    trunk_share: float = 0.5
-    backbone: str = "one"
-    token_cost: float = 1.0
-    deadline: float = 200.0
-
-
 def waiting_row(
     task: str,
     group: int,
     *,
     tokens: int = 4,
-    caller: str = ANONYMOUS,
-    priority: Priority = Priority.NORMAL,
-) -> WaitingRow:
-    """Return a row that reads a text of its group alone."""
-    return WaitingRow(
-        task=task,
-        group=group,
-        encoding=text_of(group),
-        trunk_tokens=tokens,
-        branch_tokens=tokens,
-        caller=caller,
-        priority=priority,
-    )
+    deadline: float = 200.0,
+    **spec: Any,  # noqa: ANN401 - fields of a RowSpec
+) -> PendingRow:
+    """Return a row that reads a text of its group alone; half of its layers are trunk."""
+    unread: Any = None
+    fields: dict[str, Any] = {"backbone": "one", "token_cost": 1.0, "trunk_share": 0.5}
+    fields |= {"trunk_tokens": tokens, "branch_tokens": tokens, "encoding": text_of(group)} | spec
+    row: dict[str, Any] = {"version": 1, "branch": unread, "submitted_at": 0.0, "future": unread}
+    return PendingRow(RowSpec(group=group, **fields), task=task, deadline=deadline, **row)
 
 
-def left_by(plan: BatchPlan[RowT], pending: Iterable[RowT]) -> list[RowT]:
+def changed(row: PendingRow, **spec: Any) -> PendingRow:  # noqa: ANN401 - fields of a RowSpec
+    """Return a row with other values of its spec."""
+    return replace(row, spec=replace(row.spec, **spec))
+
+
+def left_by(plan: BatchPlan, pending: Iterable[PendingRow]) -> list[PendingRow]:
     """Return the rows that a plan does not take, in their order."""
     taken = set(map(id, plan.batch))
     return [row for row in pending if id(row) not in taken]
 
 
-def heavy(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
+def heavy(count: int = 8, *, caller: str = ANONYMOUS) -> list[PendingRow]:
     """Return rows of one task about different texts."""
     return [waiting_row("heavy", 1000 + number, caller=caller) for number in range(count)]

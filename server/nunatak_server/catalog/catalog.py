@@ -35,7 +35,7 @@ from nunatak_registry import (
 from nunatak_server.access.keys import Caller, TaskList
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.scheduler.turns import FairSemaphore, within
-from nunatak_server.telemetry.metrics import note_task
+from nunatak_server.telemetry.metrics import notes
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""
@@ -49,6 +49,8 @@ Key = TypeVar("Key")
 Fact = TypeVar("Fact")
 Found: TypeAlias = Mapping[Key, Fact | NunatakError]
 """Each fact by its key, or why there is none."""
+LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
+"""Looks up facts for a caller, or with None for this process itself."""
 History = tuple[list[AliasEvent], list[CandidateEvent]]
 """All moves of aliases and all changes of their candidates, both oldest first."""
 
@@ -89,11 +91,11 @@ class Catalog:
         self.change = CallThreads("change")
         self._look = CallThreads("look", num_threads=NUM_LOOKS)
         self._turns = FairSemaphore(num_slots=NUM_LOOKS)
-        self.traffic = partial(self._find, _traffic)
+        self.traffic: LookUp[TaskReference, Traffic] = partial(self._find, _traffic)
         """What references mean now: versions, with their canaries and shadows."""
-        self.policies = partial(self._find, _policy)
-        self.cards = partial(self._find, _cards)
-        self.names = partial(self._find, _names)
+        self.policies: LookUp[str, PublishedPolicy] = partial(self._find, _policy)
+        self.cards: LookUp[str, Cards] = partial(self._find, _cards)
+        self.names: LookUp[str, tuple[str, ...]] = partial(self._find, _names)
 
     async def look_up(
         self,
@@ -174,6 +176,11 @@ def _cards(registry: Registry, _all: str) -> Cards:
     return registry.questions.cards()
 
 
+def _names(registry: Registry, _all: str) -> tuple[str, ...]:
+    # The order of a database may be another one.
+    return tuple(sorted(registry.names()))
+
+
 def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
     traffic = registry.traffic(reference)
     for each in (traffic, traffic.canary, traffic.shadow):
@@ -181,11 +188,6 @@ def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
             # A manifest keeps its digest, so the digest is computed on this thread.
             key_of(each.manifest)
     return traffic
-
-
-def _names(registry: Registry, _all: str) -> tuple[str, ...]:
-    # The order of a database may be another one.
-    return tuple(sorted(registry.names()))
 
 
 def _history(registry: Registry, reference: TaskReference) -> History:
@@ -209,17 +211,17 @@ class VisibleCatalog:
 
     async def traffic(self, reference: TaskReference) -> Traffic:
         traffic = await self._look(reference.task, _traffic, reference)
-        note_task(traffic.manifest.reference)
+        notes().task = traffic.manifest.reference
         return traffic
 
     async def task(self, name: str) -> ListedTask:
         listed = await self._look(name, Registry.task, name)
-        note_task(name)
+        notes().task = name
         return listed
 
     async def history(self, reference: TaskReference) -> History:
         found = await self._look(reference.task, _history, reference)
-        note_task(reference.task)
+        notes().task = reference.task
         return found
 
     async def _look(self, task: str, read: Callable[[Registry, Key], Fact], key: Key) -> Fact:
@@ -249,9 +251,6 @@ promotion is two changes for the process that makes it, and a quiet task must ou
 
 ALL: Final = ""
 """The key of the one fact of its kind."""
-
-LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
-"""Looks up facts for a caller, or with None for this process itself."""
 
 
 class _Facts(Generic[Key, Fact]):
@@ -380,20 +379,13 @@ class KnownFacts:
     """
 
     def __init__(
-        self,
-        *,
-        traffic: LookUp[TaskReference, Traffic],
-        policies: LookUp[str, PublishedPolicy],
-        cards: LookUp[str, Cards],
-        names: LookUp[str, tuple[str, ...]],
-        on_move: Callable[[str], None],
-        max_known: int = MAX_KNOWN,
+        self, catalog: Catalog, *, on_move: Callable[[str], None], max_known: int = MAX_KNOWN
     ) -> None:
         """`on_move` gets the task of a reference whose version has changed."""
-        self._traffic = _Facts(traffic, max_known=max_known, note=self._note_meaning)
-        self._policies = _Facts(policies, max_known=max_known)
-        self._cards = _Facts(cards, max_known=max_known)
-        self._names = _Facts(names, max_known=max_known)
+        self._traffic = _Facts(catalog.traffic, max_known=max_known, note=self._note_meaning)
+        self._policies = _Facts(catalog.policies, max_known=max_known)
+        self._cards = _Facts(catalog.cards, max_known=max_known)
+        self._names = _Facts(catalog.names, max_known=max_known)
         self._all = (self._traffic, self._policies, self._cards, self._names)
         self.known, self.traffic = self._traffic.known, self._traffic.find
         self._on_move = on_move

@@ -290,7 +290,7 @@ async def judge_call(
             problem = "a text to mask stands in a part of the call that cannot be replaced"
             raise invalid_request(problem)
     # A call that is refused has no verdict.
-    judge.metrics.observe(judgement)
+    judge.observe(judgement)
     return judgement, masks
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from prometheus_client import Counter, Summary
-
 from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
@@ -43,7 +41,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
-from nunatak_server.telemetry.metrics import LabelValues
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import check_texts
 
 Binding: TypeAlias = PublishedCard | NunatakError | None
@@ -51,44 +49,6 @@ Binding: TypeAlias = PublishedCard | NunatakError | None
 Bound: TypeAlias = tuple[AskedQuestion, PublishedCard]
 UPSTREAM_SHARE = 0.9
 """The share of the time left for an upstream, so that the task's own answer is in time without."""
-
-
-class DecisionMetrics:
-    def __init__(self) -> None:
-        labels = ["card", "by"]
-        self._questions = Counter(
-            "nunatak_decisions",
-            "Questions by card and by what answered: task, embeddings, upstream, or the code of a "
-            "failure",
-            labels,
-            registry=None,
-        )
-        about = "Seconds until an answer by card and by what answered"
-        self._seconds = Summary("nunatak_decisions_seconds", about, labels, registry=None)
-        self._unsure = Counter(
-            "nunatak_decisions_unsure",
-            "Answers of tasks below the confidence of their card, by card and by what the upstream "
-            "said: agrees, differs, or the code of its failure",
-            ["card", "upstream"],
-            registry=None,
-        )
-        self.collectors = (self._questions, self._seconds, self._unsure)
-        self._cards = LabelValues()
-
-    def observe(
-        self, card: PublishedCard | None, answer: QuestionAnswer | NunatakError, seconds: float = 0
-    ) -> None:
-        is_answered = isinstance(answer, QuestionAnswer)
-        labels = self._name(card), answer.by.value if is_answered else answer.code
-        self._questions.labels(*labels).inc()
-        if is_answered:
-            self._seconds.labels(*labels).observe(seconds)
-
-    def observe_unsure(self, card: PublishedCard, upstream: str) -> None:
-        self._unsure.labels(self._name(card), upstream).inc()
-
-    def _name(self, card: PublishedCard | None) -> str:
-        return "" if card is None else self._cards.of(card.document.name)
 
 
 class Decider:
@@ -100,11 +60,12 @@ class Decider:
         facts: KnownFacts,
         service: PredictionService,
         settings: ServerSettings,
+        metrics: Metrics,
         upstream: Upstream | None = None,
         collector: Collector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = DecisionMetrics()
+        self._metrics = metrics
         self._facts = facts
         self._service = service
         self._settings = settings
@@ -133,11 +94,12 @@ class Decider:
         """
         check_texts((text,), max_chars=self._settings.max_text_chars)
         ends_at = self._clock() + handling.deadline_s
-        look_up = self._bindings(asked, handling)
-        cards = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
+        look_up = self._facts.cards(handling.caller)
+        found = await within(handling.deadline_s, look_up, late=DeadlineExceededError)
+        cards = [self._binding(found, it, handling.tasks) for it in asked]
         for card in cards:
             if isinstance(card, NunatakError):
-                self.metrics.observe(None, card)
+                self._observe(None, card)
                 if is_whole:
                     raise card
         pairs = list(zip(asked, cards, strict=True))
@@ -175,17 +137,12 @@ class Decider:
         match side:
             case NunatakError():
                 for card in cards:
-                    self.metrics.observe(card, side)
+                    self._observe(card, side)
                 return [side] * len(cards)
             case BaseException():
                 raise side
             case _:
                 return side.answers
-
-    async def _bindings(self, asked: Sequence[AskedQuestion], handling: Handling) -> list[Binding]:
-        """Return the card of each question whose task the caller may ask."""
-        known = await self._facts.cards(handling.caller)
-        return [self._binding(known, it, handling.tasks) for it in asked]
 
     def _binding(self, known: Cards, asked: AskedQuestion, tasks: TaskList) -> Binding:
         try:
@@ -222,7 +179,7 @@ class Decider:
         for place, (_, card) in enumerate(bound):
             seconds = self._clock() - began if place in later else own_s
             answers[place] = later.get(place, answers[place])
-            self.metrics.observe(card, answers[place], seconds)
+            self._observe(card, answers[place], seconds)
         read = [it.extents[0] for it in results.values() if not isinstance(it, TaskFailure)]
         return Decisions(
             answers=tuple(answers),
@@ -262,8 +219,20 @@ class Decider:
                 said = "agrees" if answer.best_place == own.best_place else "differs"
                 later[place] = replace(answer, about={**about, **answer.about})
                 self._keep(answer, card.document.names, text)
-            self.metrics.observe_unsure(card, said)
+            self._metrics.count("decisions_unsure", self._label(card), said)
         return later
+
+    def _observe(
+        self, card: PublishedCard | None, answer: QuestionAnswer | NunatakError, seconds: float = 0
+    ) -> None:
+        is_answered = isinstance(answer, QuestionAnswer)
+        labels = self._label(card), answer.by.value if is_answered else answer.code
+        self._metrics.count("decisions", *labels)
+        if is_answered:
+            self._metrics.decision_seconds.labels(*labels).observe(seconds)
+
+    def _label(self, card: PublishedCard | None) -> str:
+        return "" if card is None else self._metrics.bounded("card", card.document.name)
 
     def _keep(self, answer: QuestionAnswer, names: Mapping[Outcome, str], text: str) -> None:
         if self._collector is not None:
@@ -285,7 +254,7 @@ class Decider:
             likening = self._likeness.answer(asked, text, handling=handling, backbone=backbone)
             found = await within(handling.deadline_s, likening, late=DeadlineExceededError)
         for answer in found.answers:
-            self.metrics.observe(None, answer, self._clock() - began)
+            self._observe(None, answer, self._clock() - began)
         return found
 
 

@@ -121,16 +121,12 @@ class Likeness:
         for place, text in enumerate(texts):
             if text not in known:
                 return _unreadable(asked, place, f"contains {UNREAD}")
-        return self._compare(asked.question, [known[it] for it in texts], vector, backbone)
-
-    def _compare(
-        self, question: TypedQuestion, outcomes: list[Tensor], vector: Tensor, backbone: Backbone
-    ) -> QuestionAnswer:
+        outcomes = torch.stack([known[it] for it in texts])
         # Row by row, because the sums of a matrix product depend on the place of a row.
-        likeness = list(map(float, (torch.stack(outcomes) * vector).sum(dim=1)))
+        likeness = list(map(float, (outcomes * vector).sum(dim=1)))
         temperature, largest = self._settings.decisions_temperature, max(likeness)
         return QuestionAnswer(
-            question=question,
+            question=asked.question,
             probabilities=as_shares([math.exp((it - largest) / temperature) for it in likeness]),
             by=AnswerSource.EMBEDDINGS,
             about={"backbone": backbone.name},

@@ -329,6 +329,8 @@ def warm_up_batches(
             priority=rows.Priority.NORMAL,
         )
         yield [
-            rows.pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
+            rows.PendingRow(
+                spec, task="warm-up", version=0, branch=it, deadline=math.inf, submitted_at=0.0
+            )
             for it in branches
         ]

@@ -156,7 +156,7 @@ class BatchCompute:
 
 
 def holds_trunk(computes: Mapping[str, BatchCompute], row: PendingRow) -> bool:
-    return computes[row.backbone].holds_trunk(row.encoding, row.branch.split_depth)
+    return computes[row.spec.backbone].holds_trunk(row.spec.encoding, row.branch.split_depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,22 +182,18 @@ BatchObserver = Callable[[BatchReport], None]
 
 
 def report_of(
-    plan: BatchPlan[PendingRow],
-    *,
-    number: int,
-    started_at: float,
-    compute_s: float,
-    worked_s: float,
+    plan: BatchPlan, *, number: int, started_at: float, compute_s: float, worked_s: float
 ) -> BatchReport:
-    num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
-    num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
-    longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
-    longest_branch = max((row.branch_tokens for row in plan.batch), default=0)
+    specs = [row.spec for row in plan.batch]
+    num_on_trunk = sum(it.trunk_tokens > 0 for it in specs)
+    num_branch_rows = sum(it.branch_tokens > 0 for it in specs)
+    longest_trunk = max((it.trunk_tokens for it in specs), default=0)
+    longest_branch = max((it.branch_tokens for it in specs), default=0)
     padded = plan.num_trunk_rows * longest_trunk + num_branch_rows * longest_branch
     return BatchReport(
         number=number,
         num_rows=len(plan.batch),
-        rows_of=Counter(row.caller for row in plan.batch if not row.is_shadow),
+        rows_of=Counter(row.spec.caller for row in plan.batch if not row.is_shadow),
         num_tokens=plan.num_tokens,
         num_tasks=len({(row.task, row.version) for row in plan.batch}),
         num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
@@ -289,7 +285,7 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
         logits=logits,
         queue_s=batch.started_at - row.submitted_at,
         compute_s=batch.compute_s,
-        batch_rows=batch.rows_of.get(row.caller, 0),
+        batch_rows=batch.rows_of.get(row.spec.caller, 0),
         load_s=row.load_s,
         started_at=batch.started_at,
         batch=batch.number,
@@ -317,5 +313,5 @@ def _compute_version(
 def _forward(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
 ) -> list[list[float]]:
-    inputs = [Row(encoding=row.encoding, branch=row.branch) for row in rows]
+    inputs = [Row(encoding=row.spec.encoding, branch=row.branch) for row in rows]
     return compute(inputs, between_layers=between_layers)

@@ -106,7 +106,7 @@ class Engine:
         limits: BatchLimits,
         observers: Sequence[BatchObserver],
         on_fatal: Callable[[EngineFailedError], None],
-        rules: TurnRules[PendingRow] | None = None,
+        rules: TurnRules | None = None,
         time_model: BatchTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
@@ -121,8 +121,8 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
-        self._inbox: Inbox[PendingRow] = Inbox()
-        self._queues: Queues[PendingRow] = Queues()
+        self._inbox = Inbox[PendingRow]()
+        self._queues = Queues()
         self._shadows: list[PendingRow] = []
         """Shadow rows for the next batch; rows that do not fit are dropped."""
         self._batches: list[Sequence[PendingRow]] = []
@@ -130,6 +130,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._moved_at = clock()
         """The time when the last batch ended, or when a row arrived at an idle engine."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -154,10 +155,8 @@ class Engine:
         return self._time_model
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(
-            target=self._run, args=(loop,), name="nunatak-engine", daemon=True
-        )
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="nunatak-engine", daemon=True)
         self._thread.start()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
@@ -181,36 +180,44 @@ class Engine:
             if self._thread.is_alive():
                 logger.warning("the device has not ended its last batch within %g s", JOIN_S)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self) -> None:
         try:
-            while self._serve_next(loop):
+            while self._serve_next():
                 pass
         except BaseException as error:
             logger.critical("the engine has failed", exc_info=error)
             self._inbox.close()
             arrived = self._inbox.take(block=False) or []
             # First of all, so that callers who get an error find the process no longer ready.
-            loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
+            self._call(self._on_fatal, _as_failure(error))
             stopped = NunatakError("not_ready", reason="the engine has failed")
             running = itertools.chain.from_iterable(self._batches)
             rows = [*running, *self._queues, *self._shadows, *arrived]
-            _answer(loop, [(row, stopped) for row in rows])
+            self._answer([(row, stopped) for row in rows])
 
-    def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _answer(self, answers: Answers) -> None:
+        if answers:
+            self._call(_resolve, answers)
+
+    def _call(self, function: Callable[[Item], None], item: Item) -> None:
+        assert self._loop is not None  # noqa: S101 - the thread begins after `start`
+        self._loop.call_soon_threadsafe(function, item)
+
+    def _serve_next(self) -> bool:
         """Run one batch, and keep no reference to its rows; return False at the end."""
         is_idle = not self._queues and not self._shadows
         arrived = self._inbox.take(block=is_idle)
         if arrived is None and is_idle:
             return False
-        self._take_in(loop, arrived or [])
+        self._take_in(arrived or [])
         if not self._queues and not self._shadows:
             return True
         limits = self._next_limits()
         plan = plan_next(self._queues, limits=limits, order=self._order, rules=self._rules)
-        self._carry_out(loop, self._with_shadows(loop, plan, limits), may_stop=True)
+        self._carry_out(self._with_shadows(plan, limits), may_stop=True)
         return True
 
-    def _take_in(self, loop: asyncio.AbstractEventLoop, arrived: Sequence[PendingRow]) -> None:
+    def _take_in(self, arrived: Sequence[PendingRow]) -> None:
         """Queue the rows that arrived; drop cancelled rows, fail late ones.
 
         A row that is withdrawn arrives a second time.
@@ -220,44 +227,38 @@ class Engine:
         self._queues.add(row for row in arrived if not row.is_shadow and not row.is_cancelled)
         self._queues.remove([row for row in arrived if row.is_cancelled and row in self._queues])
         expired = self._queues.remove_expired(now=self._clock())
-        _answer(loop, [(row, DeadlineExceededError()) for row in expired])
+        self._answer([(row, DeadlineExceededError()) for row in expired])
 
-    def _with_shadows(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
-    ) -> BatchPlan[PendingRow]:
+    def _with_shadows(self, plan: BatchPlan, limits: BatchLimits) -> BatchPlan:
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]
         filled = add_shadows(plan, shadows, limits=limits, rules=self._rules)
         taken = set(map(id, filled.batch))
-        _answer(loop, [(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
+        self._answer([(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
         self._shadows = []
         return filled
 
     def _next_limits(self) -> BatchLimits:
         return replace(self._limits, max_work=self._time_model.next_tokens)
 
-    def _carry_out(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
-    ) -> None:
+    def _carry_out(self, plan: BatchPlan, *, may_stop: bool) -> None:
         self._order = plan.order
         if not plan.batch:
             return
         self._queues.take([row for row in plan.batch if not row.is_shadow])
         self._batches.append(plan.batch)
-        _answer(loop, self._compute_batch(loop, plan, may_stop=may_stop))
+        self._answer(self._compute_batch(plan, may_stop=may_stop))
         # Only after success: after a failure, `_run` answers the rows that are still listed here.
         self._batches.pop()
         self._moved_at = self._clock()
 
-    def _compute_batch(
-        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
-    ) -> Answers:
+    def _compute_batch(self, plan: BatchPlan, *, may_stop: bool) -> Answers:
         # All rows of a batch belong to one backbone.
-        compute = self._computes[plan.batch[0].backbone]
+        compute = self._computes[plan.batch[0].spec.backbone]
         between_layers, preempted = None, _Preempted()
         if may_stop and compute.stops_between_layers:
-            between_layers = partial(self._preempt_or_fail, loop, plan, preempted)
+            between_layers = partial(self._preempt_or_fail, plan, preempted)
         started, begun = self._clock(), self._stopwatch()
         computed = compute_rows(compute, plan.batch, between_layers)
         worked_s = self._stopwatch() - begun
@@ -265,7 +266,7 @@ class Engine:
             work=plan.work,
             asked_tokens=plan.asked_tokens,
             seconds=worked_s - preempted.seconds,
-            token_cost=plan.batch[0].token_cost,
+            token_cost=plan.batch[0].spec.token_cost,
         )
         report = report_of(
             plan,
@@ -281,24 +282,20 @@ class Engine:
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _preempt_or_fail(
-        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
-    ) -> None:
+    def _preempt_or_fail(self, running: BatchPlan, preempted: _Preempted) -> None:
         try:
             # Rows that arrive during a preemption need not wait for the next layer.
-            while self._preempt(loop, running, preempted):
+            while self._preempt(running, preempted):
                 pass
         except Exception as error:
             # `compute_rows` would blame a task of the preempted batch for any other error.
             raise _as_failure(error) from error
 
-    def _preempt(
-        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
-    ) -> bool:
+    def _preempt(self, running: BatchPlan, preempted: _Preempted) -> bool:
         arrived = self._inbox.take(block=False)
         if not arrived:
             return False
-        self._take_in(loop, arrived)
+        self._take_in(arrived)
         left, has_preempted = arrived, False
         while left := [row for row in left if row in self._queues]:
             plan = plan_preemption(
@@ -313,18 +310,13 @@ class Engine:
             if plan is None:
                 break
             begun = self._stopwatch()
-            self._carry_out(loop, plan, may_stop=False)
+            self._carry_out(plan, may_stop=False)
             preempted.seconds += self._stopwatch() - begun
             preempted.charged += plan.charged
             has_preempted = True
             # A batch has one backbone, so the rows of the others need a batch of their own.
-            left = [row for row in left if row.backbone != plan.batch[0].backbone]
+            left = [row for row in left if row.spec.backbone != plan.batch[0].spec.backbone]
         return has_preempted
-
-
-def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:
-    if answers:
-        loop.call_soon_threadsafe(_resolve, answers)
 
 
 def _resolve(answers: Answers) -> None:

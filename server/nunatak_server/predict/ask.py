@@ -33,7 +33,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.rollouts.rollouts import ShadowRun
-from nunatak_server.scheduler.rows import PendingRow, RowOutcome, RowSpec, pending_row
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import SLICE, Pace
 
 
@@ -90,12 +90,12 @@ class Dispatcher:
     ) -> list[RowOutcome]:
         """Return the answers of the backbone. Its branch is always in memory and needs no lease."""
         row_of = partial(
-            pending_row,
+            PendingRow,
             task=BACKBONE,
             version=0,
             branch=branch,
             deadline=pace.deadline,
-            now=self._clock(),
+            submitted_at=self._clock(),
         )
         rows = list(map(row_of, specs))
         await self._compute(rows, pace=pace)
@@ -171,12 +171,12 @@ class Dispatcher:
             now, groups = self._clock(), list[list[PendingRow]]()
             for each, lease in asked:
                 row_of = partial(
-                    pending_row,
+                    PendingRow,
                     task=each.manifest.task,
                     version=each.manifest.version,
                     branch=lease.task.branch,
                     deadline=pace.deadline,
-                    now=now,
+                    submitted_at=now,
                     load_s=load_s,
                 )
                 groups.append(await pace.map(row_of, each.rows))
@@ -234,7 +234,7 @@ class Dispatcher:
             self._engine.submit([*rows, *shadows])
             return
         texts = defaultdict[int, list[PendingRow]](list)
-        await pace.map(lambda row: texts[row.group].append(row), rows)
+        await pace.map(lambda row: texts[row.spec.group].append(row), rows)
         part = list(shadows)
         for text in texts.values():
             for begin in range(0, len(text), SLICE):

@@ -307,12 +307,11 @@ class Preprocessor:
         for item in read:
             if isinstance(item, AskedTask):
                 for extent in item.extents:
-                    if extent.is_cut:
-                        self._metrics.observe_long_input(item.manifest.task, OnLong.CUT)
-                    elif extent.is_windowed:
-                        self._metrics.observe_long_input(item.manifest.task, OnLong.WINDOWS)
+                    if extent.is_cut or extent.is_windowed:
+                        on_long = OnLong.CUT if extent.is_cut else OnLong.WINDOWS
+                        self._metrics.count_task("long_inputs", item.manifest.task, on_long.value)
             elif isinstance(item.error, TooManyTokensError) and item.task is not None:
-                self._metrics.observe_long_input(item.task, OnLong.REFUSE)
+                self._metrics.count_task("long_inputs", item.task, OnLong.REFUSE.value)
 
     def _check_lengths(
         self, request: EmbeddingRequest, read: Sequence[Encodings], *, limit: int
@@ -320,7 +319,7 @@ class Preprocessor:
         on_long = OnLong.CUT if request.truncates else OnLong.REFUSE
         for encoding in chain.from_iterable(read):
             if encoding.part.num_left_out:
-                self._metrics.observe_long_input(BACKBONE, on_long)
+                self._metrics.count_task("long_inputs", BACKBONE, on_long.value)
         problem = None if request.truncates else find_cut(read, max_length=limit)
         if problem is not None:
             raise problem

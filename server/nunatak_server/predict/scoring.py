@@ -57,12 +57,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadInputs:
-    inputs: tuple[Input, ...]
-    """The inputs that every task can read."""
-    positions: tuple[int, ...]
-    """The positions of `inputs` in the chunk."""
-    encodings: Mapping[Reading, list[Encodings]]
-    """The encodings of each of `inputs`."""
+    inputs: Mapping[int, Input]
+    """The inputs that every task can read, by position in the chunk."""
+    encodings: Mapping[Reading, Mapping[int, Encodings]]
+    """The encodings of each input, by position."""
     refusals: Mapping[int, Refusal]
     """The refused inputs, by position in the chunk."""
 
@@ -116,24 +114,14 @@ class Scorer:
         return f"{self._backbone.device.type} {dtype}"
 
     def read(self, inputs: Sequence[Input]) -> ReadInputs:
-        refusals = dict[int, Refusal]()
-        for position, item in enumerate(inputs):
-            found = self._find_refusal(item)
-            if found is not None:
-                refusals[position] = found
-        positions = [position for position in range(len(inputs)) if position not in refusals]
-        encodings = self._encode([inputs[position] for position in positions])
-        for index, position in enumerate(positions):
-            found = self._find_too_long(encodings, index)
-            if found is not None:
-                refusals[position] = found
-        kept = [index for index, position in enumerate(positions) if position not in refusals]
-        return ReadInputs(
-            inputs=tuple(inputs[positions[index]] for index in kept),
-            positions=tuple(positions[index] for index in kept),
-            encodings={it: [found[index] for index in kept] for it, found in encodings.items()},
-            refusals=refusals,
+        places = dict(enumerate(inputs))
+        refusals = _found({at: self._find_refusal(it) for at, it in places.items()})
+        encodings = self._encode({at: it for at, it in places.items() if at not in refusals})
+        refusals |= _found(
+            {at: self._find_too_long(encodings, at) for at in places if at not in refusals}
         )
+        kept = {at: it for at, it in places.items() if at not in refusals}
+        return ReadInputs(inputs=kept, encodings=encodings, refusals=refusals)
 
     def score(
         self, read: ReadInputs, on_batch: Callable[[float], None] = lambda _: None
@@ -141,28 +129,28 @@ class Scorer:
         """Answer the inputs; `on_batch` gets the scored share of their tokens after each batch."""
         logits = self._logits(read, on_batch)
         refusals = dict(read.refusals)
-        for name, rows in logits.items():
-            for position, found in zip(read.positions, rows, strict=True):
-                if not all(map(math.isfinite, chain.from_iterable(found))):
+        for name, found in logits.items():
+            for position, rows in found.items():
+                if not all(map(math.isfinite, chain.from_iterable(rows))):
                     manifest = self._tasks[name].manifest
                     reason = "gives outputs that are not finite"
                     error = TaskUnhealthyError(manifest.task, manifest.version, reason)
                     refusals.setdefault(position, Refusal(error=error, reference=name))
-        kept = [index for index, it in enumerate(read.positions) if it not in refusals]
+        kept = tuple(it for it in read.inputs if it not in refusals)
         return ScoredInputs(
-            positions=tuple(read.positions[index] for index in kept),
-            answers=tuple(self._answer(name, read, kept, rows) for name, rows in logits.items()),
+            positions=kept,
+            answers=tuple(self._answer(name, read, kept, found) for name, found in logits.items()),
             refusals=refusals,
         )
 
     def _answer(
-        self, name: str, read: ReadInputs, kept: Sequence[int], rows: Sequence[InputLogits]
+        self, name: str, read: ReadInputs, kept: Sequence[int], found: Mapping[int, InputLogits]
     ) -> TaskPrediction:
         manifest = self._tasks[name].manifest
         head = manifest.head
-        inputs = [read.inputs[index] for index in kept]
-        encodings = [read.encodings[self._readings[name]][index] for index in kept]
-        logits = list(chain.from_iterable(rows[index] for index in kept))
+        inputs = [read.inputs[it] for it in kept]
+        encodings = [read.encodings[self._readings[name]][it] for it in kept]
+        logits = list(chain.from_iterable(found[it] for it in kept))
         join = self._backbone.tokenizer.join
         return TaskPrediction(
             reference=name,
@@ -189,35 +177,38 @@ class Scorer:
         return None
 
     def _find_too_long(
-        self, encodings: Mapping[Reading, Sequence[Encodings]], index: int
+        self, encodings: Mapping[Reading, Mapping[int, Encodings]], position: int
     ) -> Refusal | None:
         for name, task in self._tasks.items():
             if on_long_of(task.manifest, self._options) is OnLong.REFUSE:
                 reading = self._readings[name]
-                cut = find_cut([encodings[reading][index]], max_length=reading.max_length)
+                cut = find_cut([encodings[reading][position]], max_length=reading.max_length)
                 if cut is not None:
                     return Refusal(error=cut, reference=name)
         return None
 
-    def _encode(self, inputs: Sequence[Input]) -> dict[Reading, list[Encodings]]:
-        texts = [texts_to_read(item) for item in inputs]
-        found = dict[Reading, list[Encodings]]()
+    def _encode(self, inputs: Mapping[int, Input]) -> dict[Reading, dict[int, Encodings]]:
+        texts = {at: texts_to_read(item) for at, item in inputs.items()}
+        placed = [(at, text) for at, of_input in texts.items() for text in of_input]
+        found = dict[Reading, dict[int, Encodings]]()
         for reading in dict.fromkeys(self._readings.values()):
-            flat = [(at, text) for at, of_input in enumerate(texts) for text in of_input]
-            encoded = iter(encode_alike(self._backbone.tokenizer, flat, reading))
-            found[reading] = [
-                tuple(chain.from_iterable(islice(encoded, len(item)))) for item in texts
-            ]
+            encoded = iter(encode_alike(self._backbone.tokenizer, placed, reading))
+            found[reading] = {
+                at: tuple(chain.from_iterable(islice(encoded, len(it)))) for at, it in texts.items()
+            }
         return found
 
     def _logits(
         self, read: ReadInputs, on_batch: Callable[[float], None]
-    ) -> dict[str, list[InputLogits]]:
+    ) -> dict[str, dict[int, InputLogits]]:
         """Return the logits of the encodings of each input, for each task."""
-        encodings = {name: read.encodings[it] for name, it in self._readings.items()}
+        encodings = {
+            name: {at: read.encodings[it][at] for at in read.inputs}
+            for name, it in self._readings.items()
+        }
         wanted = dict[Encoding, list[str]]()
         for name, of_inputs in encodings.items():
-            for encoding in dict.fromkeys(chain.from_iterable(of_inputs)):
+            for encoding in dict.fromkeys(chain.from_iterable(of_inputs.values())):
                 wanted.setdefault(encoding, []).append(name)
         found = dict[tuple[Encoding, str], list[float]]()
         num_done, num_tokens = 0, sum(it.num_tokens for it in wanted)
@@ -230,7 +221,7 @@ class Scorer:
             num_done += sum(it.num_tokens for it in batch)
             on_batch(num_done / num_tokens)
         return {
-            name: [[found[encoding, name] for encoding in item] for item in of_inputs]
+            name: {at: [found[it, name] for it in own] for at, own in of_inputs.items()}
             for name, of_inputs in encodings.items()
         }
 
@@ -249,6 +240,10 @@ class Scorer:
             num_tokens += added
         if batch:
             yield batch
+
+
+def _found(refusals: Mapping[int, Refusal | None]) -> dict[int, Refusal]:
+    return {at: it for at, it in refusals.items() if it is not None}
 
 
 def open_scorer(

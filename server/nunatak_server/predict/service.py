@@ -169,7 +169,7 @@ class PredictionService:
             timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
             vectors = await _vectors(answers, pace, normalises=request.normalises)
-        self._metrics.observe_request(BACKBONE, OK)
+        self._metrics.count_task("requests", BACKBONE, OK)
         return Embeddings(
             vectors=vectors,
             num_tokens=sum(it.encoding.num_tokens for it in specs),
@@ -226,7 +226,7 @@ class PredictionService:
         try:
             yield
         except NunatakError as error:
-            self._metrics.observe_request(task, error.code)
+            self._metrics.count_task("requests", task, error.code)
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
@@ -310,11 +310,11 @@ class PredictionService:
         task, outcome = _metric_labels(result)
         if request.growing is not None and not request.growing.counts(result.reference, outcome):
             return
-        self._metrics.observe_request(task, outcome)
+        self._metrics.count_task("requests", task, outcome)
         if isinstance(result, TaskPrediction) and result.predicted:
             self._metrics.observe_predicted(result.task, result.predicted)
         if isinstance(asked, AskedTask) and asked.arm is not None:
-            self._metrics.observe_split(asked.manifest.task, asked.arm, outcome)
+            self._metrics.count_task("split_requests", asked.manifest.task, asked.arm, outcome)
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield the cached references together, and each reference that needs a look-up alone.

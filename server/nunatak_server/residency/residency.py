@@ -30,7 +30,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server import errors
 from nunatak_server.engine.compute import device_failure
-from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of, versions_of
+from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_versions import LoadedTask
 
@@ -95,15 +95,6 @@ class Loads:
         self._failures: dict[VersionKey, _Failure] = {}
         self.num_waiting = 0
         """Requests that wait for a load. Other threads may read only this attribute."""
-
-    def count_evicted(self, keys: Sequence[VersionKey]) -> None:
-        if keys:
-            self._metrics.observe_evictions([key.task for key in keys])
-            self._loader.return_soon()
-
-    def use_room_of(self, keys: Sequence[VersionKey]) -> None:
-        self.count_evicted(keys)
-        self.start_waiting()
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
         """Load a version that is not in memory, and return it with a lease."""
@@ -218,7 +209,7 @@ class Loads:
         else:
             load_s = self._clock() - started
             self._metrics.observe_load(job.manifest.task, seconds=load_s, succeeded=True)
-            self.count_evicted(self._resident_set.add(task, load_s=load_s))
+            self._resident_set.add(task, load_s=load_s)
             # The load has freed the stored bytes and the converted tensors.
             self._loader.return_soon()
             job.is_held = True
@@ -234,14 +225,13 @@ class Loads:
             return await loop.run_in_executor(self._pool, self._loader.load, manifest)
         except Exception as error:
             is_full = isinstance(device_failure(error), errors.OutOfMemoryError)
-            evicted = self._resident_set.evict_free() if is_full else ()
+            evicted = self._resident_set.evict_free() if is_full else 0
             if not evicted:
                 raise
         # After the handler, because the error keeps the tensors of the failed load in memory.
         logger.warning(
-            "no memory to load %s: %d versions are evicted for it", manifest.reference, len(evicted)
+            "no memory to load %s: %d versions are evicted for it", manifest.reference, evicted
         )
-        self.count_evicted(evicted)
         return await loop.run_in_executor(self._pool, self._loader.load, manifest)
 
     def _conclude(self, job: _Job, error: Exception | None) -> None:
@@ -257,7 +247,7 @@ class Loads:
 
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
-        self.count_evicted(self._resident_set.release(key_of(job.manifest)))
+        self._resident_set.release(key_of(job.manifest))
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._running.discard(running)
@@ -293,8 +283,9 @@ class Residency:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._size_of = loader.size_of
-        self._resident_set = ResidentSet(budget_bytes=budget_bytes)
+        self._loader = loader
+        self._metrics = metrics
+        self._resident_set = ResidentSet(budget_bytes=budget_bytes, on_evict=self._note_evicted)
         self._loads = Loads(loader, resident_set=self._resident_set, metrics=metrics, clock=clock)
         self.resident = self._resident_set.resident
         self.stats = self._resident_set.stats
@@ -326,7 +317,7 @@ class Residency:
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
         stats = self._resident_set.stats()
-        needed = sum(map(self._size_of, manifests))
+        needed = sum(map(self._loader.size_of, manifests))
         return stats.bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
@@ -341,15 +332,14 @@ class Residency:
         return task
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        versions, evicted = self._resident_set.unpin(task, version)
-        self._loads.use_room_of(evicted)
+        versions = self._resident_set.unpin(task, version)
+        self._loads.start_waiting()
         return versions
 
     def evict(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        """Evict one version of a task, or all, unless one is in use; return the evicted ones."""
-        dropped = self._resident_set.evict(task, version)
-        self._loads.use_room_of(dropped)
-        return versions_of(dropped)
+        versions = self._resident_set.evict(task, version)
+        self._loads.start_waiting()
+        return versions
 
     def is_resident(self, manifest: TaskManifest) -> bool:
         return self._resident_set.get(key_of(manifest)) is not None
@@ -371,7 +361,7 @@ class Residency:
                 logger.warning(
                     "%s is evicted: the registry no longer has it", task.manifest.reference
                 )
-                self._loads.count_evicted(self._resident_set.discard(key_of(task.manifest)))
+                self._resident_set.discard(key_of(task.manifest))
         self._loads.start_waiting()
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
@@ -381,7 +371,12 @@ class Residency:
         return task or await self._loads.lease(manifest, remember_failures=False)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
-        self._loads.use_room_of(self._resident_set.release(key_of(manifest)))
+        self._resident_set.release(key_of(manifest))
+        self._loads.start_waiting()
+
+    def _note_evicted(self, key: VersionKey) -> None:
+        self._metrics.count_task("evictions", key.task)
+        self._loader.return_soon()
 
 
 async def _is_unnamed(

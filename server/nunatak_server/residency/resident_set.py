@@ -102,8 +102,11 @@ class _Entry:
 
 
 class ResidentSet:
-    def __init__(self, *, budget_bytes: int) -> None:
+    def __init__(
+        self, *, budget_bytes: int, on_evict: Callable[[VersionKey], None] = lambda _: None
+    ) -> None:
         self._budget = budget_bytes
+        self._on_evict = on_evict
         self._history = UseHistory()
         self._entries: dict[VersionKey, _Entry] = {}
         self._claims: dict[VersionKey, int] = {}
@@ -143,25 +146,22 @@ class ResidentSet:
         entry.num_leases += 1
         return entry.task
 
-    def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        entry = self._entries[key]
-        entry.num_leases -= 1
-        return (*self._drop_unwanted(key), *self._shrink())
+    def release(self, key: VersionKey) -> None:
+        self._entries[key].num_leases -= 1
+        self._drop_unwanted(key)
+        self._shrink()
 
-    def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """Evict a version, even if pinned, once its leases end; return the key if evicted now."""
+    def discard(self, key: VersionKey) -> None:
+        """Evict a version, even if pinned, once its leases end."""
         entry = self._entries.get(key)
-        if entry is None:
-            return ()
-        entry.is_pinned, entry.goes_when_free = False, True
-        return self._drop_unwanted(key)
+        if entry is not None:
+            entry.is_pinned, entry.goes_when_free = False, True
+            self._drop_unwanted(key)
 
-    def _drop_unwanted(self, key: VersionKey) -> tuple[VersionKey, ...]:
+    def _drop_unwanted(self, key: VersionKey) -> None:
         entry = self._entries[key]
-        if not entry.goes_when_free or entry.num_leases:
-            return ()
-        self._drop(key)
-        return (key,)
+        if entry.goes_when_free and not entry.num_leases:
+            self._drop(key)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
         pinned = sum(
@@ -189,29 +189,29 @@ class ResidentSet:
     def abandon(self, key: VersionKey) -> None:
         del self._claims[key]
 
-    def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
-        """Add a loaded version with one lease for the waiting; return those evicted for it."""
+    def add(self, task: LoadedTask, *, load_s: float) -> None:
+        """Add a loaded version with one lease for the waiting."""
         key = key_of(task.manifest)
         del self._claims[key]
         self._entries[key] = _Entry(task=task, load_s=load_s, num_leases=1)
         self._resident_bytes += task.num_bytes
         self._task_bytes[task.manifest.task] += task.num_bytes
-        return self._shrink()
+        self._shrink()
 
     def pin(self, key: VersionKey) -> None:
         entry = self._entries[key]
         # Whoever pins a version that was to go has found its name again.
         entry.is_pinned, entry.goes_when_free = True, False
 
-    def unpin(
-        self, task: str, version: int | None
-    ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
+    def unpin(self, task: str, version: int | None) -> tuple[int, ...]:
         keys = [key for key in self._matching(task, version) if self._entries[key].is_pinned]
         for key in keys:
             self._entries[key].is_pinned = False
-        return versions_of(keys), self._shrink()
+        self._shrink()
+        return _versions_of(keys)
 
-    def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
+    def evict(self, task: str, version: int | None) -> tuple[int, ...]:
+        """Evict one version of a task, or all, unless one is in use; return the evicted ones."""
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
@@ -223,28 +223,24 @@ class ResidentSet:
                 )
         for key in keys:
             self._drop(key)
-        return tuple(keys)
+        return _versions_of(keys)
 
-    def evict_free(self) -> tuple[VersionKey, ...]:
-        keys = tuple(key for key, entry in self._entries.items() if entry.may_go)
+    def evict_free(self) -> int:
+        keys = [key for key, entry in self._entries.items() if entry.may_go]
         for key in keys:
             self._drop(key)
-        return keys
+        return len(keys)
 
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
         return [key for key in self._entries if key.task == task and version in (None, key.version)]
 
-    def _shrink(self) -> tuple[VersionKey, ...]:
+    def _shrink(self) -> None:
         if self._resident_bytes <= self._budget:
-            return ()
-        free = sorted((key for key, it in self._entries.items() if it.may_go), key=self._worth)
-        dropped: list[VersionKey] = []
-        for key in free:
-            if self._resident_bytes <= self._budget:
-                break
-            self._drop(key)
-            dropped.append(key)
-        return tuple(dropped)
+            return
+        free = (key for key, it in self._entries.items() if it.may_go)
+        for key in sorted(free, key=self._worth):
+            if self._resident_bytes > self._budget:
+                self._drop(key)
 
     def _worth(self, key: VersionKey) -> float:
         entry = self._entries[key]
@@ -258,9 +254,10 @@ class ResidentSet:
         self._task_bytes[name] -= task.num_bytes
         if not self._task_bytes[name]:
             del self._task_bytes[name]
+        self._on_evict(key)
 
 
-def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
+def _versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
     return tuple(sorted({key.version for key in keys}))
 
 

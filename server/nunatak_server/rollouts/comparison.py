@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from nunatak_contract.enums import HeadKind, ProblemType
@@ -14,11 +15,15 @@ from nunatak_server.telemetry.metrics import DRIFT_BOUNDS
 FULL_OPTIONS: Final = Parameters(ignore_labels=[])
 """All that a head can output: a score for each label, a label for each token."""
 
-Name = TypeVar("Name", str, int, tuple[int, int])
 Items = Sequence[Mapping[str, Any]]
-"""An output whose items a function tells apart by their names."""
-Place = tuple[int, int]
-"""Begin and end of a part of a text, in characters."""
+Name = TypeVar("Name")
+PLACE: Final = itemgetter("start", "end")
+NAMES: Final = {
+    HeadKind.SEQUENCE_CLASSIFICATION: itemgetter("label"),
+    HeadKind.QUESTION_ANSWERING: PLACE,
+    HeadKind.RANKING: itemgetter("index"),
+}
+"""What tells the items of an output apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +46,18 @@ def compare_outputs(
     Equal are the same label, labels, best span or first document, and values within `tolerance`. A
     label that one version lacks has the score 0 there.
     """
+    if head.kind is HeadKind.TOKEN_CLASSIFICATION:
+        return _compare_tokens(output, shadow)
+    name = NAMES[head.kind]
+    scores, others = ({name(it): it["score"] for it in items} for items in (output, shadow))
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            own, other = (head, _labels(output)), (shadow_head, _labels(shadow))
-            return _compare_labels(own, other, tolerance)
-        case HeadKind.TOKEN_CLASSIFICATION:
-            return _compare_tokens(_tokens(output), _tokens(shadow))
+            return _compare_labels((head, scores), (shadow_head, others), tolerance)
         case HeadKind.QUESTION_ANSWERING:
-            spans, others = _spans(output), _spans(shadow)
-            best, other = _first(spans), _first(others)
-            drifts = () if best is None or other is None else (abs(spans[best] - others[other]),)
+            best, other = _first(scores), _first(others)
+            drifts = () if best is None or other is None else (abs(scores[best] - others[other]),)
             return Comparison(agreement=float(best == other), drifts=drifts)
-        case HeadKind.RANKING:
-            scores, others = _documents(output), _documents(shadow)
+        case _:
             is_equal = _first(scores) == _first(others)
             return Comparison(agreement=float(is_equal), drifts=_drifts(scores, others))
 
@@ -77,34 +81,15 @@ def _compare_labels(
     return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
 
 
-def _compare_tokens(
-    tokens: Mapping[Place, Mapping[str, Any]], shadow: Mapping[Place, Mapping[str, Any]]
-) -> Comparison:
-    shared = tokens.keys() & shadow.keys()
-    num_equal = sum(tokens[place]["entity"] == shadow[place]["entity"] for place in shared)
-    num_tokens = len(tokens.keys() | shadow.keys())
+def _compare_tokens(output: Items, shadow: Items) -> Comparison:
+    own, other = ({PLACE(it): it for it in items} for items in (output, shadow))
+    pairs = [(own[place], other[place]) for place in own.keys() & other.keys()]
+    num_equal = sum(one["entity"] == two["entity"] for one, two in pairs)
+    num_tokens = len(own.keys() | other.keys())
     return Comparison(
         agreement=num_equal / num_tokens if num_tokens else 1.0,
-        drifts=tuple(abs(tokens[place]["score"] - shadow[place]["score"]) for place in shared),
+        drifts=tuple(abs(one["score"] - two["score"]) for one, two in pairs),
     )
-
-
-def _labels(output: Items) -> dict[str, float]:
-    return {item["label"]: item["score"] for item in output if "label" in item}
-
-
-def _tokens(output: Items) -> dict[Place, Mapping[str, Any]]:
-    return {(item["start"], item["end"]): item for item in output if "entity" in item}
-
-
-def _spans(output: Items) -> dict[Place, float]:
-    return {(item["start"], item["end"]): item["score"] for item in output if "answer" in item}
-
-
-def _documents(output: Items) -> dict[int, float]:
-    return {
-        item["index"]: item["score"] for item in output if "index" in item and "entity" not in item
-    }
 
 
 def _first(scores: Mapping[Name, float]) -> Name | None:

@@ -41,14 +41,7 @@ from nunatak_server.rollouts.comparison import (
     ShadowComparison,
     compare_outputs,
 )
-from nunatak_server.scheduler.rows import (
-    ANONYMOUS,
-    PendingRow,
-    RowAnswer,
-    RowOutcome,
-    RowSpec,
-    pending_row,
-)
+from nunatak_server.scheduler.rows import ANONYMOUS, PendingRow, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Encodings
@@ -233,12 +226,12 @@ class Rollouts:
             self._drop(run)
             return ()
         row_of = partial(
-            pending_row,
+            PendingRow,
             task=run.shadow.task,
             version=run.shadow.version,
             branch=lease.task.branch,
             deadline=run.deadline,
-            now=self._clock(),
+            submitted_at=self._clock(),
             is_shadow=True,
         )
         rows = list(map(row_of, run.rows))
@@ -250,7 +243,7 @@ class Rollouts:
 
     def drop_shadow(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
         self._report(answered, shadow).dropped += num_inputs
-        self._metrics.observe_shadow(answered.task, "dropped", num_inputs)
+        self._metrics.count_task("shadow_inputs", answered.task, "dropped", by=num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
         return self._reports.get((key_of(answered), key_of(shadow))) or ShadowComparison()
@@ -293,7 +286,7 @@ class Rollouts:
         if any(isinstance(outcome, TaskError) for outcome in shadow):
             num_inputs = len(run.inputs)
             self._report(run.answered, run.shadow).errors += num_inputs
-            self._metrics.observe_shadow(run.answered.task, "error", num_inputs)
+            self._metrics.count_task("shadow_inputs", run.answered.task, "error", by=num_inputs)
         elif len(other) < len(shadow):
             # If there was no memory, the version did not cause the failure.
             self._drop(run)
@@ -315,7 +308,7 @@ class Rollouts:
         for comparison in comparisons:
             report.add(comparison)
             outcome = "agreed" if comparison.agreement == 1.0 else "differed"
-            self._metrics.observe_shadow(run.answered.task, outcome, 1)
+            self._metrics.count_task("shadow_inputs", run.answered.task, outcome)
             self._metrics.observe_drift(run.answered.task, comparison.max_drift)
 
     def _comparisons(

@@ -11,16 +11,16 @@ a task of a caller at most twice the free part (dynamic thresholds, Choudhury an
 caller alone can fill four fifths of the queue, and one task alone two thirds. Without API keys
 there is only one caller, so only tasks have shares.
 
-`Backlog` counts the queued requests and tokens. `tokens_ahead` returns the tokens for which a new
-row must wait. Tokens are counted through all layers, like the planner's charges: a row counts at
-least `MIN_COST`, so the limit of tokens bounds the rows as well. The work to make outputs counts in
-tokens too, because outputs of many labels or long answers can take longer than the model.
+`tokens_ahead` returns the tokens for which a new row must wait. Tokens are counted through all
+layers, like the planner's charges: a row counts at least `MIN_COST`, so the limit of tokens bounds
+the rows as well. The work to make outputs counts in tokens too, because outputs of many labels or
+long answers can take longer than the model.
 """
 
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf
@@ -138,65 +138,44 @@ class Readiness:
 
 
 Key = TypeVar("Key", bound=Hashable)
-Amount = TypeVar("Amount", int, float)
 Holder = tuple[str] | tuple[str, str]
 """A caller, or a task of a caller."""
 ROUNDING: Final = 1e-6
 """Amounts below this are rounding errors of sums."""
 
 
-class Backlog:
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0.0
-        self.flows: dict[Flow, float] = {}
-        self._requests: dict[Holder, int] = {}
-        self._tokens: dict[Holder, float] = {}
+class Amounts(dict[Key, float]):
+    """Amounts by key; what is absent, or a rounding error, is 0."""
 
-    def requests_of(self, holder: Holder) -> int:
-        return self._requests.get(holder, 0)
+    def __missing__(self, _: Key) -> float:
+        return 0.0
 
-    def tokens_of(self, holder: Holder) -> float:
-        return self._tokens.get(holder, 0.0)
-
-    def add_request(self, caller: str, tasks: Collection[str]) -> None:
-        self.num_requests += 1
-        for holder in holders(caller, tasks):
-            self._requests[holder] = self._requests.get(holder, 0) + 1
-
-    def remove_request(self, caller: str, tasks: Collection[str]) -> None:
-        self.num_requests -= 1
-        for holder in holders(caller, tasks):
-            _reduce(self._requests, holder, 1)
-
-    def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        if num_tokens < ROUNDING:
+    def change(self, key: Key, by: float) -> None:
+        if abs(by) < ROUNDING:
             return
-        caller, _, task = flow
-        self.num_tokens += num_tokens
-        for holder in holders(caller, (task,)):
-            self._tokens[holder] = self._tokens.get(holder, 0.0) + num_tokens
-        self.flows[flow] = self.flows.get(flow, 0.0) + num_tokens
-
-    def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
-        if num_tokens < ROUNDING:
-            return
-        caller, _, task = flow
-        for holder in holders(caller, (task,)):
-            _reduce(self._tokens, holder, num_tokens)
-        _reduce(self.flows, flow, num_tokens)
-        # Rounding errors would add up: an empty backlog has exactly 0 tokens.
-        self.num_tokens = self.num_tokens - num_tokens if self.flows else 0.0
+        left = self[key] + by
+        if left < ROUNDING:
+            self.pop(key, None)
+        else:
+            self[key] = left
 
 
-def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
+class Resource:
+    """What requests hold of a limit, in all and by holder."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name, self.limit, self.total = name, limit, 0.0
+        self.held = Amounts[Holder]()
+
+    def change(self, holders: Iterable[Holder], by: float) -> None:
+        for holder in holders:
+            self.held.change(holder, by)
+        # Rounding errors would add up: without a holder, the total is exactly 0.
+        self.total = self.total + by if self.held else 0.0
+
+
+def holders_of(caller: str, tasks: Collection[str]) -> list[Holder]:
     return [(caller,), *[(caller, task) for task in tasks]]
-
-
-def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
-    amounts[key] -= amount
-    if amounts[key] < ROUNDING:
-        del amounts[key]
 
 
 def tokens_ahead(
@@ -236,13 +215,6 @@ JITTER: Final = (0.5, 1.5)
 """Random factor of the retry time, so that callers refused together do not return together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    resource: str
-    limit: int
-    total: float
-
-
 class Permit:
     """One request, admitted while a `with` block runs; belongs to the event loop thread."""
 
@@ -253,29 +225,35 @@ class Permit:
         self._caller = caller
         self._priority = priority
         self._tasks = tasks
-        self.tokens: dict[str, float] = {}
+        self._tokens = Amounts[str]()
         """Tokens of the request by task."""
 
     def __enter__(self) -> Self:
-        self._admission.take_place(self._caller, self._tasks)
+        self._admission.check_place(self._caller, self._tasks)
+        self._admission.requests.change(holders_of(self._caller, self._tasks), 1)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._admission.give_back_tokens(self._caller, self._priority, self.tokens)
-        self._admission.give_back_place(self._caller, self._tasks)
+        self.give_back_tokens(self._tokens.copy())
+        self._admission.requests.change(holders_of(self._caller, self._tasks), -1)
 
     def wait_s(self, task: str) -> float:
-        return self._admission.wait_s(self._caller, self._priority, task)
+        return self._admission.wait_s((self._caller, self._priority, task))
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
-        self._admission.take_tokens(self._caller, self._priority, tokens, held=self.tokens)
+        self._admission.check_tokens(self._caller, tokens, held=self._tokens)
         for task, count in tokens.items():
-            self.tokens[task] = self.tokens.get(task, 0.0) + count
+            self._change(task, count)
+        self._admission.quotas.count_tokens(self._caller, sum(tokens.values()))
 
     def give_back_tokens(self, tokens: Mapping[str, float]) -> None:
-        self._admission.give_back_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
-            self.tokens[task] -= count
+            self._change(task, -count)
+
+    def _change(self, task: str, by: float) -> None:
+        self._tokens.change(task, by)
+        self._admission.flows.change((self._caller, self._priority, task), by)
+        self._admission.tokens.change(holders_of(self._caller, (task,)), by)
 
 
 class HeldBytes:
@@ -288,15 +266,17 @@ class HeldBytes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._admission.give_back_bytes(self._caller, self.num_bytes)
+        self._admission.bytes.change([(self._caller,)], -self.num_bytes)
 
     def moved(self) -> "HeldBytes":
         num_bytes, self.num_bytes = self.num_bytes, 0
         return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
 
     def take(self, num_bytes: int) -> None:
-        self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
-        self.num_bytes += num_bytes
+        after = self.num_bytes + num_bytes
+        self._admission.check_bytes(self._caller, after, held=self.num_bytes)
+        self._admission.bytes.change([(self._caller,)], num_bytes)
+        self.num_bytes = after
 
 
 class Admission:
@@ -315,27 +295,17 @@ class Admission:
         quotas: Quotas | None = None,
     ) -> None:
         """`caller_share` is None where there is only one caller."""
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
-        self._max_bytes = max_bytes
+        self.requests = Resource("requests", max_requests)
+        self.tokens = Resource("tokens", max_tokens)
+        self.bytes = Resource("bytes of bodies", max_bytes)
+        self.flows = Amounts[Flow]()
+        """Tokens by flow."""
         self._caller_share = caller_share
         self._smallest_share = min(TASK_SHARE, caller_share or TASK_SHARE)
         self._weights = weights or {}
         self._time_model = time_model
         self._draw = draw
         self.quotas = quotas or Quotas({})
-        self._backlog = Backlog()
-        self._bytes: dict[str, int] = {}
-        """Bytes of bodies by caller."""
-        self.num_bytes = 0
-
-    @property
-    def num_requests(self) -> int:
-        return self._backlog.num_requests
-
-    @property
-    def num_tokens(self) -> float:
-        return self._backlog.num_tokens
 
     def admit(
         self,
@@ -346,9 +316,12 @@ class Admission:
     ) -> Permit:
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
+    def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
+        return HeldBytes(self, caller=caller)
+
     def has_plenty(self, num_bytes: int) -> bool:
-        return self._has_plenty(self.num_requests, 1, self._max_requests) and (
-            not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
+        return self._has_plenty(self.requests.total, 1, self.requests.limit) and (
+            not self.bytes.total or self._has_plenty(self.bytes.total, num_bytes, self.bytes.limit)
         )
 
     def check_capacity(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
@@ -356,79 +329,38 @@ class Admission:
 
         The tokens are not known before the body, so a request that passes may still be refused.
         """
-        self._check_place(caller, frozenset(tasks))
-        self._check_bytes(caller, num_bytes)
+        self.check_place(caller, tasks)
+        self.check_bytes(caller, num_bytes)
 
-    def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        return HeldBytes(self, caller=caller)
+    def check_place(self, caller: str, tasks: Collection[str]) -> None:
+        self._check(self.requests, caller, 1, of_tasks=((task, 0, 1) for task in tasks))
 
-    def take_place(self, caller: str, tasks: frozenset[str]) -> None:
-        self._check_place(caller, tasks)
-        self._backlog.add_request(caller, tasks)
+    def check_bytes(self, caller: str, wanted: float, *, held: float = 0) -> None:
+        self._check(self.bytes, caller, wanted, held=held)
 
-    def give_back_place(self, caller: str, tasks: frozenset[str]) -> None:
-        self._backlog.remove_request(caller, tasks)
-
-    def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
-        self._check_bytes(caller, held + num_bytes, held=held)
-        self.num_bytes += num_bytes
-        self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
-
-    def give_back_bytes(self, caller: str, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
-        left = self._bytes.pop(caller, 0) - num_bytes
-        if left:
-            self._bytes[caller] = left
-
-    def take_tokens(
-        self,
-        caller: str,
-        priority: Priority,
-        tokens: Mapping[str, float],
-        *,
-        held: Mapping[str, float],
+    def check_tokens(
+        self, caller: str, tokens: Mapping[str, float], *, held: Mapping[str, float]
     ) -> None:
-        """Count more tokens by task, of a request that already has the tokens `held`.
-
-        A request that is alone in the queue is never asked to retry, because a retry would find no
-        more space.
-        """
-        backlog, own = self._backlog, sum(held.values())
+        """Refuse more tokens by task, for a request that already has the tokens `held`."""
+        own = sum(held.values())
         wanted = own + sum(tokens.values())
         self._check_size("caller", self._caller_share, wanted)
-        for task, count in tokens.items():
-            self._check_size("task", TASK_SHARE, held.get(task, 0.0) + count)
-        others = backlog.num_tokens - own
-        if others > ROUNDING and not self._has_plenty(others, wanted, self._max_tokens):
-            in_use = Held(resource="tokens", limit=self._max_tokens, total=others)
-            self._check_total(in_use, wanted)
-            self._check_share(in_use, (caller,), backlog.tokens_of((caller,)) - own, wanted)
-            for task, count in tokens.items():
-                of_request = held.get(task, 0.0)
-                of_task = backlog.tokens_of((caller, task)) - of_request
-                self._check_share(in_use, (caller, task), of_task, of_request + count)
-        for task, count in tokens.items():
-            backlog.add_tokens((caller, priority, task), count)
-        self.quotas.count_tokens(caller, sum(tokens.values()))
+        of_tasks = [(task, held[task], held[task] + count) for task, count in tokens.items()]
+        for _, _, of_task in of_tasks:
+            self._check_size("task", TASK_SHARE, of_task)
+        self._check(self.tokens, caller, wanted, held=own, of_tasks=of_tasks)
 
-    def give_back_tokens(
-        self, caller: str, priority: Priority, tokens: Mapping[str, float]
-    ) -> None:
-        for task, count in tokens.items():
-            self._backlog.remove_tokens((caller, priority, task), count)
-
-    def wait_s(self, caller: str, priority: Priority, task: str) -> float:
+    def wait_s(self, flow: Flow) -> float:
         """Return the least wait of new rows of a flow in seconds, by the speed of recent batches.
 
         The result is 0 while one batch can take everything queued, and before the first batch.
         """
         time_model = self._time_model()
-        if not time_model.tokens_per_s or self._backlog.num_tokens <= time_model.largest_tokens:
+        if not time_model.tokens_per_s or self.tokens.total <= time_model.largest_tokens:
             return 0.0
         # Light rows go first, at most by a batch, and so do the rows of a batch over others.
         lead = max(time_model.largest_tokens, time_model.most_tokens)
-        flow = (caller, priority, task)
-        ahead = tokens_ahead(self._backlog.flows, flow, self._weights, lead=lead)
+        ahead = tokens_ahead(self.flows, flow, self._weights, lead=lead)
         # The batch that runs may be almost done.
         return max(0.0, ahead - time_model.largest_tokens) / time_model.tokens_per_s
 
@@ -437,43 +369,40 @@ class Admission:
 
     def drain_s(self) -> float:
         tokens_per_s = self._time_model().tokens_per_s
-        return self._backlog.num_tokens / tokens_per_s if tokens_per_s else 0.0
+        return self.tokens.total / tokens_per_s if tokens_per_s else 0.0
 
-    def _check_place(self, caller: str, tasks: Collection[str]) -> None:
-        backlog = self._backlog
-        if self._has_plenty(backlog.num_requests, 1, self._max_requests):
+    def _check(
+        self,
+        resource: Resource,
+        caller: str,
+        wanted: float,
+        *,
+        held: float = 0,
+        of_tasks: Iterable[tuple[str, float, float]] = (),
+    ) -> None:
+        """Refuse a request that wants `wanted` in all and has `held` of it; `of_tasks` by task.
+
+        A request that is alone in the queue always passes: a retry would find no more space.
+        """
+        others = resource.total - held
+        if others < ROUNDING or self._has_plenty(others, wanted, resource.limit):
             return
-        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
-        self._check_total(held, 1)
-        for holder in holders(caller, tasks):
-            self._check_share(held, holder, backlog.requests_of(holder), 1)
-
-    def _check_bytes(self, caller: str, wanted: int, *, held: int = 0) -> None:
-        """Check a body of `wanted` bytes in all. A body always passes while there is no other."""
-        others = self.num_bytes - held
-        if others and not self._has_plenty(others, wanted, self._max_bytes):
-            in_use = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
-            self._check_total(in_use, wanted)
-            self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
+        limit, free, retry_s = resource.limit, resource.limit - others, self.retry_after_s
+        if wanted > free:
+            raise OverloadedError(resource.name, limit, retry_after_s=retry_s())
+        asked = [("caller", self._caller_share, (caller,), held, wanted)]
+        asked += [("task", TASK_SHARE, (caller, task), *amounts) for task, *amounts in of_tasks]
+        for kind, share, holder, own, wish in asked:
+            # A holder without anything may always begin.
+            before = resource.held[holder] - own
+            if share is not None and before >= ROUNDING and before + wish > share * free:
+                raise OverloadedError(resource.name, limit, holder=kind, retry_after_s=retry_s())
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
-        most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
+        limit = self.tokens.limit
+        most = limit if share is None else limit * share / (1 + share)
         if wanted > most:
             raise NunatakError("request_too_large", num_tokens=wanted, limit=most, holder=holder)
-
-    def _check_total(self, held: Held, wanted: float) -> None:
-        if held.total + wanted > held.limit:
-            raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
-
-    def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
-        """Refuse a holder above its share. A holder without anything may always begin."""
-        kind, share = ("caller", self._caller_share) if len(holder) == 1 else ("task", TASK_SHARE)
-        if share is None or of_holder < ROUNDING:
-            return
-        if of_holder + wanted > share * (held.limit - held.total):
-            raise OverloadedError(
-                held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
-            )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 from types import MappingProxyType
-from typing import Final, Generic
+from typing import Final
 
 from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
@@ -29,8 +29,8 @@ from nunatak_server.scheduler.rows import (
     MIN_COST,
     FairQueue,
     Flow,
+    PendingRow,
     Queues,
-    RowT,
     VirtualTimes,
     flow_of,
     work_added,
@@ -50,16 +50,16 @@ class TurnOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRules(Generic[RowT]):
+class TurnRules:
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Shares of callers relative to each other; 1 for a caller without an entry."""
-    is_trunk_held: Callable[[RowT], bool] = lambda _: False
+    is_trunk_held: Callable[[PendingRow], bool] = lambda _: False
     """Whether the trunk state at the split depth of a row is cached, and so costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan(Generic[RowT]):
-    batch: tuple[RowT, ...]
+class BatchPlan:
+    batch: tuple[PendingRow, ...]
     num_tokens: int
     num_trunk_rows: int
     num_held_rows: int
@@ -77,13 +77,13 @@ class BatchPlan(Generic[RowT]):
 
 
 def plan_batch(
-    queues: Queues[RowT],
+    queues: Queues,
     *,
     limits: BatchLimits,
     order: TurnOrder | None = None,
-    rules: TurnRules[RowT] | None = None,
+    rules: TurnRules | None = None,
     waiting_elsewhere: Collection[Flow] = (),
-) -> BatchPlan[RowT]:
+) -> BatchPlan:
     """Return the next batch; `queues` stays as it is.
 
     A row that does not fit ends its flow, so the rows of a flow keep their order. Smaller rows of
@@ -93,7 +93,7 @@ def plan_batch(
     order, rules = order or TurnOrder(), rules or TurnRules()
     turns = FairQueue(queues, virtual_times=order.virtual_times, weights=rules.weights)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
-    draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)
+    draft = Draft(limits=limits, is_trunk_held=rules.is_trunk_held)
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
     backlog = queues.flows_without(draft.rows).union(waiting_elsewhere)
     after = TurnOrder(
@@ -104,12 +104,12 @@ def plan_batch(
 
 
 def plan_next(
-    queues: Queues[RowT],
+    queues: Queues,
     *,
     limits: BatchLimits,
     order: TurnOrder | None = None,
-    rules: TurnRules[RowT] | None = None,
-) -> BatchPlan[RowT]:
+    rules: TurnRules | None = None,
+) -> BatchPlan:
     """Return the next batch, without heavy rows if it also holds light rows.
 
     A flow is light if it is not heavy, and no batch has taken a part of its rows before: such a
@@ -121,7 +121,7 @@ def plan_next(
     if not heavy_flows:
         return whole
 
-    def is_light(row: RowT) -> bool:
+    def is_light(row: PendingRow) -> bool:
         return flow_of(row) not in heavy_flows and queues.is_new(flow_of(row))
 
     texts = _by_text(whole.batch)
@@ -141,15 +141,15 @@ def plan_next(
 
 
 def plan_preemption(
-    arrived: Sequence[RowT],
+    arrived: Sequence[PendingRow],
     *,
-    running: BatchPlan[RowT],
+    running: BatchPlan,
     preempted_by: float,
-    queues: Queues[RowT],
+    queues: Queues,
     limits: BatchLimits,
     order: TurnOrder,
-    rules: TurnRules[RowT],
-) -> BatchPlan[RowT] | None:
+    rules: TurnRules,
+) -> BatchPlan | None:
     """Plan a batch that runs before the remaining layers of a batch; None if no row may go.
 
     Only a batch whose flows are all heavy is preempted. A row goes if all of these hold:
@@ -179,9 +179,9 @@ def plan_preemption(
             return min(own_ranks) >= priority.rank
         return times.callers.get(caller, 0.0) < of_caller
 
-    room, going = MAX_PREEMPTION * running.charged - preempted_by, list[RowT]()
+    room, going = MAX_PREEMPTION * running.charged - preempted_by, list[PendingRow]()
     for rows in _by_text(arrived):
-        work = sum(max(MIN_COST, work_added(row)) for row in rows)
+        work = sum(max(MIN_COST, work_added(row.spec)) for row in rows)
         if work <= room and all(map(may_go, map(flow_of, rows))):
             going.extend(rows)
             room -= work
@@ -201,7 +201,7 @@ def plan_preemption(
 
 
 def _heavy_flows(
-    batch: Sequence[RowT], queues: Queues[RowT], *, are_queued: bool = False
+    batch: Sequence[PendingRow], queues: Queues, *, are_queued: bool = False
 ) -> frozenset[Flow]:
     taken = Counter(map(flow_of, batch))
     waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
@@ -210,20 +210,20 @@ def _heavy_flows(
     )
 
 
-def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
-    texts = defaultdict[Hashable, list[RowT]](list)
+def _by_text(rows: Iterable[PendingRow]) -> list[list[PendingRow]]:
+    texts = defaultdict[Hashable, list[PendingRow]](list)
     for row in rows:
-        texts[row.group].append(row)
+        texts[row.spec.group].append(row)
     return list(texts.values())
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft(Generic[RowT]):
+class Draft:
     limits: BatchLimits
-    is_trunk_held: Callable[[RowT], bool]
+    is_trunk_held: Callable[[PendingRow], bool]
     seen: set[int] = field(default_factory=set[int])
     """The `id` of each row of the batch."""
-    rows: list[RowT] = field(default_factory=list[RowT])
+    rows: list[PendingRow] = field(default_factory=list[PendingRow])
     trunk_shares: dict[Encoding, float] = field(default_factory=dict[Encoding, float])
     """Share of the layers that each trunk row passes, by encoding."""
     num_held_rows: int = 0
@@ -244,21 +244,22 @@ class Draft(Generic[RowT]):
     def has_no_place(self) -> bool:
         return len(self.rows) >= self.limits.max_rows
 
-    def take(self, row: RowT, *, max_work: float) -> float | None:
+    def take(self, row: PendingRow, *, max_work: float) -> float | None:
         """Add the row if it fits, and return its work. The first row may exceed the work bound.
 
         The first row decides the backbone of the batch.
         """
         if len(self.rows) >= self.limits.max_rows:
             return None
-        if self.rows and row.backbone != self.rows[0].backbone:
+        spec = row.spec
+        if self.rows and spec.backbone != self.rows[0].spec.backbone:
             return None
-        is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
-        paid = self.trunk_shares.get(row.encoding)
-        asked_work = work_added(row, paid_share=paid or 0.0)
-        work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
-        trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
-        num_tokens = self.num_tokens + row.branch_tokens + trunk_tokens
+        is_held = spec.trunk_tokens > 0 and self.is_trunk_held(row)
+        paid = self.trunk_shares.get(spec.encoding)
+        asked_work = work_added(spec, paid_share=paid or 0.0)
+        work = work_added(spec, paid_share=spec.trunk_share) if is_held else asked_work
+        trunk_tokens = spec.trunk_tokens if paid is None and not is_held else 0
+        num_tokens = self.num_tokens + spec.branch_tokens + trunk_tokens
         has_room = not self.rows or self.work + work <= self._work_of(max_work)
         if num_tokens > self.limits.max_tokens or not has_room:
             return None
@@ -268,16 +269,14 @@ class Draft(Generic[RowT]):
         self.num_tokens = num_tokens
         self.work += work
         self.asked_tokens += max(MIN_COST, asked_work)
-        if row.trunk_tokens and not is_held:
-            self.trunk_shares[row.encoding] = max(paid or 0.0, row.trunk_share)
+        if spec.trunk_tokens and not is_held:
+            self.trunk_shares[spec.encoding] = max(paid or 0.0, spec.trunk_share)
         return work
 
     def _work_of(self, tokens: float) -> float:
-        return tokens * self.rows[0].token_cost if self.rows else inf
+        return tokens * self.rows[0].spec.token_cost if self.rows else inf
 
-    def plan(
-        self, *, charged: float, order: TurnOrder, backlog: frozenset[Flow]
-    ) -> BatchPlan[RowT]:
+    def plan(self, *, charged: float, order: TurnOrder, backlog: frozenset[Flow]) -> BatchPlan:
         return BatchPlan(
             batch=tuple(self.rows),
             num_tokens=self.num_tokens,
@@ -291,9 +290,7 @@ class Draft(Generic[RowT]):
         )
 
 
-def _fill(
-    draft: Draft[RowT], turns: FairQueue[RowT], queues: Queues[RowT], *, begins_with_oldest: bool
-) -> None:
+def _fill(draft: Draft, turns: FairQueue, queues: Queues, *, begins_with_oldest: bool) -> None:
     row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
         work = draft.take(row, max_work=draft.limits.max_work)
@@ -301,7 +298,7 @@ def _fill(
             turns.end_flow(row)
         else:
             turns.charge(row, work)
-            for sibling in queues.of_text(row.group):
+            for sibling in queues.of_text(row.spec.group):
                 if draft.has_no_place:
                     break
                 # The rows of one text stay together, whatever their work.
@@ -313,11 +310,11 @@ def _fill(
 
 
 def add_shadows(
-    plan: BatchPlan[RowT], shadows: Iterable[RowT], *, limits: BatchLimits, rules: TurnRules[RowT]
-) -> BatchPlan[RowT]:
+    plan: BatchPlan, shadows: Iterable[PendingRow], *, limits: BatchLimits, rules: TurnRules
+) -> BatchPlan:
     if not plan.batch or plan.backlog:
         return plan
-    draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)
+    draft = Draft(limits=limits, is_trunk_held=rules.is_trunk_held)
     for row in plan.batch:
         draft.take(row, max_work=inf)
     for row in shadows:

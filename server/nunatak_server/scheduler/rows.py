@@ -20,7 +20,7 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Branch, Encoding
@@ -102,27 +102,25 @@ class RowSpec:
     priority: Priority = Priority.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WaitingRow(RowSpec):
-    task: str
-    deadline: float
-    """The clock reading after which the answer is useless."""
-
-
-RowT = TypeVar("RowT", bound=WaitingRow)
+def _new_future() -> asyncio.Future[RowOutcome]:
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingRow(WaitingRow):
+class PendingRow:
     """A row that waits; its future is resolved once, on the event loop, by the engine."""
 
+    spec: RowSpec = field(kw_only=False)
+    task: str
     version: int
     branch: Branch
+    deadline: float
+    """The clock reading after which the answer is useless."""
     submitted_at: float
-    future: asyncio.Future[RowOutcome]
     load_s: float = 0.0
     is_shadow: bool = False
     """Whether the row is a shadow row, which only fills the free places of a batch."""
+    future: asyncio.Future[RowOutcome] = field(default_factory=_new_future)
 
     @property
     def is_cancelled(self) -> bool:
@@ -195,38 +193,6 @@ class RowTokens:
         self.extra[task] = self.extra.get(task, 0.0) + num_logits / LOGITS_PER_TOKEN
 
 
-def pending_row(  # noqa: PLR0913 - the fields of a row, by name
-    spec: RowSpec,
-    *,
-    task: str,
-    version: int,
-    branch: Branch,
-    deadline: float,
-    now: float,
-    load_s: float = 0.0,
-    is_shadow: bool = False,
-) -> PendingRow:
-    return PendingRow(
-        encoding=spec.encoding,
-        group=spec.group,
-        trunk_tokens=spec.trunk_tokens,
-        branch_tokens=spec.branch_tokens,
-        trunk_share=spec.trunk_share,
-        backbone=spec.backbone,
-        token_cost=spec.token_cost,
-        caller=spec.caller,
-        priority=spec.priority,
-        task=task,
-        version=version,
-        branch=branch,
-        deadline=deadline,
-        submitted_at=now,
-        future=asyncio.get_running_loop().create_future(),
-        load_s=load_s,
-        is_shadow=is_shadow,
-    )
-
-
 Flow = tuple[str, Priority, str]
 """Caller, priority and task. The rows of a flow keep their order."""
 Rank = tuple[str, Priority]
@@ -237,21 +203,21 @@ MAX_PAST_DEADLINES: Final = 64
 """Deadlines without rows that a heap may hold beside one for each deadline with rows."""
 
 
-def flow_of(row: WaitingRow) -> Flow:
-    return row.caller, row.priority, row.task
+def flow_of(row: PendingRow) -> Flow:
+    return row.spec.caller, row.spec.priority, row.task
 
 
-class Queues(Generic[RowT]):
+class Queues:
     """Waiting rows in the order of arrival: all rows, and those of each flow, text and deadline."""
 
-    def __init__(self, rows: Iterable[RowT] = ()) -> None:
+    def __init__(self, rows: Iterable[PendingRow] = ()) -> None:
         self._arrivals = count()
         self._number_of: dict[int, int] = {}
         """The arrival number of a row, by the `id` of the row."""
-        self._rows: dict[int, RowT] = {}
-        self._flows: dict[Flow, dict[int, RowT]] = {}
-        self._texts: dict[Hashable, dict[int, RowT]] = {}
-        self._deadlines: dict[float, dict[int, RowT]] = {}
+        self._rows: dict[int, PendingRow] = {}
+        self._flows: dict[Flow, dict[int, PendingRow]] = {}
+        self._texts: dict[Hashable, dict[int, PendingRow]] = {}
+        self._deadlines: dict[float, dict[int, PendingRow]] = {}
         self._next_deadlines: list[float] = []
         """A heap; the rows of some of these deadlines may have left."""
         self._cut: set[Flow] = set()
@@ -261,24 +227,24 @@ class Queues(Generic[RowT]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __contains__(self, row: RowT) -> bool:
+    def __contains__(self, row: PendingRow) -> bool:
         return id(row) in self._number_of
 
-    def __iter__(self) -> Iterator[RowT]:
+    def __iter__(self) -> Iterator[PendingRow]:
         return iter(self._rows.values())
 
     @property
     def flows(self) -> KeysView[Flow]:
         return self._flows.keys()
 
-    def add(self, rows: Iterable[RowT]) -> None:
+    def add(self, rows: Iterable[PendingRow]) -> None:
         """Queue rows behind all others; none of the rows may be queued already."""
         for row in rows:
             number = next(self._arrivals)
             self._number_of[id(row)] = number
             self._rows[number] = row
             self._flows.setdefault(flow_of(row), {})[number] = row
-            self._texts.setdefault(row.group, {})[number] = row
+            self._texts.setdefault(row.spec.group, {})[number] = row
             deadline = row.deadline
             if deadline not in self._deadlines:
                 self._deadlines[deadline] = {}
@@ -287,8 +253,8 @@ class Queues(Generic[RowT]):
         if len(self._next_deadlines) > 2 * len(self._deadlines) + MAX_PAST_DEADLINES:
             self._next_deadlines = sorted(self._deadlines)
 
-    def remove_expired(self, *, now: float) -> list[RowT]:
-        expired, heap = list[RowT](), self._next_deadlines
+    def remove_expired(self, *, now: float) -> list[PendingRow]:
+        expired, heap = list[PendingRow](), self._next_deadlines
         while heap and (heap[0] <= now or heap[0] not in self._deadlines):
             # The heap may hold a deadline twice.
             late = tuple(self._deadlines.get(heappop(heap), {}).values())
@@ -296,34 +262,34 @@ class Queues(Generic[RowT]):
             expired += late
         return expired
 
-    def remove(self, rows: Iterable[RowT]) -> None:
+    def remove(self, rows: Iterable[PendingRow]) -> None:
         for row in rows:
             number = self._number_of.pop(id(row))
             del self._rows[number]
             flow = flow_of(row)
             _remove(self._flows, flow, number)
-            _remove(self._texts, row.group, number)
+            _remove(self._texts, row.spec.group, number)
             _remove(self._deadlines, row.deadline, number)
             if flow not in self._flows:
                 self._cut.discard(flow)
 
-    def take(self, rows: Collection[RowT]) -> None:
+    def take(self, rows: Collection[PendingRow]) -> None:
         self.remove(rows)
         self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
 
     def is_new(self, flow: Flow) -> bool:
         return flow not in self._cut
 
-    def of_flow(self, flow: Flow) -> Collection[RowT]:
+    def of_flow(self, flow: Flow) -> Collection[PendingRow]:
         return self._flows[flow].values()
 
-    def of_text(self, group: Hashable) -> Collection[RowT]:
+    def of_text(self, group: Hashable) -> Collection[PendingRow]:
         return self._texts[group].values()
 
     def age_rank(self, flow: Flow) -> int:
         return next(iter(self._flows[flow]))
 
-    def flows_without(self, rows: Sequence[RowT]) -> frozenset[Flow]:
+    def flows_without(self, rows: Sequence[PendingRow]) -> frozenset[Flow]:
         numbers: dict[Flow, int] = {}
         for row in rows:
             flow = flow_of(row)
@@ -333,7 +299,7 @@ class Queues(Generic[RowT]):
         )
 
 
-def _remove(queues: dict[QueueKey, dict[int, RowT]], key: QueueKey, number: int) -> None:
+def _remove(queues: dict[QueueKey, dict[int, PendingRow]], key: QueueKey, number: int) -> None:
     queue = queues[key]
     del queue[number]
     if not queue:
@@ -355,11 +321,11 @@ _Standing = tuple[int, float, int, Flow]
 """Rank of the priority, virtual time, age of the oldest row, flow."""
 
 
-class FairQueue(Generic[RowT]):
+class FairQueue:
     """The order in which one batch takes rows."""
 
     def __init__(
-        self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
+        self, queues: Queues, *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
         self._caller_times = defaultdict[str, float](float, virtual_times.callers)
         self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
@@ -367,7 +333,7 @@ class FairQueue(Generic[RowT]):
         self.charged = 0.0
         """The service of all flows in this batch, in tokens through all layers."""
         self._queues = queues
-        self._rows: dict[Flow, Iterator[RowT]] = {}
+        self._rows: dict[Flow, Iterator[PendingRow]] = {}
         """The unseen rows of each flow that was looked at."""
         self._ended: set[Flow] = set()
         """Flows that have no rows left, or may give no more rows to this batch."""
@@ -384,7 +350,7 @@ class FairQueue(Generic[RowT]):
         ]
         heapify(self._callers)
 
-    def next_row(self, taken: Collection[int]) -> RowT | None:
+    def next_row(self, taken: Collection[int]) -> PendingRow | None:
         """Return the next row, and count the row as seen; None once all rows were seen.
 
         The row comes from the caller with the least virtual time, from its highest priority, and
@@ -406,13 +372,14 @@ class FairQueue(Generic[RowT]):
                 self._ended.add(flow)
         return None
 
-    def end_flow(self, row: RowT) -> None:
+    def end_flow(self, row: PendingRow) -> None:
         """Skip the flow of a row that does not fit the batch, so that the flow keeps its order."""
         self._ended.add(flow_of(row))
 
-    def charge(self, row: RowT, cost: float) -> None:
+    def charge(self, row: PendingRow, cost: float) -> None:
         cost, flow = max(cost, MIN_COST), flow_of(row)
-        self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
+        caller = row.spec.caller
+        self._caller_times[caller] += cost / self._weights.get(caller, 1.0)
         self._flow_times[flow] += cost
         self.charged += cost
 
@@ -451,7 +418,7 @@ class FairQueue(Generic[RowT]):
                 return flow
         return None
 
-    def _row_of(self, flow: Flow, taken: Collection[int]) -> RowT | None:
+    def _row_of(self, flow: Flow, taken: Collection[int]) -> PendingRow | None:
         if flow in self._ended:
             return None
         if flow not in self._rows:

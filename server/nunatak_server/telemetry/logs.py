@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, TextIO, assert_never
+from typing import Any, Final, TextIO
 
 from nunatak_contract.enums import LogFormat
 from nunatak_contract.plain_text import visible, visible_json
@@ -69,14 +69,7 @@ class TextFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
-def formatter_of(log_format: LogFormat) -> type[logging.Formatter]:
-    match log_format:
-        case LogFormat.TEXT:
-            return TextFormatter
-        case LogFormat.JSON:
-            return JsonFormatter
-        case _:
-            assert_never(log_format)
+FORMATTERS: Final = {LogFormat.TEXT: TextFormatter, LogFormat.JSON: JsonFormatter}
 
 
 DELAY_S: Final = 0.1
@@ -162,7 +155,7 @@ def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": formatter_of(log_format)}},
+        "formatters": {"line": {"()": FORMATTERS[log_format]}},
         "handlers": {"stderr": {"()": handler, "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": dict.fromkeys(OWN_LOGGERS, own),

@@ -1,7 +1,7 @@
 """The memory, the queues and the task versions of a server at one moment, and their metrics.
 
-`ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
-thread, so a scrape costs the event loop nothing.
+`ServerState` is read on the event loop, and collected on a thread, so that a scrape costs the event
+loop nothing.
 """
 
 import resource
@@ -120,8 +120,8 @@ def measure_process() -> ProcessMemory:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerState:
+@dataclass(frozen=True, kw_only=True)
+class ServerState(Collector):
     """The state that a scrape shows next to the counters."""
 
     build: dict[str, str]
@@ -132,28 +132,23 @@ class ServerState:
     num_waiting: int
     num_running: int
     num_admitted_tokens: float
-    num_body_bytes: int
+    num_body_bytes: float
     ledger: MemoryLedger
     device: DeviceTierMemory
     task_bytes: Mapping[str, int]
     """Bytes of the versions in memory, by task."""
     host: HostTierMemory
     trunk: TrunkCacheMemory
-
-
-class StateCollector(Collector):
-    def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
-        self._state = state
-        self._task_label = task_label
+    task_label: Callable[[str], str]
+    """Returns the label of a task."""
 
     def collect(self) -> Iterable[Metric]:
-        build, host = self._state.build, self._state.host
-        yield InfoMetricFamily("nunatak_build", "1, with labels about the server", build)
+        host, device = self.host, self.device
+        yield InfoMetricFamily("nunatak_build", "1, with labels about the server", self.build)
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"nunatak_{name}", text, value=value)
         for name, text, value in self._counters():
             yield CounterMetricFamily(f"nunatak_{name}", text, value=value)
-        device = self._state.device
         yield _tiers("tier_bytes", "Bytes by tier", device.bytes, host.bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
@@ -161,24 +156,23 @@ class StateCollector(Collector):
         yield self._tasks()
 
     def _gauges(self) -> Iterable[tuple[str, str, float]]:
-        state = self._state
-        ledger, device, trunk = state.ledger, state.device, state.trunk
+        ledger, device, trunk = self.ledger, self.device, self.trunk
         return (
-            ("ready", "1 while /readyz answers 200", state.is_ready),
-            ("registry_readable", "1 while the registry can be read", state.reads_registry),
+            ("ready", "1 while /readyz answers 200", self.is_ready),
+            ("registry_readable", "1 while the registry can be read", self.reads_registry),
             (
                 "versions_held",
                 "1 while the registry protects the versions in memory from deletion",
-                state.holds_versions,
+                self.holds_versions,
             ),
-            ("waiting_requests", "Requests that wait for a batch or for a load", state.num_waiting),
-            ("running_requests", "Requests with a row in a batch that runs", state.num_running),
+            ("waiting_requests", "Requests that wait for a batch or for a load", self.num_waiting),
+            ("running_requests", "Requests with a row in a batch that runs", self.num_running),
             (
                 "admitted_tokens",
                 "Tokens of the rows of admitted requests, through all layers",
-                state.num_admitted_tokens,
+                self.num_admitted_tokens,
             ),
-            ("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes),
+            ("held_body_bytes", "Bytes of admitted bodies", self.num_body_bytes),
             ("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes),
             ("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes),
             (
@@ -195,7 +189,7 @@ class StateCollector(Collector):
         )
 
     def _counters(self) -> Iterable[tuple[str, str, float]]:
-        host, trunk = self._state.host, self._state.trunk
+        host, trunk = self.host, self.trunk
         saved = "Tokens of the trunk states that were read"
         return (
             ("host_tier_hits", "Loads that found their bytes in the host tier", host.hits),
@@ -208,8 +202,8 @@ class StateCollector(Collector):
 
     def _tasks(self) -> Metric:
         bytes_by_label = Counter[str]()
-        for task, num_bytes in self._state.task_bytes.items():
-            bytes_by_label[self._task_label(task)] += num_bytes
+        for task, num_bytes in self.task_bytes.items():
+            bytes_by_label[self.task_label(task)] += num_bytes
         family = GaugeMetricFamily(
             "nunatak_task_resident_bytes", "Bytes of a task's versions in memory", labels=("task",)
         )

@@ -8,6 +8,7 @@ keys, routes are templates, and outcomes are error codes. Any thread may call th
 """
 
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,15 +21,15 @@ from prometheus_client import (
     Counter,
     Histogram,
     ProcessCollector,
+    Summary,
     generate_latest,
 )
-from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.scheduler.rows import RowAnswer
-from nunatak_server.telemetry.memory import ServerState, StateCollector
+from nunatak_server.telemetry.memory import ServerState
 
 OK: Final = "ok"
 
@@ -72,22 +73,13 @@ current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_not
 """The notes of the request in whose context the code runs."""
 
 
+def notes() -> RequestNotes:
+    """Return the notes of the present request; outside of one, notes that nobody reads."""
+    return current_notes.get() or RequestNotes()
+
+
 def note_prediction(record: PredictionRecord) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.predictions.append(record)
-
-
-def note_task(name: str) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.task = name
-
-
-def note_verdict(**facts: object) -> None:
-    notes = current_notes.get()
-    if notes is not None:
-        notes.verdict = facts
+    notes().predictions.append(record)
 
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -129,6 +121,22 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("task", "arm", "outcome"),
     ),
     "shadow_inputs": ("Inputs of a shadow, by outcome", ("task", "outcome")),
+    "verdicts": (
+        "Verdicts by policy and decision; `by` says whether the rules decided, or on_failure",
+        ("policy", "mode", "action", "by"),
+    ),
+    "verdict_rules": (
+        "Verdicts in which a rule of a policy applies",
+        ("policy", "mode", "rule", "action"),
+    ),
+    "decisions": (
+        "Questions by card and by who answered: task, embeddings, upstream, or a failure's code",
+        ("card", "by"),
+    ),
+    "decisions_unsure": (
+        "Answers below the confidence of their card; the upstream agrees, differs, or has failed",
+        ("card", "upstream"),
+    ),
 }
 """The text and the labels of each counter."""
 HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...], tuple[str, ...]]]] = {
@@ -162,9 +170,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = CollectorRegistry()
         self._registry = registry
-        self._task_labels = LabelValues()
-        self._caller_labels = LabelValues()
-        self._predicted_labels = LabelValues()
+        self._names = defaultdict[str, LabelValues](LabelValues)
         ProcessCollector(registry=registry)
         self._count = {
             name: _children(Counter(f"nunatak_{name}", text, labels, registry=registry), labels)
@@ -177,32 +183,45 @@ class Metrics:
             )
             for name, (text, buckets, labels) in HISTOGRAMS.items()
         }
+        self.decision_seconds = Summary(
+            "nunatak_decisions_seconds",
+            "Seconds until an answer by card and by what answered",
+            ["card", "by"],
+            registry=registry,
+        )
 
-    def include(self, collector: Collector) -> None:
-        self._registry.register(collector)
+    def count(self, name: str, *labels: str) -> None:
+        """Count one event; labels that name a thing of the operator must be `bounded`."""
+        self._count[name](*labels).inc()
+
+    def count_task(self, name: str, task: str | None, *labels: str, by: float = 1) -> None:
+        """Count events of a task; None is a request for no task that certainly exists."""
+        self._count[name](self.task_label(task), *labels).inc(by)
+
+    def bounded(self, kind: str, name: str, *, within: str = "") -> str:
+        """Return a name for a label, or `OTHER` if too many of its kind are known."""
+        is_known = self._names[kind].of(f"{within}/{name}") != OTHER
+        return name if is_known else OTHER
 
     def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP request by the template of its route, never by its path."""
         self._count["http_requests"](route, method, status).inc()
         self._histograms["http_request_seconds"](route).observe(seconds)
 
-    def observe_request(self, task: str | None, outcome: str) -> None:
-        self._count["requests"](self._task_label(task), outcome).inc()
-
     def observe_predicted(self, task: str, predicted: Iterable[PredictedValue]) -> None:
         """Count the label, or each of several, that a task predicts for an input."""
         names = (
             (it,) if isinstance(it, str) else it for it in predicted if not isinstance(it, float)
         )
-        own = self._task_label(task)
+        own = self.task_label(task)
         for label, count in Tally(chain.from_iterable(names)).items():
-            is_known = self._predicted_labels.of(f"{own}/{label}") != OTHER
-            self._count["predicted_labels"](own, label if is_known else OTHER).inc(count)
+            name = self.bounded("label", label, within=own)
+            self._count["predicted_labels"](own, name).inc(count)
 
     def observe_caller(
         self, caller: str, *, status: int, predictions: Sequence[PredictionRecord]
     ) -> None:
-        label = self._caller_labels.of(caller)
+        label = self._names["caller"].of(caller)
         self._count["caller_requests"](label, status).inc()
         versions = (version for it in predictions for version in it.versions)
         num_tokens = sum(it.num_tokens for it in versions if it.slowest is not None)
@@ -212,7 +231,7 @@ class Metrics:
         for version in record.versions:
             if version.slowest is None:
                 continue
-            label = self._task_label(version.task)
+            label = self.task_label(version.task)
             self._count["task_rows"](label).inc(version.num_rows)
             self._count["task_tokens"](label).inc(version.num_tokens)
             self._count["task_queue_seconds"](label).inc(version.slowest.queue_s)
@@ -230,7 +249,7 @@ class Metrics:
         self._count["padding_saved_tokens"]().inc(report.num_padding_saved)
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
-        label = self._task_label(task)
+        label = self.task_label(task)
         loaded, failed = self._count["loads"](label, OK), self._count["loads"](label, "failed")
         (loaded if succeeded else failed).inc()
         self._histograms["load_seconds"]().observe(seconds)
@@ -243,32 +262,15 @@ class Metrics:
     def observe_load_wait(self, seconds: float) -> None:
         self._histograms["load_wait_seconds"]().observe(seconds)
 
-    def observe_long_input(self, task: str, on_long: OnLong) -> None:
-        self._count["long_inputs"](self._task_label(task), on_long.value).inc()
-
-    def observe_evictions(self, tasks: Sequence[str]) -> None:
-        for task in tasks:
-            self._count["evictions"](self._task_label(task)).inc()
-
-    def observe_alias_move(self, task: str) -> None:
-        self._count["alias_moves"](self._task_label(task)).inc()
-
-    def observe_split(self, task: str, arm: str, outcome: str) -> None:
-        self._count["split_requests"](self._task_label(task), arm, outcome).inc()
-
-    def observe_shadow(self, task: str, outcome: str, num_inputs: int) -> None:
-        self._count["shadow_inputs"](self._task_label(task), outcome).inc(num_inputs)
-
     def observe_drift(self, task: str, drift: float) -> None:
-        self._histograms["shadow_score_drift"](self._task_label(task)).observe(drift)
+        self._histograms["shadow_score_drift"](self.task_label(task)).observe(drift)
 
     def render(self, state: ServerState) -> bytes:
         """Return all metrics as text, with `state`; may take milliseconds."""
-        held = StateCollector(state, task_label=self._task_label)
-        return generate_latest(self._registry) + generate_latest(held)
+        return generate_latest(self._registry) + generate_latest(state)
 
-    def _task_label(self, task: str | None) -> str:
-        return UNKNOWN_TASK if task is None else self._task_labels.of(task)
+    def task_label(self, task: str | None) -> str:
+        return UNKNOWN_TASK if task is None else self._names["task"].of(task)
 
 
 class LabelValues:

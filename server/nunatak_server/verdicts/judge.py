@@ -8,8 +8,6 @@ from functools import partial
 from typing import Final
 from uuid import uuid4
 
-from prometheus_client import Counter
-
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Policy
@@ -28,7 +26,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.scheduler.turns import Pace, within
-from nunatak_server.telemetry.metrics import OTHER, LabelValues, note_verdict
+from nunatak_server.telemetry.metrics import Metrics, notes
 from nunatak_server.verdicts.patterns import Matches, matches_in_all, unmatched
 from nunatak_server.verdicts.rules import (
     Answers,
@@ -129,45 +127,12 @@ def reason_of(judgement: Judgement) -> str:
     return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"
 
 
-class VerdictMetrics:
-    """Counts verdicts."""
-
-    def __init__(self) -> None:
-        self._verdicts = Counter(
-            "nunatak_verdicts",
-            "Verdicts by policy and decision; `by` says whether the rules decided, or on_failure",
-            ["policy", "mode", "action", "by"],
-            registry=None,
-        )
-        self._rules = Counter(
-            "nunatak_verdict_rules",
-            "Verdicts in which a rule of a policy applies",
-            ["policy", "mode", "rule", "action"],
-            registry=None,
-        )
-        self.collectors = (self._verdicts, self._rules)
-        self._policies, self._names = LabelValues(), LabelValues()
-
-    def observe(self, judgement: Judgement) -> None:
-        """Count one verdict by its decision and by the rules that apply, also in a dry run."""
-        policy, found = judgement.published.document, judgement.decisions
-        by = "failure" if judgement.is_by_failure else "rules"
-        label, mode = self._policies.of(policy.name), policy.mode.value
-        self._verdicts.labels(label, mode, judgement.decided.value, by).inc()
-        rules = {it.rule.name: it.rule.action.value for own in found for it in own.applied}
-        for name, action in rules.items():
-            is_known = self._names.of(f"{label}/{name}") != OTHER
-            self._rules.labels(label, mode, name if is_known else OTHER, action).inc()
-        reference = judgement.published.reference
-        note_verdict(policy=reference, action=judgement.action.value, rules=[*rules])
-
-
 class Judge:
     """Gives verdicts; only the event loop thread may use it."""
 
-    def __init__(self, *, facts: KnownFacts, service: PredictionService) -> None:
+    def __init__(self, *, facts: KnownFacts, service: PredictionService, metrics: Metrics) -> None:
         self._facts = facts
-        self.metrics = VerdictMetrics()
+        self._metrics = metrics
         self._service = service
 
     async def judge(
@@ -184,8 +149,24 @@ class Judge:
         """
         published, left = await self.find(policy, handling)
         judgement = await self.ask(published, texts, left, stops_early=stops_early)
-        self.metrics.observe(judgement)
+        self.observe(judgement)
         return judgement
+
+    def observe(self, judgement: Judgement) -> None:
+        """Count one verdict by its decision and by the rules that apply, also in a dry run."""
+        policy, found = judgement.published.document, judgement.decisions
+        by = "failure" if judgement.is_by_failure else "rules"
+        label, mode = self._metrics.bounded("policy", policy.name), policy.mode.value
+        self._metrics.count("verdicts", label, mode, judgement.decided.value, by)
+        rules = {it.rule.name: it.rule.action.value for own in found for it in own.applied}
+        for name, action in rules.items():
+            rule = self._metrics.bounded("rule", name, within=label)
+            self._metrics.count("verdict_rules", label, mode, rule, action)
+        notes().verdict = {
+            "policy": judgement.published.reference,
+            "action": judgement.action.value,
+            "rules": [*rules],
+        }
 
     async def find(self, policy: str, handling: Handling) -> tuple[PublishedPolicy, Handling]:
         """Return a policy whose tasks the caller may ask, and the handling with the time left.

@@ -216,7 +216,7 @@ class VerdictStream:
 
     def _end(self, judgement: Judgement) -> StreamedVerdict:
         self._is_over = True
-        self._judge.metrics.observe(judgement)
+        self._judge.observe(judgement)
         return StreamedVerdict(judgement=judgement, is_final=True)
 
     async def _until_due(self, reading: asyncio.Future[None]) -> bool:

@@ -27,7 +27,7 @@ async def test_what_versions_are_known_by_is_made_off_the_event_loop(
 
     async def scenario(catalog: Catalog) -> None:
         reference = TaskReference(task="intent", alias="prod")
-        traffic = (await catalog.traffic([reference]))[reference]
+        traffic = (await catalog.traffic([reference], None))[reference]
         assert isinstance(traffic, Traffic)
         assert traffic.canary is not None
         found = [traffic.manifest, traffic.canary.manifest]
@@ -98,12 +98,12 @@ async def test_a_damaged_row_is_an_error_of_its_own_task_alone(tmp_path: Path) -
             index.commit()
         references = [TaskReference(task=task) for task in ("intent", "tone")]
 
-        found = await catalog.traffic(references)
+        found = await catalog.traffic(references, None)
 
         assert [type(found[it]) for it in references] == [StoreUnavailableError, Traffic]
         (tmp_path / "index.sqlite3").rename(tmp_path / "away")
         with pytest.raises(StoreUnavailableError, match="missing"):
-            await catalog.traffic(references)
+            await catalog.traffic(references, None)
 
 
 async def test_the_look_ups_of_callers_take_turns(tmp_path: Path) -> None:

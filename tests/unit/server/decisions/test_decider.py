@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.refusals import raises
+from doubles.rendering import rendered
 from doubles.serving import make_settings
 from nunatak_contract.enums import HeadKind, ProblemType, UnknownQuestions
 from nunatak_contract.errors import NunatakError
@@ -33,6 +35,7 @@ from nunatak_server.predict.types import (
     TaskFailure,
     TaskPrediction,
 )
+from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Extent
 
 BACKBONE = tiny_backbone()
@@ -160,10 +163,12 @@ class Asked:
         mode = {**UPSTREAM, "decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
         self.upstream, self.kept = Other(), Kept()
         has_upstream = mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
+        self.metrics = Metrics()
         self.decider = Decider(
             facts=cast("KnownFacts", self.facts),
             service=cast("PredictionService", self.service),
             settings=make_settings(**mode),
+            metrics=self.metrics,
             upstream=cast("Upstream", self.upstream) if has_upstream else None,
             collector=cast("Collector", self.kept) if has_upstream else None,
         )
@@ -275,8 +280,7 @@ async def test_timings_are_the_slowest_of_tasks_and_embeddings() -> None:
 def metric(asked: Asked, name: str, **labels: str) -> float:
     (found,) = [
         sample.value
-        for collector in asked.decider.metrics.collectors
-        for family in collector.collect()
+        for family in text_string_to_metric_families(rendered(asked.metrics))
         for sample in family.samples
         if sample.name == name and sample.labels == labels
     ] or [0.0]
@@ -337,6 +341,7 @@ async def test_without_its_upstream_the_mode_refuses_and_embeds_nothing() -> Non
         facts=cast("KnownFacts", asked.facts),
         service=cast("PredictionService", asked.service),
         settings=make_settings(**UPSTREAM),
+        metrics=asked.metrics,
     )
 
     assert kinds(await asked.decide(KNOWN, OTHER)) == ["task", "question_unknown"]

@@ -22,6 +22,7 @@ from doubles.engines import (
 )
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
+from doubles.waiting import changed
 from nunatak_model import BetweenLayers, Branch, Row, TrunkCache, TrunkSource
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
@@ -118,7 +119,9 @@ async def test_an_answer_counts_the_rows_of_its_own_caller_alone(branch: Branch)
     engine = make_engine(FakeCompute())
     own, others, shadow = (
         [
-            dataclasses.replace(make_row(branch, token), caller=caller, is_shadow=is_shadow)
+            dataclasses.replace(
+                changed(make_row(branch, token), caller=caller), is_shadow=is_shadow
+            )
             for token in tokens
         ]
         for caller, is_shadow, tokens in (

@@ -46,7 +46,7 @@ class QuestionEngine(Withdrawing):
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         for row in rows:
-            logits = [0.0] * 2 * row.encoding.num_tokens
+            logits = [0.0] * 2 * row.spec.encoding.num_tokens
             row.future.set_result(
                 RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=1)
             )
@@ -181,7 +181,7 @@ class SlowEngine(Withdrawing):
     def submit(self, rows: Sequence[PendingRow]) -> None:
         self.num_rows += len(rows)
         for row in rows:
-            logits = [0.0] * self.width * row.encoding.num_tokens
+            logits = [0.0] * self.width * row.spec.encoding.num_tokens
             # One of the first two tokens is read: the other stands for no text.
             for place in (0, self.width):
                 slow = SlowLogit(0.0)

@@ -112,7 +112,7 @@ async def test_every_text_has_its_vector_and_all_tokens_are_counted(
     found = await embed(bench, "ab", "c")
 
     assert found.vectors == (VECTOR, VECTOR)
-    assert found.num_tokens == sum(row.encoding.num_tokens for row in bench.engine.rows)
+    assert found.num_tokens == sum(row.spec.encoding.num_tokens for row in bench.engine.rows)
     assert (found.timings.queue_s, found.timings.batch_rows) == (0.1, 2)
     assert 'task="(backbone)"' in rendered(bench.metrics)
 
@@ -127,7 +127,7 @@ async def test_only_a_literal_text_hides_nothing_behind_special_tokens(
     await bench.service.embed(replace(URGENT, inputs=("a [SEP] b",), is_literal=is_literal))
 
     (row,) = bench.engine.rows
-    assert tokenizer.finds_special(row.encoding) is not is_literal
+    assert tokenizer.finds_special(row.spec.encoding) is not is_literal
 
 
 async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
@@ -137,9 +137,10 @@ async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
     first, second = bench.engine.rows
 
     assert (first.task, first.version) == (BACKBONE, 0)
-    assert (first.trunk_tokens, first.branch_tokens) == (first.encoding.num_tokens, 0)
-    assert max(first.group, second.group) < -1
-    assert first.group != second.group
+    own, other = first.spec, second.spec
+    assert (own.trunk_tokens, own.branch_tokens) == (own.encoding.num_tokens, 0)
+    assert own.group != other.group
+    assert max(own.group, other.group) < -1
 
 
 async def test_rows_are_their_callers_at_the_priority_of_the_request(
@@ -148,7 +149,8 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(
     await bench.service.embed(URGENT)
 
     assert len(bench.engine.rows) == 2
-    assert {(row.caller, row.priority) for row in bench.engine.rows} == {("support", Priority.HIGH)}
+    specs = [row.spec for row in bench.engine.rows]
+    assert {(it.caller, it.priority) for it in specs} == {("support", Priority.HIGH)}
 
 
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
@@ -196,7 +198,7 @@ async def test_what_is_refused_takes_nothing(bench: Bench[FakeEngine]) -> None:
     assert code_of(await refusal(bench, "a")) == "draining"
 
     assert bench.engine.rows == []
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
 async def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
@@ -205,7 +207,7 @@ async def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None
     assert isinstance(await refusal(bench, "a", deadline_s=0.2), DeadlineExceededError)
 
     assert all(row.is_cancelled for row in bench.engine.rows)
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
 async def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(

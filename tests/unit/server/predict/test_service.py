@@ -35,10 +35,10 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(bench: Bench[FakeE
 
     first, second, third, fourth, later, _ = bench.engine.rows
     assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
-    assert first.group == third.group != second.group == fourth.group
-    assert first.encoding == third.encoding == later.encoding
-    assert later.group not in {first.group, second.group}
-    assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
+    assert first.spec.group == third.spec.group != second.spec.group == fourth.spec.group
+    assert first.spec.encoding == third.spec.encoding == later.spec.encoding
+    assert later.spec.group not in {first.spec.group, second.spec.group}
+    assert (first.spec.trunk_tokens, first.spec.branch_tokens) == (3, 3)
 
 
 async def test_timings_match_the_slowest_row(bench: Bench[FakeEngine]) -> None:
@@ -57,8 +57,8 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
     bench.engine.has_rows.clear()
     asking = asyncio.create_task(bench.ask("one", deadline_s=60 if end == "leaves" else 0.05))
     await bench.engine.has_rows.wait()
-    assert bench.admission.num_requests == 1
-    assert bench.admission.num_tokens > 0
+    assert bench.admission.requests.total == 1
+    assert bench.admission.tokens.total > 0
 
     if end == "leaves":
         asking.cancel()
@@ -66,7 +66,7 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
         await asking
 
     assert all(row.is_cancelled for row in bench.engine.rows[-2:])
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
     assert bench.residency.evict("one") == (1,)
 
 
@@ -175,8 +175,8 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(bench: Bench[Fak
     )
 
     (row,) = bench.engine.rows
-    assert (row.caller, row.priority, row.task) == ("gold", Priority.HIGH, "one")
-    assert row.trunk_share == 0.5
+    assert (row.spec.caller, row.spec.priority, row.task) == ("gold", Priority.HIGH, "one")
+    assert row.spec.trunk_share == 0.5
 
 
 async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(

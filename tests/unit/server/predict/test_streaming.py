@@ -106,7 +106,7 @@ async def test_a_stream_that_is_closed_gives_up_what_is_open(held: Held) -> None
     await results.aclose()
 
     assert {row.is_cancelled for row in engine.rows if row.task == "two"} == {True}
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
     assert bench.residency.evict("two") == (1,)
 
 
@@ -161,7 +161,7 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
     assert "tokens of the queue" in too_large
     assert "at most 16 are read at once" in too_long
     assert engine.rows == []
-    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert (bench.admission.requests.total, bench.admission.tokens.total) == (0, 0)
 
 
 async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) -> None:

@@ -52,7 +52,10 @@ def put(
         resident_set.record_use(key(name))
     assert resident_set.claim(key(name), num_bytes)
     task = dataclasses.replace(LOADED[name], num_bytes=num_bytes)
-    return resident_set.add(task, load_s=load_s) + resident_set.release(key(name))
+    before = {key_of(it.manifest) for it in resident_set.resident()}
+    resident_set.add(task, load_s=load_s)
+    resident_set.release(key(name))
+    return tuple(sorted(before - {key_of(it.manifest) for it in resident_set.resident()}))
 
 
 def tasks_of(resident_set: ResidentSet) -> str:
@@ -176,13 +179,14 @@ def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() ->
     resident_set.lease(key("a"))
     resident_set.lease(key("a"))
 
-    assert resident_set.discard(key("a")) == ()
-    assert resident_set.release(key("a")) == ()
+    resident_set.discard(key("a"))
+    resident_set.release(key("a"))
     assert tasks_of(resident_set) == "ab"
-    assert resident_set.release(key("a")) == (key("a"),)
-    assert resident_set.discard(key("b")) == (key("b"),)
-    assert tasks_of(resident_set) == ""
-    assert resident_set.discard(key("b")) == ()
+    resident_set.release(key("a"))
+    assert tasks_of(resident_set) == "b"
+    for _ in range(2):
+        resident_set.discard(key("b"))
+        assert tasks_of(resident_set) == ""
 
 
 def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
@@ -193,7 +197,7 @@ def test_a_version_that_is_pinned_after_it_was_discarded_stays() -> None:
 
     resident_set.pin(key("a"))
 
-    assert resident_set.release(key("a")) == ()
+    resident_set.release(key("a"))
     assert tasks_of(resident_set) == "a"
 
 
@@ -202,12 +206,12 @@ class ResidentSetInUse(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.resident_set = ResidentSet(budget_bytes=BUDGET)
+        self.told: set[VersionKey] = set()
+        """The versions in memory, by the recorded additions and evictions."""
+        self.resident_set = ResidentSet(budget_bytes=BUDGET, on_evict=self.told.remove)
         self.claims: dict[VersionKey, int] = {}
         self.leases: list[VersionKey] = []
         self.pins: set[VersionKey] = set()
-        self.told: set[VersionKey] = set()
-        """The versions in memory, by the recorded additions and evictions."""
 
     @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
     def claim(self, name: str, num_bytes: int) -> None:
@@ -221,7 +225,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
         claimed = data.draw(st.sampled_from(sorted(self.claims)))
         task = dataclasses.replace(LOADED[claimed.task], num_bytes=self.claims.pop(claimed))
         self.told.add(claimed)
-        self.told.difference_update(self.resident_set.add(task, load_s=load_s))
+        self.resident_set.add(task, load_s=load_s)
         self.leases.append(claimed)
 
     @precondition(lambda self: self.claims)
@@ -242,7 +246,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         leased = data.draw(st.sampled_from(self.leases))
         self.leases.remove(leased)
-        self.told.difference_update(self.resident_set.release(leased))
+        self.resident_set.release(leased)
 
     @rule(name=NAMES)
     def pin(self, name: str) -> None:
@@ -252,23 +256,20 @@ class ResidentSetInUse(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def unpin(self, name: str) -> None:
-        _, gone = self.resident_set.unpin(name, None)
+        self.resident_set.unpin(name, None)
         self.pins.discard(key(name))
-        self.told.difference_update(gone)
 
     @rule(name=NAMES)
     def discard(self, name: str) -> None:
-        gone = self.resident_set.discard(key(name))
+        self.resident_set.discard(key(name))
         self.pins.discard(key(name))
         assert not self.resident_set.is_pinned(key(name))
-        assert bool(gone) == (key(name) in self.told and key(name) not in self.leases)
-        self.told.difference_update(gone)
+        assert (key(name) in self.told) == (key(name) in self.leases)
 
     @rule(name=NAMES)
     def evict(self, name: str) -> None:
         try:
-            gone = self.resident_set.evict(name, None)
-            self.told.difference_update(gone)
+            self.resident_set.evict(name, None)
         except NunatakError as error:
             refusal = error.code
         else:

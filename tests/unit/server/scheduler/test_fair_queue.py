@@ -3,10 +3,17 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, left_by, waiting_row
+from doubles.waiting import left_by, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import TurnOrder, plan_batch
-from nunatak_server.scheduler.rows import FairQueue, Priority, Queues, VirtualTimes, flow_of
+from nunatak_server.scheduler.rows import (
+    FairQueue,
+    PendingRow,
+    Priority,
+    Queues,
+    VirtualTimes,
+    flow_of,
+)
 
 MAX_TOKENS = 16
 BATCH = BatchLimits(max_tokens=64, max_rows=6)
@@ -16,11 +23,11 @@ weights = st.fixed_dictionaries({caller: st.sampled_from([0.5, 1.0, 4.0]) for ca
 
 
 def turns_of(
-    rows: list[WaitingRow],
+    rows: list[PendingRow],
     *,
     shares: dict[str, float] | None = None,
     virtual_times: VirtualTimes | None = None,
-) -> FairQueue[WaitingRow]:
+) -> FairQueue:
     return FairQueue(
         Queues(rows), virtual_times=virtual_times or VirtualTimes(), weights=shares or {}
     )
@@ -38,15 +45,15 @@ def test_callers_that_all_wait_are_served_by_weight(
         for caller in "abc"
     ]
     turns, served = turns_of(rows, shares=shares), dict.fromkeys("abc", 0.0)
-    waiting = Counter(row.caller for row in rows)
+    waiting = Counter(row.spec.caller for row in rows)
 
     for _ in range(num_turns):
         row = turns.next_row(())
         if row is None or min(waiting.values()) == 1:
             break
-        turns.charge(row, row.branch_tokens)
-        waiting[row.caller] -= 1
-        served[row.caller] += row.branch_tokens / shares[row.caller]  # pyrefly: ignore[bad-index, unsupported-operation]
+        turns.charge(row, row.spec.branch_tokens)
+        waiting[row.spec.caller] -= 1
+        served[row.spec.caller] += row.spec.branch_tokens / shares[row.spec.caller]  # pyrefly: ignore[bad-index, unsupported-operation]
 
     for one in "abc":
         for other in "abc":
@@ -70,16 +77,16 @@ some_rows = st.builds(
 )
 @settings(derandomize=True)
 def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
-    rows: list[WaitingRow], costs: list[int], without_room: set[int]
+    rows: list[PendingRow], costs: list[int], without_room: set[int]
 ) -> None:
     """A search for the least at each turn gives the same order."""
     turns, virtual_times, left = turns_of(rows), Counter[object](), list(rows)
 
-    def standing(row: WaitingRow) -> tuple[float, ...]:
-        caller, flow = row.caller, flow_of(row)
-        ages = [n for n, other in enumerate(rows) if other.caller == caller]
+    def standing(row: PendingRow) -> tuple[float, ...]:
+        caller, rank, flow = row.spec.caller, row.spec.priority.rank, flow_of(row)
+        ages = [n for n, other in enumerate(rows) if other.spec.caller == caller]
         own_ages = [n for n, other in enumerate(rows) if flow_of(other) == flow]
-        return virtual_times[caller], ages[0], row.priority.rank, virtual_times[flow], own_ages[0]
+        return virtual_times[caller], ages[0], rank, virtual_times[flow], own_ages[0]
 
     for turn, cost in enumerate(costs):
         expected = min(left, key=standing, default=None)
@@ -93,7 +100,7 @@ def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
             left = [row for row in left if flow_of(row) != flow_of(found)]
         else:
             turns.charge(found, cost)
-            virtual_times.update({found.caller: cost, flow_of(found): cost})
+            virtual_times.update({found.spec.caller: cost, flow_of(found): cost})
 
 
 @given(lengths, st.integers(2, 6))
@@ -113,7 +120,7 @@ def test_what_was_served_is_remembered_from_batch_to_batch(
         plan = plan_batch(Queues(pending), limits=limits, order=order)
         pending, order = left_by(plan, pending), plan.order
         for row in plan.batch:
-            served[row.caller] += row.branch_tokens  # pyrefly: ignore[bad-index, unsupported-operation]
+            served[row.spec.caller] += row.spec.branch_tokens  # pyrefly: ignore[bad-index, unsupported-operation]
 
     assert max(served.values()) - min(served.values()) <= 2 * MAX_TOKENS
 
@@ -128,7 +135,7 @@ def test_a_caller_that_pauses_saves_up_nothing() -> None:
 
     plan = plan_batch(Queues([*busy, *back]), limits=BATCH, order=order)
 
-    assert Counter(row.caller for row in plan.batch) == {"busy": 3, "back": 3}
+    assert Counter(row.spec.caller for row in plan.batch) == {"busy": 3, "back": 3}
 
 
 def test_debts_of_those_who_left_are_kept_until_others_have_caught_up() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import changed, waiting_row
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits, BatchTimeModel
 from nunatak_server.scheduler.planner import (
     BatchPlan,
@@ -17,7 +17,7 @@ from nunatak_server.scheduler.planner import (
     plan_next,
     plan_preemption,
 )
-from nunatak_server.scheduler.rows import Queues
+from nunatak_server.scheduler.rows import PendingRow, Queues
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 TOKENS = 16
@@ -40,7 +40,7 @@ class Machine:
         """Seconds of a batch of `num_tasks` tasks. `work` counts tokens through all layers."""
         return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
 
-    def seconds_of(self, plan: BatchPlan[WaitingRow]) -> float:
+    def seconds_of(self, plan: BatchPlan) -> float:
         """Seconds of the batch of a plan."""
         return self.seconds(plan.work, _num_tasks(plan))
 
@@ -50,7 +50,7 @@ class Arrival:
     """A row and the second at which it arrives."""
 
     at_s: float
-    row: WaitingRow
+    row: PendingRow
 
 
 def rows_at(
@@ -66,12 +66,12 @@ def rows_at(
 class Simulation:
     """The waiting rows, the simulated time, and the time of each answer."""
 
-    def __init__(self, machine: Machine, rules: TurnRules[WaitingRow]) -> None:
+    def __init__(self, machine: Machine, rules: TurnRules) -> None:
         self.machine = machine
         self.rules = rules
         self.now = 0.0
-        self.queue = list[tuple[float, int, WaitingRow]]()
-        self.pending: Queues[WaitingRow] = Queues()
+        self.queue = list[tuple[float, int, PendingRow]]()
+        self.pending = Queues()
         self.order = TurnOrder()
         self.time_model = _calibrated(machine)
         self.answered_at = dict[int, float]()
@@ -80,9 +80,9 @@ class Simulation:
     def limits(self) -> BatchLimits:
         return replace(LIMITS, max_work=self.time_model.next_tokens)
 
-    def arrivals(self) -> list[WaitingRow]:
+    def arrivals(self) -> list[PendingRow]:
         """Queue every row that has arrived by now."""
-        found = list[WaitingRow]()
+        found = list[PendingRow]()
         while self.queue and self.queue[0][0] <= self.now:
             found.append(heapq.heappop(self.queue)[2])
         return found
@@ -98,12 +98,12 @@ class Simulation:
             self.now += seconds / self.machine.num_layers
         self.answer(plan)
 
-    def take(self, plan: BatchPlan[WaitingRow]) -> None:
+    def take(self, plan: BatchPlan) -> None:
         """Let the batch of a plan begin."""
         self.pending.take(plan.batch)
         self.order = plan.order
 
-    def preempt(self, running: BatchPlan[WaitingRow], preempted_by: float) -> float:
+    def preempt(self, running: BatchPlan, preempted_by: float) -> float:
         """Run what goes before the rest of a batch, and return the charge of it."""
         charged = 0.0
         while arrived := self.arrivals():
@@ -119,26 +119,26 @@ class Simulation:
                 charged += plan.charged
         return charged
 
-    def answer(self, plan: BatchPlan[WaitingRow]) -> None:
+    def answer(self, plan: BatchPlan) -> None:
         """Record the rows of a finished batch, and its time."""
         self.time_model = self.time_model.after(
             work=plan.work, asked_tokens=plan.asked_tokens, seconds=self.machine.seconds_of(plan)
         )
-        self.answered_at.update({row.group: self.now for row in plan.batch})
+        self.answered_at.update({row.spec.group: self.now for row in plan.batch})
 
 
 def simulate(
     machine: Machine,
     arrivals: Sequence[Arrival],
     *,
-    rules: TurnRules[WaitingRow] | None = None,
+    rules: TurnRules | None = None,
     until_s: float = 1e9,
 ) -> dict[int, float]:
     """Return the seconds from arrival to answer, for rows answered by `until_s`, by group."""
     simulation = Simulation(machine, rules or TurnRules())
-    simulation.queue = [(it.at_s, it.row.group, it.row) for it in arrivals]
+    simulation.queue = [(it.at_s, it.row.spec.group, it.row) for it in arrivals]
     heapq.heapify(simulation.queue)
-    came = {row.group: at_s for at_s, _, row in simulation.queue}
+    came = {row.spec.group: at_s for at_s, _, row in simulation.queue}
     while (simulation.queue or simulation.pending) and simulation.now < until_s:
         if not simulation.pending:
             simulation.now = max(simulation.now, simulation.queue[0][0])
@@ -147,7 +147,7 @@ def simulate(
     return {group: at_s - came[group] for group, at_s in simulation.answered_at.items()}
 
 
-def _num_tasks(plan: BatchPlan[WaitingRow]) -> int:
+def _num_tasks(plan: BatchPlan) -> int:
     return len({row.task for row in plan.batch})
 
 
@@ -257,7 +257,7 @@ def test_bursts_of_light_tasks_hardly_wait_for_a_heavy_flow(seed: int) -> None:
     rate, size = capacity(LAYERED), 6
     bursts = light_tasks(0.3 * rate / size, 100 * seed)
     light = [
-        Arrival(at_s=it.at_s, row=replace(it.row, group=size * it.row.group + number))
+        Arrival(at_s=it.at_s, row=changed(it.row, group=size * it.row.spec.group + number))
         for it in bursts
         for number in range(size)
     ]
@@ -325,7 +325,7 @@ def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one(num_layers: int
 @pytest.mark.parametrize("num_layers", [1, 6])
 def test_a_weight_is_a_share_of_the_device(num_layers: int) -> None:
     machine = replace(PROCESSOR, num_layers=num_layers)
-    rules: TurnRules[WaitingRow] = TurnRules(weights={"gold": 3.0})
+    rules = TurnRules(weights={"gold": 3.0})
     gold = rows_at([0.0] * 90, "task", first_group=NOISY, caller="gold")
     free = rows_at([0.0] * 90, "task", first_group=LIGHT, caller="free")
 

@@ -1,15 +1,14 @@
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, left_by, text_of, waiting_row
+from doubles.waiting import changed, left_by, text_of, waiting_row
 from doubles.waiting import waiting_row as row
-from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
@@ -20,7 +19,7 @@ from nunatak_server.scheduler.planner import (
     plan_batch,
     plan_next,
 )
-from nunatak_server.scheduler.rows import Priority, Queues, flow_of, work_added
+from nunatak_server.scheduler.rows import PendingRow, Priority, Queues, flow_of, work_added
 
 NOW = 100.0
 LATER = 200.0
@@ -28,24 +27,24 @@ LIMITS = BatchLimits(max_tokens=64, max_rows=6)
 TEXT = text_of("text")
 
 
-def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[WaitingRow]:
+def plan(rows: list[PendingRow], limits: BatchLimits = LIMITS) -> BatchPlan:
     return plan_batch(Queues(rows), limits=limits)
 
 
-def cost(rows: tuple[WaitingRow, ...]) -> int:
-    trunks = {r.encoding: r.trunk_tokens for r in rows if r.trunk_tokens}
-    return sum(trunks.values()) + sum(r.branch_tokens for r in rows)
+def cost(rows: tuple[PendingRow, ...]) -> int:
+    trunks = {r.spec.encoding: r.spec.trunk_tokens for r in rows if r.spec.trunk_tokens}
+    return sum(trunks.values()) + sum(r.spec.branch_tokens for r in rows)
 
 
 @st.composite
-def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
-    rows: list[WaitingRow] = []
+def waiting_rows(draw: st.DrawFn) -> list[PendingRow]:
+    rows: list[PendingRow] = []
     for group in range(draw(st.integers(0, 12))):
         # The largest row needs half of the budget as trunk row, and half as branch row.
         tokens = draw(st.integers(1, LIMITS.max_tokens // 2))
         key = draw(st.sampled_from(["x", "y", "z"])) + str(tokens)
         rows.extend(
-            WaitingRow(
+            waiting_row(
                 task=draw(st.sampled_from("abcde")),
                 caller=draw(st.sampled_from("xy")),
                 priority=draw(st.sampled_from(Priority)),
@@ -61,36 +60,29 @@ def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
 
 
 @st.composite
-def rows_of_backbones(draw: st.DrawFn) -> list[WaitingRow]:
+def rows_of_backbones(draw: st.DrawFn) -> list[PendingRow]:
     """Rows of few tasks; each task has one backbone."""
     tasks = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=24))
     return [
-        replace(waiting_row(task, group), backbone="heavy" if task in "ab" else "light")
+        changed(waiting_row(task, group), backbone="heavy" if task in "ab" else "light")
         for group, task in enumerate(tasks)
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FakeRow(WaitingRow):
-    task: str = "tone"
-    group: int = 0
-    encoding: Encoding = TEXT
-    branch_tokens: int = 2
-    deadline: float = 10.0
-    caller: str = ""
+fake_row = partial(waiting_row, "tone", 0, encoding=TEXT, branch_tokens=2, deadline=10.0, caller="")
 
 
 def plan_shadows(
-    rows: Sequence[FakeRow],
-    shadows: Sequence[FakeRow] = (),
+    rows: Sequence[PendingRow],
+    shadows: Sequence[PendingRow] = (),
     *,
     max_tokens: int = 100,
     max_rows: int = 100,
     max_work: float = inf,
-    held: Sequence[FakeRow] = (),
-) -> BatchPlan[FakeRow]:
+    held: Sequence[PendingRow] = (),
+) -> BatchPlan:
     limits = BatchLimits(max_tokens=max_tokens, max_rows=max_rows, max_work=max_work)
-    rules: TurnRules[FakeRow] = TurnRules(is_trunk_held=lambda row: row in held)
+    rules = TurnRules(is_trunk_held=lambda row: row in held)
     planned = plan_batch(Queues(rows), limits=limits, rules=rules)
     return add_shadows(planned, shadows, limits=limits, rules=rules)
 
@@ -98,7 +90,7 @@ def plan_shadows(
 @given(waiting_rows())
 @settings(derandomize=True)
 def test_batches_within_their_limits_take_each_row_once_until_everybody_is_served(
-    rows: list[WaitingRow],
+    rows: list[PendingRow],
 ) -> None:
     pending, num_batches = list(rows), 0
 
@@ -116,22 +108,25 @@ def test_batches_within_their_limits_take_each_row_once_until_everybody_is_serve
 @given(waiting_rows(), st.floats(0, 40))
 @settings(derandomize=True, max_examples=50)
 def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
-    rows: list[WaitingRow], max_work: float
+    rows: list[PendingRow], max_work: float
 ) -> None:
     limits = BatchLimits(max_tokens=64, max_rows=6, max_work=max_work)
 
     found = plan(rows, limits)
 
-    *earlier, last = [list(them) for _, them in itertools.groupby(found.batch, group_of)] or [[]]
-    before = sum((r.branch_tokens * (1 - r.trunk_share) for them in earlier for r in them), 0.0)
-    assert before <= max_work or len({r.group for r in found.batch}) == 1
+    *earlier, last = [
+        list(them) for _, them in itertools.groupby(found.batch, lambda r: r.spec.group)
+    ] or [[]]
+    specs = [row.spec for them in earlier for row in them]
+    before = sum((it.branch_tokens * (1 - it.trunk_share) for it in specs), 0.0)
+    assert before <= max_work or len({r.spec.group for r in found.batch}) == 1
     assert last or not rows
 
 
 @given(waiting_rows(), st.integers(0, 11), st.integers(1, 3))
 @settings(derandomize=True, max_examples=30, deadline=None)
 def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
-    rows: list[WaitingRow], position: int, num_arriving: int
+    rows: list[PendingRow], position: int, num_arriving: int
 ) -> None:
     """Whatever arrives: here callers that nobody has heard of before, at high priority."""
     pending = list(rows) or [row("a", 0)]
@@ -150,11 +145,7 @@ def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
     assert num_batches <= OLDEST_EVERY * (num_older + 1)
 
 
-def group_of(waiting: WaitingRow) -> int:
-    return waiting.group
-
-
-def newcomer(number: int) -> WaitingRow:
+def newcomer(number: int) -> PendingRow:
     return row("new", number, caller=f"new-{number}", priority=Priority.HIGH, tokens=5)
 
 
@@ -164,12 +155,12 @@ def test_rows_of_one_text_land_in_one_batch() -> None:
 
     found = plan([*others, *fan_out], BatchLimits(max_tokens=1000, max_rows=4))
 
-    assert [r.group for r in found.batch] == [0, 7, 7, 7]
+    assert [r.spec.group for r in found.batch] == [0, 7, 7, 7]
 
 
 def test_a_trunk_state_that_is_held_costs_nothing() -> None:
     rows = [row("a", 1, tokens=20), row("a", 2, tokens=20), row("a", 3, tokens=20)]
-    rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda r: r.group != 1)
+    rules = TurnRules(is_trunk_held=lambda r: r.spec.group != 1)
 
     found = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=80, max_rows=9), rules=rules)
 
@@ -179,8 +170,8 @@ def test_a_trunk_state_that_is_held_costs_nothing() -> None:
 
 
 def test_work_counts_the_layers_that_a_row_passes() -> None:
-    deep = WaitingRow(task="a", group=1, encoding=text_of("x"), trunk_share=0.75)
-    flat = WaitingRow(task="b", group=1, encoding=text_of("x"), trunk_share=0.25)
+    deep = waiting_row(task="a", group=1, encoding=text_of("x"), trunk_share=0.75)
+    flat = waiting_row(task="b", group=1, encoding=text_of("x"), trunk_share=0.25)
 
     assert (plan([deep]).work, plan([flat]).work) == (4, 4)
     assert plan([flat, deep]).work == 4 * (0.75 + 0.25 + 0.75)
@@ -196,12 +187,12 @@ def test_a_row_without_room_keeps_the_order_of_its_task() -> None:
 @given(rows_of_backbones())
 @settings(derandomize=True)
 def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
-    rows: list[WaitingRow],
+    rows: list[PendingRow],
 ) -> None:
     pending, order = list(rows), TurnOrder()
     for number in itertools.count(1):
         found = plan_next(Queues(pending), limits=LIMITS, order=order)
-        assert len({it.backbone for it in found.batch}) == 1
+        assert len({it.spec.backbone for it in found.batch}) == 1
         order, pending = found.order, left_by(found, pending)
         if not pending:
             break
@@ -210,7 +201,7 @@ def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
 
 def test_rows_of_one_text_on_two_backbones_go_one_after_the_other() -> None:
     first = waiting_row("tone", 1)
-    second = replace(waiting_row("topic", 2), encoding=first.encoding, backbone="other")
+    second = changed(waiting_row("topic", 2), encoding=first.spec.encoding, backbone="other")
 
     found = plan_batch(Queues([first, second]), limits=LIMITS)
     rest = plan_batch(Queues([second]), limits=LIMITS, order=found.order)
@@ -220,7 +211,7 @@ def test_rows_of_one_text_on_two_backbones_go_one_after_the_other() -> None:
 
 def test_a_shadow_of_another_backbone_is_left_out() -> None:
     plan = plan_batch(Queues([waiting_row("tone", 1)]), limits=LIMITS)
-    shadow = replace(waiting_row("tone", 1), backbone="other")
+    shadow = changed(waiting_row("tone", 1), backbone="other")
 
     filled = add_shadows(plan, [shadow], limits=LIMITS, rules=TurnRules())
 
@@ -230,7 +221,7 @@ def test_a_shadow_of_another_backbone_is_left_out() -> None:
 def test_the_work_of_a_row_counts_the_cost_of_its_tokens() -> None:
     row = waiting_row("tone", 1)
 
-    assert work_added(replace(row, token_cost=3.0)) == 3 * work_added(row)
+    assert work_added(changed(row, token_cost=3.0).spec) == 3 * work_added(row.spec)
 
 
 @pytest.mark.parametrize("token_cost", [1.0, 0.1])
@@ -238,13 +229,13 @@ def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
     token_cost: float,
 ) -> None:
     limits = BatchLimits(max_tokens=1000, max_rows=100, max_work=24.0)
-    rows = [replace(waiting_row("tone", n, tokens=4), token_cost=token_cost) for n in range(20)]
+    rows = [changed(waiting_row("tone", n, tokens=4), token_cost=token_cost) for n in range(20)]
 
     assert len(plan_batch(Queues(rows), limits=limits).batch) == 6
 
 
 def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
-    own, shadow = FakeRow(), FakeRow()
+    own, shadow = fake_row(), fake_row()
 
     planned = plan_shadows([own], [shadow])
 
@@ -255,14 +246,16 @@ def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
 @pytest.mark.parametrize(
     ("shadow", "work"),
     [
-        pytest.param(FakeRow(), 2 * 0.5, id="as-high"),
-        pytest.param(FakeRow(trunk_share=0.25), 2 * 0.75, id="lower"),
-        pytest.param(FakeRow(trunk_share=0.75), 4 * 0.25 + 2 * 0.25, id="higher"),
-        pytest.param(FakeRow(encoding=text_of("longer")), 4 * 0.5 + 2 * 0.5, id="other-text"),
+        pytest.param(fake_row(), 2 * 0.5, id="as-high"),
+        pytest.param(fake_row(trunk_share=0.25), 2 * 0.75, id="lower"),
+        pytest.param(fake_row(trunk_share=0.75), 4 * 0.25 + 2 * 0.25, id="higher"),
+        pytest.param(fake_row(encoding=text_of("longer")), 4 * 0.5 + 2 * 0.5, id="other-text"),
     ],
 )
-def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, work: float) -> None:
-    own = FakeRow()
+def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(
+    shadow: PendingRow, work: float
+) -> None:
+    own = fake_row()
     alone = plan_shadows([own])
 
     both = plan_shadows([own], [shadow], max_work=alone.work + work)
@@ -273,7 +266,7 @@ def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, w
 
 
 def test_a_shadow_whose_trunk_state_is_held_costs_its_branch_alone() -> None:
-    own, shadow = FakeRow(), FakeRow()
+    own, shadow = fake_row(), fake_row()
 
     planned = plan_shadows([own], [shadow], held=[own, shadow])
 
@@ -282,29 +275,30 @@ def test_a_shadow_whose_trunk_state_is_held_costs_its_branch_alone() -> None:
 
 
 def test_a_shadow_that_finds_no_room_is_not_taken() -> None:
-    own, shadow = FakeRow(), FakeRow()
+    own, shadow = fake_row(), fake_row()
 
     assert plan_shadows([own], [shadow], max_tokens=7).batch == (own,)
     assert plan_shadows([own], [shadow], max_rows=1).batch == (own,)
 
 
 def test_no_shadow_is_taken_while_a_row_that_somebody_waits_for_does_not_fit() -> None:
-    small, large = FakeRow(), FakeRow(encoding=text_of("long"), trunk_tokens=90, group=1)
+    small, large = fake_row(), changed(fake_row(encoding=text_of("long"), trunk_tokens=90), group=1)
 
-    assert plan_shadows([small, large], [FakeRow()], max_tokens=20).batch == (small,)
+    assert plan_shadows([small, large], [fake_row()], max_tokens=20).batch == (small,)
 
 
 def test_a_shadow_without_what_it_shadows_is_not_computed() -> None:
-    assert plan_shadows([], [FakeRow()]).batch == ()
+    assert plan_shadows([], [fake_row()]).batch == ()
 
 
 rows = st.builds(
-    FakeRow,
+    waiting_row,
     task=st.sampled_from("abc"),
     group=st.integers(0, 3),
     encoding=st.sampled_from("xyz").map(text_of),
     trunk_tokens=st.sampled_from([0, 4, 9]),
     branch_tokens=st.integers(0, 9),
+    caller=st.just(""),
 )
 
 
@@ -315,7 +309,7 @@ rows = st.builds(
     max_work=st.floats(0, 60),
 )
 def test_what_callers_wait_for_is_planned_as_if_there_were_no_shadows(
-    own: list[FakeRow], shadows: list[FakeRow], max_tokens: int, max_work: float
+    own: list[PendingRow], shadows: list[PendingRow], max_tokens: int, max_work: float
 ) -> None:
     both = plan_shadows(own, shadows, max_tokens=max_tokens, max_work=max_work)
     alone = plan_shadows(own, max_tokens=max_tokens, max_work=max_work)

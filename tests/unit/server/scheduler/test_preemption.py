@@ -1,11 +1,10 @@
 """Laws of light rows: which ones go before heavy rows, in an own batch or between layers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from doubles.waiting import WaitingRow, heavy, waiting_row
+from doubles.waiting import changed, heavy, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import (
     MAX_PREEMPTION,
@@ -17,12 +16,12 @@ from nunatak_server.scheduler.planner import (
     plan_next,
     plan_preemption,
 )
-from nunatak_server.scheduler.rows import Priority, Queues, VirtualTimes, flow_of
+from nunatak_server.scheduler.rows import PendingRow, Priority, Queues, VirtualTimes, flow_of
 
 ROW_WORK = 4.0
 BATCH_ROWS = 8
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64, max_work=BATCH_ROWS * ROW_WORK)
-RULES: TurnRules[WaitingRow] = TurnRules()
+RULES = TurnRules()
 
 
 class Bench:
@@ -30,10 +29,10 @@ class Bench:
 
     def __init__(
         self,
-        waiting: Sequence[WaitingRow],
+        waiting: Sequence[PendingRow],
         *,
         order: TurnOrder | None = None,
-        rules: TurnRules[WaitingRow] = RULES,
+        rules: TurnRules = RULES,
     ) -> None:
         self.rules = rules
         self.queues = Queues(waiting)
@@ -42,7 +41,7 @@ class Bench:
         self.order = self.running.order
         self.preempted_by = 0.0
 
-    def arrive(self, *rows: WaitingRow) -> tuple[WaitingRow, ...]:
+    def arrive(self, *rows: PendingRow) -> tuple[PendingRow, ...]:
         """Return the arrived rows that preempt the batch."""
         self.queues.add(rows)
         plan = plan_preemption(
@@ -62,7 +61,7 @@ class Bench:
         return plan.batch
 
 
-def next_of(rows: Sequence[WaitingRow], order: TurnOrder | None = None) -> BatchPlan[WaitingRow]:
+def next_of(rows: Sequence[PendingRow], order: TurnOrder | None = None) -> BatchPlan:
     return plan_next(Queues(rows), limits=LIMITS, order=order)
 
 
@@ -170,7 +169,7 @@ def test_a_flow_preempts_until_it_is_a_batch_ahead_and_no_other_goes_less_for_it
 def test_a_caller_preempts_another_until_it_is_a_batch_ahead_by_weight(
     weight: float, expected: int
 ) -> None:
-    rules: TurnRules[WaitingRow] = TurnRules(weights={"y": weight})
+    rules = TurnRules(weights={"y": weight})
     bench, number = Bench(heavy(100, caller="x"), rules=rules), 0
 
     while bench.arrive(waiting_row(f"task-{number}", number, caller="y")):
@@ -188,7 +187,7 @@ def test_a_flow_that_owes_a_batch_does_not_preempt() -> None:
 
 
 def test_a_row_never_preempts_a_higher_priority_of_its_caller() -> None:
-    high = [replace(row, priority=Priority.HIGH) for row in heavy(100)]
+    high = [changed(row, priority=Priority.HIGH) for row in heavy(100)]
 
     assert not Bench(high).arrive(waiting_row("light", 1))
     assert Bench(high).arrive(waiting_row("light", 1, caller="other"))

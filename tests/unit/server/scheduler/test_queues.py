@@ -3,18 +3,26 @@
 import itertools
 import weakref
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import waiting_row
 from doubles.watching import watched
-from nunatak_server.scheduler.admission import Backlog, holders, tokens_ahead
+from nunatak_server.scheduler.admission import Admission, tokens_ahead
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.planner import TurnOrder, TurnRules, plan_batch, plan_next
-from nunatak_server.scheduler.rows import MAX_PAST_DEADLINES, Flow, Priority, Queues, flow_of
+from nunatak_server.scheduler.rows import (
+    MAX_PAST_DEADLINES,
+    Flow,
+    PendingRow,
+    Priority,
+    Queues,
+    flow_of,
+)
 
 rows = st.builds(
     waiting_row,
@@ -39,9 +47,9 @@ weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0]))
 )
 @settings(derandomize=True)
 def test_queues_hold_what_came_and_did_not_leave_in_its_order(
-    arriving: list[list[WaitingRow]], leaving: list[int]
+    arriving: list[list[PendingRow]], leaving: list[int]
 ) -> None:
-    queues, kept = Queues[WaitingRow](), list[WaitingRow]()
+    queues, kept = Queues(), list[PendingRow]()
 
     for number, batch in enumerate(arriving):
         queues.add(batch)
@@ -57,7 +65,8 @@ def test_queues_hold_what_came_and_did_not_leave_in_its_order(
         for row in kept:
             flow = [other for other in kept if flow_of(other) == flow_of(row)]
             assert list(queues.of_flow(flow_of(row))) == flow
-            assert list(queues.of_text(row.group)) == [o for o in kept if o.group == row.group]
+            group = row.spec.group
+            assert list(queues.of_text(group)) == [o for o in kept if o.spec.group == group]
         by_age = sorted(queues.flows, key=queues.age_rank)
         assert by_age == list(dict.fromkeys(map(flow_of, kept)))
         assert queues.flows_without(kept[:3]) == set(map(flow_of, kept[3:]))
@@ -77,8 +86,8 @@ def test_the_rows_whose_deadline_has_come_leave_and_no_others(
         for number, deadline in enumerate(deadlines)
     ]
     queues = Queues(came)
-    queues.remove([row for row in came if row.group in leaving])
-    back = [row for row in came if row.group in leaving and row.group % 2]
+    queues.remove([row for row in came if row.spec.group in leaving])
+    back = [row for row in came if row.spec.group in leaving and row.spec.group % 2]
     queues.add(back)
     waiting = list(queues)
 
@@ -98,7 +107,7 @@ class Deadline(float):
 
 
 def test_queues_remember_few_deadlines_of_rows_that_have_left() -> None:
-    queues, seen = Queues[WaitingRow](), list[weakref.ref[Deadline]]()
+    queues, seen = Queues(), list[weakref.ref[Deadline]]()
     queues.add([replace(waiting_row("a", 0), deadline=0.0)])
 
     for number in range(1, 1000):
@@ -186,7 +195,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     num_before: int,
 ) -> None:
     """The law also holds after earlier batches, while equal rows wait all the time."""
-    rules: TurnRules[WaitingRow] = TurnRules(weights=shares)
+    rules = TurnRules(weights=shares)
     flow = list(counts)[position % len(counts)]
     queues = Queues(row_of(other) for other, count in counts.items() for _ in range(count))
     order, done, newest = TurnOrder(), 0.0, row_of(flow)
@@ -206,7 +215,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     assert done >= tokens_ahead(queued, flow, shares, lead=MAX_WORK)
 
 
-def row_of(flow: Flow) -> WaitingRow:
+def row_of(flow: Flow) -> PendingRow:
     caller, priority, task = flow
     return waiting_row(task, next(GROUPS), caller=caller, priority=priority)
 
@@ -214,15 +223,12 @@ def row_of(flow: Flow) -> WaitingRow:
 @given(st.lists(st.tuples(flows, st.integers(0, 9).map(lambda n: n / 7)), max_size=20))
 @settings(derandomize=True)
 def test_what_is_counted_and_taken_back_leaves_nothing(added: list[tuple[Flow, float]]) -> None:
-    backlog = Backlog()
+    admission = Admission(max_requests=10**6, max_tokens=10**6, max_bytes=0)
 
-    for flow, tokens in added:
-        backlog.add_request(flow[0], [flow[2]])
-        backlog.add_tokens(flow, tokens)
-    for flow, tokens in added:
-        backlog.remove_tokens(flow, tokens)
-        backlog.remove_request(flow[0], [flow[2]])
-
-    assert (backlog.num_requests, backlog.num_tokens, backlog.flows) == (0, 0, {})
-    for holder in holders("a", "xyz"):
-        assert (backlog.tokens_of(holder), backlog.requests_of(holder)) == (0, 0)
+    with ExitStack() as stack:
+        for (caller, priority, task), tokens in added:
+            permit = stack.enter_context(admission.admit(caller, priority, tasks=[task]))
+            permit.take_tokens({task: tokens})
+    assert admission.flows == {}
+    for resource in (admission.requests, admission.tokens):
+        assert (resource.total, resource.held) == (0, {})

@@ -155,10 +155,10 @@ async def test_the_work_to_make_outputs_counts_until_the_answer() -> None:
         bench.engine.has_rows.clear()
         asking = asyncio.create_task(bench.ask(task))
         await bench.engine.has_rows.wait()
-        counted.append(bench.admission.num_tokens)
+        counted.append(bench.admission.tokens.total)
         asking.cancel()
         await asyncio.wait([asking])
-        assert bench.admission.num_tokens == 0
+        assert bench.admission.tokens.total == 0
 
     few, many = counted
     assert many - few == 2 * 3200 / LOGITS_PER_TOKEN
@@ -171,10 +171,10 @@ async def test_each_row_counts_in_admission_before_it_waits() -> None:
     asking = asyncio.create_task(ask_64_by_64(bench))
     await bench.engine.has_rows.wait()
 
-    assert bench.admission.num_tokens >= 64 * 64
+    assert bench.admission.tokens.total >= 64 * 64
     asking.cancel()
     await asyncio.wait([asking])
-    assert bench.admission.num_tokens == 0
+    assert bench.admission.tokens.total == 0
     assert all(row.is_cancelled for row in bench.engine.rows)
 
 

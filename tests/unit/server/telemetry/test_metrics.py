@@ -37,7 +37,7 @@ def test_tasks_and_callers_beyond_the_bound_are_one_sum() -> None:
     metrics = Metrics()
 
     for index in range(MAX_LABEL_VALUES + 500):
-        metrics.observe_request(f"task-{index}", "ok")
+        metrics.count_task("requests", f"task-{index}", "ok")
         metrics.observe_caller(f"key-{index}", status=200, predictions=[])
 
     text = rendered(metrics)
@@ -141,8 +141,8 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
 
     for name in names:
         metrics.observe_load(name, seconds=0.0, succeeded=True)
-        metrics.observe_alias_move(name)
-    metrics.observe_evictions(names)
+        metrics.count_task("alias_moves", name)
+        metrics.count_task("evictions", name)
 
     # The order of versions changes; a task that has a label keeps the label.
     state = replace(STATE, task_bytes=dict.fromkeys(reversed(names), 3))
@@ -157,6 +157,6 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
 def test_two_applications_in_one_process_keep_their_own_metrics() -> None:
     first, second = Metrics(), Metrics()
 
-    first.observe_request("tone", "ok")
+    first.count_task("requests", "tone", "ok")
 
     assert "tone" not in rendered(second)

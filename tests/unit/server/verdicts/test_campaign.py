@@ -66,12 +66,12 @@ class DrawnEngine(Withdrawing):
             if fault is not None:
                 row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
                 continue
-            says_yes = drawn(row.task, row.version, row.caller)
+            says_yes = drawn(row.task, row.version, row.spec.caller)
             logits = [0.0, 9.0] if says_yes else [9.0, 0.0]
             row.future.set_result(
                 RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
             )
-            self.answers.setdefault(row.caller, {})[row.task] = (row.version, says_yes)
+            self.answers.setdefault(row.spec.caller, {})[row.task] = (row.version, says_yes)
 
 
 def drawn(task: str, version: int, caller: str) -> bool:
@@ -129,7 +129,7 @@ class Campaign:
             return self.policies[-1]
 
         facts = make_facts(self.store, policy=look_up)
-        judge = Judge(facts=facts, service=self.bench.service)
+        judge = Judge(facts=facts, service=self.bench.service, metrics=self.bench.metrics)
         numbers = iter(range(count))
 
         async def work() -> None:

@@ -37,7 +37,8 @@ def judge_of(bench: Bench[HeldEngine], policy: Policy, *, seconds: float = 0) ->
         await asyncio.sleep(seconds)
         return published(policy)
 
-    return Judge(facts=make_facts(bench.store, policy=look_up), service=bench.service)
+    facts = make_facts(bench.store, policy=look_up)
+    return Judge(facts=facts, service=bench.service, metrics=bench.metrics)
 
 
 async def ask(judge: Judge, policy: Policy, *, own_deadline_s: float | None = None) -> Judgement:
@@ -87,7 +88,7 @@ async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:
     assert (found.action, found.is_by_failure, found.failures) == (BLOCK, False, ())
     assert list(found.answers) == ["tone"]
     assert all(row.future.cancelled() for row in engine.rows if row.task == "attack")
-    assert bench.admission.num_requests == 0
+    assert bench.admission.requests.total == 0
     lines = rendered(bench.metrics)
     assert 'nunatak_task_rows_total{task="tone"} 2.0' in lines
     assert 'nunatak_task_rows_total{task="attack"}' not in lines
@@ -142,7 +143,7 @@ async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
     assert (found.action, found.is_by_failure) == (BLOCK, False)
     assert [it.applied[0].rule.name for it in found.decisions if it.applied] == ["attack"]
     assert [it.reference for it in found.failures] == ["attack"]
-    assert bench.admission.num_requests == 0
+    assert bench.admission.requests.total == 0
 
 
 async def test_a_block_because_nothing_can_be_masked_says_so(make: Make) -> None:

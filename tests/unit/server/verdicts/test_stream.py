@@ -217,7 +217,7 @@ async def test_two_references_of_one_version_have_each_windows_own_answer(second
     def late_once(rows: Sequence[PendingRow]) -> None:
         """Only the first window is answered in time in the first look."""
         nonlocal has_waited
-        in_time = [it for it in rows if has_waited or it.encoding == first]
+        in_time = [it for it in rows if has_waited or it.spec.encoding == first]
         has_waited = has_waited or len(in_time) < len(rows)
         submit(in_time)
 

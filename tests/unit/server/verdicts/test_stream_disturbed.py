@@ -111,7 +111,7 @@ async def test_a_caller_that_goes_withdraws_its_rows() -> None:
     with suppress(asyncio.CancelledError):
         await reading
 
-    assert bench.admission.num_requests == 0
+    assert bench.admission.requests.total == 0
     assert all(row.is_cancelled for row in bench.engine.withdrawn)
     assert len(bench.engine.withdrawn) == bench.engine.num_waiting
 
