@@ -73,14 +73,13 @@ class ListedVersion:
 
 def list_versions(snapshot: Snapshot, task: str) -> list[ListedVersion]:
     """Return every version of a task, ascending."""
-    times = snapshot.publication_times(task)
     aliases = snapshot.aliases(task).get(task, {})
     moves = [move for alias in aliases for move in snapshot.history(task, alias)[-1:]]
     candidates = snapshot.candidates(task)
     return [
         ListedVersion(
             version=record.version,
-            published_at=times[record.version],
+            published_at=record.moment,
             manifest=_readable(record),
             moves=tuple(it for it in moves if it.to_version == record.version),
             candidates=tuple(it for it in candidates if it.version == record.version),

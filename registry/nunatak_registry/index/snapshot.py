@@ -1,8 +1,7 @@
 """Reads of the index: a `Snapshot` answers every question from one read transaction."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -30,13 +29,8 @@ from nunatak_registry.aliases import (
     check_expected,
     rollback_target,
 )
-from nunatak_registry.errors import (
-    InvalidManifestError,
-    StoreUnavailableError,
-    TaskNotFoundError,
-    VersionNotFoundError,
-)
-from nunatak_registry.index.records import DocumentRecord, VersionRecord
+from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
+from nunatak_registry.index.records import DocumentRecord, VersionRecord, damage_of
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -57,9 +51,13 @@ _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
 
 Record = TypeVar("Record", AliasEvent, Candidate, CandidateEvent)
-VersionQuery: TypeAlias = "sa.Select[str, int, str, str]"
+VersionQuery: TypeAlias = "sa.Select[str, int, str, str, str]"
 _VERSIONS: VersionQuery = sa.select(
-    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
+    VersionRow.task,
+    VersionRow.version,
+    VersionRow.manifest,
+    VersionRow.manifest_digest,
+    VersionRow.published_at,
 )
 # A pair of columns refers to itself, so one in each query would leave work to the collector.
 # SQLite needs no lock of rows, because it has one writer at a time.
@@ -191,21 +189,13 @@ class Snapshot:
         query = _VERSIONS.where(*_only(VersionRow.task, task))
         return self._all(query.order_by(VersionRow.task, VersionRow.version))
 
-    def publication_times(self, task: str) -> dict[int, datetime]:
-        query = sa.select(VersionRow.version, VersionRow.published_at).where(
-            VersionRow.task == task
-        )
-        rows = self._connection.execute(query)
-        with _damage_of(f"the times of the versions of task {task!r}"):
-            return {version: datetime.fromisoformat(at) for version, at in rows}
-
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the versions of each task, ascending."""
         # One row per task, because rows cost more than the numbers in them.
         numbers = sa.func.aggregate_strings(sa.cast(VersionRow.version, sa.String), ",")
         query = sa.select(VersionRow.task, numbers).where(*_only(VersionRow.task, task))
         rows = self._connection.execute(query.group_by(VersionRow.task))
-        with _damage_of("the numbers of the versions"):
+        with damage_of("the numbers of the versions"):
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
 
     def has_version(self, task: str, version: int | None = None) -> bool:
@@ -280,7 +270,7 @@ class Snapshot:
         """Return the time when a deletion took a blob's last reference; None if there was none."""
         query = sa.select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
         at = self._connection.execute(query).scalar_one_or_none()
-        with _damage_of(f"the time at which blob {digest[:12]}... retired"):
+        with damage_of(f"the time at which blob {digest[:12]}... retired"):
             return None if at is None else datetime.fromisoformat(at)
 
     def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
@@ -295,7 +285,7 @@ class Snapshot:
         self, own: Sequence[sa.ColumnElement[bool]], now: datetime, what: str
     ) -> list[sa.Row[*tuple[Any, ...]]]:
         query = sa.select(*HoldRow.__table__.columns).where(*own).order_by(HoldRow.reader)
-        with _damage_of(what):
+        with damage_of(what):
             rows = self._connection.execute(query)
             return [it for it in rows if datetime.fromisoformat(it.until) > now]
 
@@ -354,7 +344,7 @@ class Snapshot:
         self, kind: type[Record], query: sa.Select[*tuple[Any, ...]], what: str
     ) -> list[Record]:
         rows = map(dict, self._connection.execute(query).mappings())
-        with _damage_of(what):
+        with damage_of(what):
             return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]
 
 
@@ -392,14 +382,3 @@ def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> VersionQuery:
 # rarely.
 _DEFAULT_VERSIONS = _default_versions()
 _DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == sa.bindparam("task"))
-
-
-@contextmanager
-def _damage_of(what: str) -> Generator[None]:
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        # A column of SQLite may hold values of another type.
-        raise StoreUnavailableError(
-            f"{what} in the index cannot be read: {error}; restore the index from a backup"
-        ) from error
