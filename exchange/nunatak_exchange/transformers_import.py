@@ -257,10 +257,9 @@ def import_transformers(
     }
     own = sum(tensor.numel() for tensor in parameters.values())
     shared = 1 - own / dedicated_parameters(backbone.config, head)
-    encodings = reference.probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
-    expected = reference.answers_of(loaded.model, encodings)
-    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    expected = reference.answers_of(loaded.model, backbone)
+    reference.check_answers(checkpoint, branch, backbone, expected)
     # transformers does not store its default names.
     named = meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)}
     return checks.ImportedTask(

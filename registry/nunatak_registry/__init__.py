@@ -11,7 +11,6 @@ from nunatak_registry.aliases import (
     SharedTraffic,
     Traffic,
 )
-from nunatak_registry.blobs.tensors import TensorEntry, read_header
 from nunatak_registry.copying import TaskCopy
 from nunatak_registry.documents import Cards
 from nunatak_registry.errors import (
@@ -62,10 +61,8 @@ __all__ = [
     "StoreUnavailableError",
     "TaskCopy",
     "TaskNotFoundError",
-    "TensorEntry",
     "Traffic",
     "VersionNotFoundError",
     "default_location",
-    "read_header",
     "replicas_behind",
 ]

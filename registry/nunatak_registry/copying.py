@@ -103,23 +103,14 @@ class Copies(Store):
             return sorted(snapshot.next_versions())
 
     def state(self, task: str) -> TaskState:
-        """Return everything about one task, as of one moment.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            InvalidManifestError: a stored manifest is damaged.
-        """
+        """Return everything about one task, as of one moment; raise `TaskNotFoundError`."""
         with self._index.reading() as snapshot:
             if task not in snapshot.next_versions(task):
                 raise TaskNotFoundError(task)
             return _state_in(snapshot, task)
 
     def read(self, blob: BlobRecord) -> bytes:
-        """Return the bytes of a blob; size and digest are checked.
-
-        Raises:
-            CorruptBlobError: the stored bytes are missing or damaged.
-        """
+        """Return the bytes of a blob, or raise `CorruptBlobError`."""
         return self._blobs.get(blob.sha256, blob.size_bytes)
 
     def take(self, task: str, source: "Copies") -> TaskCopy:

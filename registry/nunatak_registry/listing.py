@@ -22,11 +22,6 @@ class ListedTask:
     manifest: TaskManifest
     candidates: tuple[Candidate, ...] = ()
 
-    @property
-    def latest(self) -> int:
-        """The newest version."""
-        return self.versions[-1]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedTask:

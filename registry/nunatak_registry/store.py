@@ -219,7 +219,7 @@ class Registry(Upkeep):
     def task(self, name: str) -> ListedTask:
         """Return one task, unless the manifest of its bare name is damaged."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             (found,) = summarize(snapshot, name)
         if isinstance(found, DamagedTask):
             raise found.error
@@ -228,19 +228,19 @@ class Registry(Upkeep):
     def aliases(self, name: str) -> dict[str, int]:
         """Return the version of each alias of a task, also of a damaged one."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             return snapshot.aliases(name).get(name, {})
 
     def versions(self, name: str) -> list[TaskManifest]:
         """Return every version of a task, ascending, unless one has a damaged manifest."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def listed_versions(self, name: str) -> list[ListedVersion]:
         """Return every version of a task for a list, ascending, also with a damaged manifest."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             return list_versions(snapshot, name)
 
     def version_of(self, draft: TaskDraft) -> int | None:
@@ -268,7 +268,7 @@ class Registry(Upkeep):
         """
         check_alias_name(alias)
         with self._writing() as change:
-            change.require_task(task)
+            change.require_versions(task)
             current = change.aliases(task).get(task, {}).get(alias)
             check_expected(expected_version, current, task=task, alias=alias)
             change.require_version(task, version)

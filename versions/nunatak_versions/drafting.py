@@ -63,7 +63,7 @@ class Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDraft:
-    """A manifest without a version, and its blobs: `registry.publish(*draft)`."""
+    """A manifest without a version, and its blobs: the arguments of `Registry.publish`."""
 
     manifest: TaskDraft
     blobs: Mapping[str, bytes]

@@ -51,14 +51,14 @@ _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
 
 Record = TypeVar("Record", AliasEvent, Candidate, CandidateEvent)
-VersionQuery: TypeAlias = "sa.Select[str, int, str, str, str]"
-_VERSIONS: VersionQuery = sa.select(
-    VersionRow.task,
-    VersionRow.version,
-    VersionRow.manifest,
-    VersionRow.manifest_digest,
-    VersionRow.published_at,
-)
+Query: TypeAlias = "sa.Select[*tuple[Any, ...]]"
+
+
+def _columns(record: type[VersionRecord | DocumentRecord], row: type[Any]) -> Query:
+    return sa.select(*(getattr(row, it.name) for it in fields(record)))
+
+
+_VERSIONS = _columns(VersionRecord, VersionRow)
 # A pair of columns refers to itself, so one in each query would leave work to the collector.
 # SQLite needs no lock of rows, because it has one writer at a time.
 _EXISTING: Final = (
@@ -152,17 +152,14 @@ class Snapshot:
             raise TaskNotFoundError(task)
         return versions
 
-    def require_task(self, task: str) -> None:
-        if not self.has_version(check_task_name(task)):
-            raise TaskNotFoundError(task)
-
     def require_version(self, task: str, version: int) -> None:
-        if not self.has_version(check_task_name(task), version):
-            raise VersionNotFoundError(task, version, self.require_versions(task))
+        available = self.require_versions(task)
+        if version not in available:
+            raise VersionNotFoundError(task, version, available)
 
     def require_alias(self, task: str, alias: str) -> int:
         check_alias_name(alias)
-        self.require_task(task)
+        self.require_versions(task)
         aliases = self.aliases(task).get(task, {})
         if alias not in aliases:
             known = ", ".join(aliases) or "none"
@@ -197,14 +194,6 @@ class Snapshot:
         rows = self._connection.execute(query.group_by(VersionRow.task))
         with damage_of("the numbers of the versions"):
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
-
-    def has_version(self, task: str, version: int | None = None) -> bool:
-        """Return whether a task has this version, or any version."""
-        if version is not None and not 1 <= version <= MAX_VERSION:
-            return False
-        own = VersionRow.task == task, *_only(VersionRow.version, version)
-        query = sa.select(VersionRow.version).where(*own).limit(1)
-        return self._connection.execute(query).first() is not None
 
     def names(self) -> tuple[str, ...]:
         query = sa.select(VersionRow.task).distinct().order_by(VersionRow.task)
@@ -326,23 +315,19 @@ class Snapshot:
         if not sa.inspect(self._connection).has_table(row.__tablename__):
             # An index from before there were question cards is not changed to be read.
             return []
-        columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
-        query = sa.select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
+        query = _columns(DocumentRecord, row).where(*_only(row.name, name))
+        ordered = query.order_by(row.name, row.version)
         # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
-        return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]
+        return [DocumentRecord(**it) for it in self._connection.execute(ordered).mappings()]
 
-    def _one(self, query: VersionQuery) -> VersionRecord | None:
+    def _one(self, query: Query) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
 
-    def _all(
-        self, query: VersionQuery, values: Mapping[str, str] | None = None
-    ) -> list[VersionRecord]:
+    def _all(self, query: Query, values: Mapping[str, str] | None = None) -> list[VersionRecord]:
         # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
         return [VersionRecord(**row) for row in self._connection.execute(query, values).mappings()]
 
-    def _records(
-        self, kind: type[Record], query: sa.Select[*tuple[Any, ...]], what: str
-    ) -> list[Record]:
+    def _records(self, kind: type[Record], query: Query, what: str) -> list[Record]:
         rows = map(dict, self._connection.execute(query).mappings())
         with damage_of(what):
             return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]
@@ -360,7 +345,7 @@ def _reader(kind: type[Record]) -> TypeAdapter[Record]:
     return TypeAdapter(kind)
 
 
-def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> VersionQuery:
+def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> Query:
     highest = sa.select(VersionRow.task, sa.func.max(VersionRow.version).label("version"))
     newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
     # The limit removes no row. The limit stops SQLite from merging the two queries; the merged
