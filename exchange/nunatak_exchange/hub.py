@@ -23,8 +23,7 @@ from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
 from nunatak_exchange.checkpoint import Checkpoint, new_folder
 from nunatak_model import Backbone
-from nunatak_versions.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_versions.loading import load_task
+from nunatak_versions.versions import PARAMETERS_ROLE, VersionDraft, load_task
 
 LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"

@@ -49,7 +49,7 @@ from nunatak_model import (
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
 from nunatak_model.tokenizer_folder import quiet
-from nunatak_versions.loading import LoadedTask
+from nunatak_versions.versions import LoadedTask
 
 if TYPE_CHECKING:
     from peft import PeftModel

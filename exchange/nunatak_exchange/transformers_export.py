@@ -41,7 +41,7 @@ from nunatak_model.sentence_folder import (
 )
 from nunatak_model.tokenizer_folder import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_model.weights import Linear
-from nunatak_versions.loading import LoadedTask
+from nunatak_versions.versions import LoadedTask
 
 MASKS: Final = ("[MASK]", "<mask>")
 KEEP_IT = "with --format hub, which keeps every method and head"

@@ -23,8 +23,7 @@ from nunatak_registry.errors import (
     VersionNotFoundError,
 )
 from nunatak_registry.index.records import Published, PublishedCard, PublishedPolicy
-from nunatak_registry.index.snapshot import Generation
-from nunatak_registry.listing import DamagedTask, ListedTask, ListedVersion
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
 from nunatak_registry.replicas import LOOK_S, Beat, replicas_behind
 from nunatak_registry.store import Registry

@@ -59,6 +59,13 @@ class VersionRecord:
     def parse(self) -> TaskManifest:
         return (_parse if len(self.manifest) <= MAX_KEPT_CHARS else _parse_anew)(self)
 
+    def readable(self) -> TaskManifest | None:
+        """Return the manifest, or None if it is damaged."""
+        try:
+            return self.parse()
+        except InvalidManifestError:
+            return None
+
 
 def _parse_anew(record: VersionRecord) -> TaskManifest:
     if digest_of(record.manifest.encode()) != record.manifest_digest:

@@ -1,7 +1,7 @@
 """Reads of the index: a `Snapshot` answers every question from one read transaction."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import (
     DEFAULT_ALIAS,
     MAX_VERSION,
@@ -66,6 +67,40 @@ _EXISTING: Final = (
     .where(sa.tuple_(VersionRow.task, VersionRow.version).in_(sa.bindparam("keys", expanding=True)))
     .with_for_update(read=True, key_share=True)
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask:
+    """One task: its versions, ascending, its aliases, and the version of its bare name."""
+
+    name: str
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+    manifest: TaskManifest
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedTask:
+    """A task whose bare name means an unreadable version. Other versions may be readable."""
+
+    name: str
+    version: int
+    error: InvalidManifestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedVersion:
+    """One version of a task, for a list of all its versions."""
+
+    version: int
+    published_at: datetime
+    manifest: TaskManifest | None
+    """None if the stored manifest is damaged."""
+    moves: tuple[AliasEvent, ...]
+    """The last move of each alias that points to the version."""
+    candidates: tuple[Candidate, ...]
+    """Where the version is a canary or a shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +166,41 @@ class Snapshot:
 
     def _shared(self, candidate: Candidate) -> SharedTraffic | None:
         record = self.version(candidate.task, candidate.version)
-        try:
-            share = candidate.share
-            return SharedTraffic(manifest=record.parse(), share=share) if record else None
-        except InvalidManifestError:
-            return None
+        manifest = record and record.readable()
+        return SharedTraffic(manifest=manifest, share=candidate.share) if manifest else None
+
+    def listed_tasks(self, task: str | None = None) -> Iterator[ListedTask | DamagedTask]:
+        """Yield one task or all, ordered by name."""
+        versions, aliases = self.version_numbers(task), self.aliases(task)
+        candidates = defaultdict[str, list[Candidate]](list)
+        for candidate in self.candidates(task):
+            candidates[candidate.task].append(candidate)
+        for record in self.default_versions(task):
+            try:
+                yield ListedTask(
+                    name=record.task,
+                    versions=versions[record.task],
+                    aliases=aliases.get(record.task, {}),
+                    manifest=record.parse(),
+                    candidates=tuple(candidates[record.task]),
+                )
+            except InvalidManifestError as error:
+                yield DamagedTask(name=record.task, version=record.version, error=error)
+
+    def listed_versions(self, task: str) -> list[ListedVersion]:
+        """Return every version of a task, ascending."""
+        aliases, candidates = self.aliases(task).get(task, {}), self.candidates(task)
+        moves = [move for alias in aliases for move in self.history(task, alias)[-1:]]
+        return [
+            ListedVersion(
+                version=record.version,
+                published_at=record.moment,
+                manifest=record.readable(),
+                moves=tuple(it for it in moves if it.to_version == record.version),
+                candidates=tuple(it for it in candidates if it.version == record.version),
+            )
+            for record in self.all_versions(task)
+        ]
 
     def rollback(self, task: str, alias: str, expected_version: int | None) -> tuple[int, int]:
         available = self.require_versions(task)
