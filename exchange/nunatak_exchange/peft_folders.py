@@ -21,7 +21,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Ia3, Lora, Method
 from nunatak_exchange import checks, peft_config, reference
@@ -37,7 +37,7 @@ from nunatak_exchange.transformers_export import (
     merged_weights,
     write_meaning,
 )
-from nunatak_exchange.transformers_import import find_divergence, is_ranking, read_cross_encoder
+from nunatak_exchange.transformers_import import find_divergence, read_logits
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -98,15 +98,9 @@ class _PeftImport(checks.Import):
         self._check_types()
         self.check_tokenizer(is_adapter=True)
         num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
-        cross_encoder = read_cross_encoder(self.checkpoint, self.backbone)
-        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-            self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
-        )
+        reading = read_logits(self, self.kind, num_outputs=num_outputs)
         head = layout.head_spec(
-            HeadKind.RANKING if ranks else self.kind,
-            self.backbone.config,
-            num_outputs=num_outputs,
-            pooling=self._pooling(),
+            reading.kind, self.backbone.config, num_outputs=num_outputs, pooling=self._pooling()
         )
         branch = self._branch(self._with_padding(head))
         base = self.fields.get("base_model_name_or_path")
@@ -115,9 +109,9 @@ class _PeftImport(checks.Import):
             labels=self.labels(head, self.checkpoint.meaning.id2label),
             problem_type=self.problem_type(head),
             parameters=branch.parameters,
-            max_length=cross_encoder.max_length,
+            max_length=reading.max_length,
             source=f"peft {branch.found}, " + (f"trained on {base}" if base else "no base named"),
-            score=cross_encoder.score if ranks else RankingScore.SIGMOID,
+            score=reading.score,
             base=str(base) if base else None,
         )
 
