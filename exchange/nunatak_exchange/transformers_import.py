@@ -48,7 +48,7 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class HeadReading:
     """How the logits of a folder are read, which a cross-encoder says in files of its own."""
 
     kind: HeadKind
@@ -57,7 +57,7 @@ class Reading:
     """The longest input in tokens: the modules', else the tokenizer's; None if not set."""
 
 
-def read_logits(folder: checks.Import, kind: HeadKind, *, num_outputs: int) -> Reading:
+def read_logits(folder: checks.Import, kind: HeadKind, *, num_outputs: int) -> HeadReading:
     """Return how a head is read that the class of the folder names."""
     checkpoint, max_length = folder.checkpoint, None
 
@@ -83,8 +83,8 @@ def read_logits(folder: checks.Import, kind: HeadKind, *, num_outputs: int) -> R
         max_length = max_length or checkpoint.max_length(folder.backbone)
     is_sequence = kind is HeadKind.SEQUENCE_CLASSIFICATION
     if is_sequence and _ranks(folder, num_outputs, is_marked=is_marked):
-        return Reading(kind=HeadKind.RANKING, score=score, max_length=max_length)
-    return Reading(kind=kind, score=RankingScore.SIGMOID, max_length=max_length)
+        return HeadReading(kind=HeadKind.RANKING, score=score, max_length=max_length)
+    return HeadReading(kind=kind, score=RankingScore.SIGMOID, max_length=max_length)
 
 
 def _ranks(folder: checks.Import, num_outputs: int, *, is_marked: bool) -> bool:
