@@ -17,7 +17,6 @@ multiplied into `up`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -35,15 +34,14 @@ from nunatak_contract.enums import (
     ProblemType,
 )
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import Bottleneck, HeadOnly
+from nunatak_contract.methods import Bottleneck, HeadOnly, Method
 from nunatak_exchange import checks
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_exchange.peft_methods import new_parameters
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
+from nunatak_model import Backbone, BranchSpec, HeadSpec
 from nunatak_model.architectures import bert
 from nunatak_model.heads import head_shapes
-from nunatak_model.weights import Linear
 
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter"
 HEAD_FILE, HEAD_STEM = "head_config.json", "model_head"
@@ -120,7 +118,6 @@ class FlexibleHead(BaseModel, frozen=True, extra="allow", strict=True):
     label2id: dict[str, NonNegativeInt] | None = None
     use_pooler: bool = False
     bias: bool = True
-    dropout_prob: float | None = None
 
 
 class HeadFile(BaseModel, frozen=True):
@@ -206,44 +203,6 @@ def import_adapterhub(
     return _AdapterHubImport(checkpoint, backbone, choices).task()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    spec: HeadSpec
-    parameters: Mapping[str, Tensor]
-    problem_type: ProblemType | None
-    """Where neither the caller nor the folder names one; None: the head has none."""
-    label2id: Mapping[str, int] | None
-
-    @property
-    def id2label(self) -> dict[str, JsonValue]:
-        return {str(number): label for label, number in (self.label2id or {}).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAdapter:
-    down: Linear
-    up: Linear
-
-
-def normalised_bottleneck(
-    settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
-) -> tuple[Bottleneck, dict[str, Tensor]]:
-    method = settings.model_copy(
-        update={
-            "size": max(len(adapter.down.weight) for adapter in adapters.values()),
-            "first_layer": min(layer for layer, _ in adapters),
-        }
-    )
-    parameters = new_parameters(method, config, torch.zeros)
-    for (layer, place), adapter in adapters.items():
-        for part, linear in (("down", adapter.down), ("up", adapter.up)):
-            prefix, (out, into) = f"layers.{layer}.{place}.{part}", linear.weight.shape
-            parameters[f"{prefix}.weight"][:out, :into] = linear.weight
-            if linear.bias is not None:
-                parameters[f"{prefix}.bias"][:out] = linear.bias
-    return method, parameters
-
-
 class _AdapterHubImport(checks.Import):
     def task(self) -> checks.ImportedTask:
         checkpoint, config = self.checkpoint, self.backbone.config
@@ -256,29 +215,23 @@ class _AdapterHubImport(checks.Import):
         bottleneck = read_bottleneck(checkpoint, file)
         self._check_backbone(file)
         self.check_tokenizer(is_adapter=True)
-        layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
-        shapes = self._shapes(bottleneck, layers, file.name)
-        tensors = checkpoint.adapter_tensors(WEIGHTS_STEM, advice=PICKLE_ADVICE)
-        checkpoint.check_tensors(
-            tensors,
-            {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
-        )
-        adapters = {at: _stored(prefix, bottleneck, tensors) for at, (prefix, _) in shapes.items()}
-        method, parameters = HeadOnly(), dict[str, Tensor]()
-        if adapters:
-            method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
+        method, parameters = self._adapters(bottleneck, file.name)
         head_file = checkpoint.parsed(HEAD_FILE, HeadFile)
         tensors = checkpoint.adapter_tensors(HEAD_STEM, advice=PICKLE_ADVICE)
-        head = (
-            self._class_head(head_file, tensors)
-            if head_file.config is None
-            else self._flexible_head(head_file.config, head_file.name or "", tensors)
+        flexible = head_file.config
+        head, names = (
+            self._class_head(head_file)
+            if flexible is None
+            else self._flexible_head(flexible, head_file.name or "")
         )
+        parameters |= self._head_parameters(head, names, tensors)
+        label2id = (flexible or head_file).label2id or {}
+        id2label: dict[str, JsonValue] = {str(number): it for it, number in label2id.items()}
         return checks.ImportedTask(
-            spec=BranchSpec(method=method, head=head.spec),
-            labels=self.labels(head.spec, head.id2label or checkpoint.meaning.id2label),
-            problem_type=head.problem_type and (self.named_problem_type or head.problem_type),
-            parameters={**parameters, **head.parameters},
+            spec=BranchSpec(method=method, head=head),
+            labels=self.labels(head, id2label or checkpoint.meaning.id2label),
+            problem_type=self._problem_type(head, flexible),
+            parameters=parameters,
             max_length=checkpoint.max_length(self.backbone),
             source="AdapterHub bottleneck folder, "
             + (f"trained on {file.model_name}" if file.model_name else "no base named"),
@@ -295,33 +248,47 @@ class _AdapterHubImport(checks.Import):
         if difference is not None:
             raise self.checkpoint.foreign(self.backbone, difference)
 
-    def _shapes(
-        self, config: BottleneckConfig, layers: str, name: str
-    ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
-        """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
-        width = self.backbone.config.hidden_width
+    def _adapters(self, config: BottleneckConfig, name: str) -> tuple[Method, dict[str, Tensor]]:
+        """The adapters as one method with its parameters; without adapters, a head alone."""
+        checkpoint, ours = self.checkpoint, self.backbone.config
         is_adapted = {
             "attention_adapter": config.mh_adapter,
             "feedforward_adapter": config.output_adapter,
         }
-        is_trained, one = isinstance(config.scaling, str), config.scaling == Scaling.LEARNED
-        scaling = {"scaling": (1 if one else width,)} if is_trained else {}
-        shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
-        for layer in sorted(set(range(self.backbone.config.num_layers)) - set(config.leave_out)):
-            size = size_at(self.checkpoint, config, layer, width)
-            own: dict[str, tuple[int, ...]] = {
-                "adapter_down.0.weight": (size, width),
-                "adapter_down.0.bias": (size,),
-                "adapter_up.weight": (width, size),
-                "adapter_up.bias": (width,),
-                **scaling,
-            }
-            for place, block in PLACES.items():
-                if is_adapted[place]:
-                    shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
-        return shapes
+        layers = sorted(set(range(ours.num_layers)) - set(config.leave_out))
+        sizes = {it: size_at(checkpoint, config, it, ours.hidden_width) for it in layers}
+        stem = f"{layout.FAMILIES[ours.model_type].encoder}.encoder.layer"
+        prefixes = {
+            (layer, place): f"{stem}.{layer}.{block}.adapters.{name}"
+            for layer in layers
+            for place, block in PLACES.items()
+            if is_adapted[place]
+        }
+        tensors = checkpoint.adapter_tensors(WEIGHTS_STEM, advice=PICKLE_ADVICE)
+        expected = {
+            f"{prefix}.{part}": shape
+            for (layer, _), prefix in prefixes.items()
+            for part, shape in _shapes(config, sizes[layer], ours.hidden_width).items()
+        }
+        checkpoint.check_tensors(tensors, expected)
+        if not prefixes:
+            return HeadOnly(), {}
+        method = _method(config, size=max(sizes.values()), first_layer=layers[0])
+        parameters = new_parameters(method, ours, torch.zeros)
+        for (layer, place), prefix in prefixes.items():
+            adapter, size = f"layers.{layer}.{place}", sizes[layer]
+            stored = tensors.get(f"{prefix}.scaling")
+            scale = torch.tensor([config.scaling]) if stored is None else stored
+            down, up = f"{prefix}.adapter_down.0", f"{prefix}.adapter_up"
+            scaled = tensors[f"{up}.weight"] * scale.unsqueeze(1)
+            parameters[f"{adapter}.down.weight"][:size] = tensors[f"{down}.weight"]
+            parameters[f"{adapter}.down.bias"][:size] = tensors[f"{down}.bias"]
+            parameters[f"{adapter}.up.weight"][:, :size] = scaled
+            parameters[f"{adapter}.up.bias"].copy_(tensors[f"{up}.bias"] * scale)
+        return method, parameters
 
-    def _flexible_head(self, head: FlexibleHead, name: str, tensors: Mapping[str, Tensor]) -> _Head:
+    def _flexible_head(self, head: FlexibleHead, name: str) -> tuple[HeadSpec, dict[str, str]]:
+        """The head, and the stored names of its tensors by ours."""
         spec = self._spec(head)
         positions = {OUTPUT: FIRST_LINEAR}
         if head.layers == 2:
@@ -331,21 +298,9 @@ class _AdapterHubImport(checks.Import):
             for ours, position in positions.items()
             for part in ("weight", "bias")
         }
-        if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-            problem_type = None
-        elif head.head_type == "multilabel_classification":
-            problem_type = ProblemType.MULTI_LABEL
-        else:
-            one = head.num_labels == 1
-            problem_type = ProblemType.REGRESSION if one else ProblemType.SINGLE_LABEL
-        return _Head(
-            spec=spec,
-            parameters=self._head_parameters(spec, names, tensors),
-            problem_type=problem_type,
-            label2id=head.label2id,
-        )
+        return spec, names
 
-    def _class_head(self, file: HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
+    def _class_head(self, file: HeadFile) -> tuple[HeadSpec, dict[str, str]]:
         kind = layout.kind_of_class(file.model_class)
         if kind is None:
             raise self._other_head(f"its head belongs to {file.model_class[:80]!r}")
@@ -354,19 +309,26 @@ class _AdapterHubImport(checks.Import):
         spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
         held = layout.ClassLayout(self.backbone.config, kind)
         of_base = f"{held.family.encoder}."
-        names = {ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)}
-        return _Head(
-            spec=spec,
-            parameters=self._head_parameters(spec, names, tensors),
-            problem_type=layout.usual_problem_type(spec),
-            label2id=file.label2id,
-        )
+        return spec, {
+            ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)
+        }
+
+    def _problem_type(self, head: HeadSpec, flexible: FlexibleHead | None) -> ProblemType | None:
+        if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            return None
+        if flexible is None:
+            usual = layout.usual_problem_type(head)
+        elif flexible.head_type == "multilabel_classification":
+            usual = ProblemType.MULTI_LABEL
+        else:
+            usual = ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+        return self.named_problem_type or usual
 
     def _head_parameters(
-        self, spec: HeadSpec, names: Mapping[str, str], tensors: Mapping[str, Tensor]
+        self, head: HeadSpec, names: Mapping[str, str], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
-        shapes = head_shapes(spec, self.backbone.config)
+        shapes = head_shapes(head, self.backbone.config)
         expected = {names[it]: shapes[it] for it in shapes if it in names}
         self.checkpoint.check_tensors(tensors, expected)
         pooler = {} if shapes.keys() <= names.keys() else self._pooler_parameters()
@@ -410,33 +372,29 @@ class _AdapterHubImport(checks.Import):
         )
 
 
-def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
-    scale = config.scaling
-    factor = tensors[f"{prefix}.scaling"] if isinstance(scale, str) else torch.tensor([scale])
-    return StoredAdapter(
-        down=Linear(
-            weight=tensors[f"{prefix}.adapter_down.0.weight"],
-            bias=tensors[f"{prefix}.adapter_down.0.bias"],
-        ),
-        up=Linear(
-            weight=tensors[f"{prefix}.adapter_up.weight"] * factor.unsqueeze(1),
-            bias=tensors[f"{prefix}.adapter_up.bias"] * factor,
-        ),
-    )
+def _shapes(config: BottleneckConfig, size: int, width: int) -> dict[str, tuple[int, ...]]:
+    """The stored tensors of one adapter."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "adapter_down.0.weight": (size, width),
+        "adapter_down.0.bias": (size,),
+        "adapter_up.weight": (width, size),
+        "adapter_up.bias": (width,),
+    }
+    if isinstance(config.scaling, str):
+        shapes["scaling"] = (1 if config.scaling == Scaling.LEARNED else width,)
+    return shapes
 
 
-def _settings(config: BottleneckConfig) -> Bottleneck:
-    match config.mh_adapter, config.output_adapter:
-        case True, True:
-            blocks = AdaptedBlocks.BOTH
-        case True, False:
-            blocks = AdaptedBlocks.ATTENTION
-        case _:
-            blocks = AdaptedBlocks.FEEDFORWARD
+def _method(config: BottleneckConfig, *, size: int, first_layer: int) -> Bottleneck:
+    if config.mh_adapter and config.output_adapter:
+        blocks = AdaptedBlocks.BOTH
+    else:
+        blocks = AdaptedBlocks.ATTENTION if config.mh_adapter else AdaptedBlocks.FEEDFORWARD
     return Bottleneck(
         blocks=blocks,
         reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
         activation=ACTIVATIONS[config.non_linearity.lower()],
         norms=Norms.FROZEN,
-        size=1,  # found in the tensors
+        size=size,
+        first_layer=first_layer,
     )

@@ -173,11 +173,9 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
     checkpoint.check_names(missing=needed & theirs.missing)
     _check_patterns(checkpoint, backbone.tokenizer)
     _check_tokens(checkpoint, tokenizer, backbone)
-    encodings = reference.probe_encodings(backbone)
-    expected = reference.answers_of(theirs.model, encodings)
-    difference = reference.check_answers(
-        checkpoint, reference.vector_branch(backbone), backbone, encodings, expected
-    )
+    expected = reference.answers_of(theirs.model, backbone)
+    branch = reference.vector_branch(backbone)
+    difference = reference.check_answers(checkpoint, branch, backbone, expected)
     record = AddedBackbone(
         name=name,
         source=source,
@@ -269,7 +267,8 @@ def _check_size(
 
 
 def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None:  # noqa: ANN401
-    stored = checkpoint.tokenizer_file(TOKENIZER)
+    has_file = checkpoint.has(TOKENIZER)
+    stored = checkpoint.read(TOKENIZER, limit=MAX_TOKENIZER_BYTES) if has_file else None
     with quiet():
         tokenizer.save_pretrained(made)
     (made / TOKENIZER).write_bytes(tokenizer_folder.definition_of(tokenizer, stored))

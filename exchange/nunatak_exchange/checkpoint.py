@@ -162,9 +162,6 @@ class Checkpoint:
             raise self.corrupt(name, f"has {size} bytes, at most {limit} are read")
         return target.read_bytes()
 
-    def tokenizer_file(self, name: str) -> bytes | None:
-        return self.read(name, limit=MAX_TOKENIZER_BYTES) if self.has(name) else None
-
     def json(self, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonValue:
         try:
             return json.loads(self.read(name, limit=limit), parse_constant=_refuse_constant)

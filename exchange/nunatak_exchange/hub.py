@@ -18,18 +18,16 @@ from pathlib import Path
 from nunatak_contract.cards import task_card
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError, invalid_option
-from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
+from nunatak_contract.manifest import MAX_NOTE_CHARS, BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
 from nunatak_exchange.checkpoint import Checkpoint, new_folder
 from nunatak_model import Backbone
-from nunatak_versions.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_versions.loading import load_task
+from nunatak_versions.versions import PARAMETERS_ROLE, VersionDraft, load_task
 
 LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"
 FILES = (MANIFEST, README, "*.safetensors")
-MAX_NOTE_CHARS = 4096
 PIPELINE_TAGS: Mapping[HeadKind, str] = {
     HeadKind.SEQUENCE_CLASSIFICATION: "text-classification",
     HeadKind.TOKEN_CLASSIFICATION: "token-classification",
@@ -37,13 +35,6 @@ PIPELINE_TAGS: Mapping[HeadKind, str] = {
     HeadKind.RANKING: "text-ranking",
 }
 """The hub's names for kinds of heads."""
-
-
-class HubUnavailableError(NunatakError):
-    def __init__(self, repository: str, action: str, reason: str) -> None:
-        self.action = action
-        self.reason = reason
-        super().__init__("hub_unavailable", repository=repository, action=action, reason=reason)
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
@@ -164,12 +155,9 @@ def download(repository: str, folder: Path, *, revision: str | None, files: Sequ
     if is_offline_mode():
         return _copy_cached(repository, folder, revision=revision, files=files)
     api = HfApi()
-    with _hub_errors(repository, "pull from"):
-        commit = api.model_info(repository, revision=revision).sha
-        # Real files are written, because links into a cache would lead out of the folder.
-        api.snapshot_download(
-            repository, revision=commit, local_dir=folder, allow_patterns=list(files)
-        )
+    commit = api.model_info(repository, revision=revision).sha
+    # Real files are written, because links into a cache would lead out of the folder.
+    api.snapshot_download(repository, revision=commit, local_dir=folder, allow_patterns=list(files))
     return str(commit)
 
 
@@ -180,18 +168,17 @@ def _copy_cached(
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
     from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
 
-    with _hub_errors(repository, "pull from"):
-        try:
-            found = Path(
-                HfApi().snapshot_download(repository, revision=revision, local_files_only=True)
-            )
-        except LocalEntryNotFoundError:
-            problem = "HF_HUB_OFFLINE is set, and the cache (HF_HUB_CACHE) has no such revision"
-            raise OSError(problem) from None
-        there = (it.relative_to(found).as_posix() for it in found.rglob("*") if it.is_file())
-        for name in filter_repo_objects(there, allow_patterns=list(files)):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found / name, folder / name)
+    try:
+        found = Path(
+            HfApi().snapshot_download(repository, revision=revision, local_files_only=True)
+        )
+    except LocalEntryNotFoundError:
+        problem = "HF_HUB_OFFLINE is set, and the cache (HF_HUB_CACHE) has no such revision"
+        raise OSError(problem) from None
+    there = (it.relative_to(found).as_posix() for it in found.rglob("*") if it.is_file())
+    for name in filter_repo_objects(there, allow_patterns=list(files)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found / name, folder / name)
     return found.name
 
 
@@ -231,20 +218,20 @@ def fetched(place: str, *, revision: str | None, files: Sequence[str]) -> Genera
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / place.rpartition("/")[2]
-        try:
+        both = "there is no such folder here, and the hub gives none ({})"
+        with _hub_errors(place, "pull from", both):
             commit = download(place, folder, revision=revision, files=files)
-        except HubUnavailableError as error:
-            both = f"there is no such folder here, and the hub gives none ({error.reason})"
-            raise HubUnavailableError(place, error.action, both) from error
         yield Fetched(folder=folder, origin=f"{place}@{commit}")
 
 
 @contextmanager
-def _hub_errors(repository: str, action: str) -> Generator[None]:
+def _hub_errors(repository: str, action: str, told: str = "{}") -> Generator[None]:
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # noqa: PLC0415 - slow to import, and rarely needed
 
     try:
         yield
     except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise HubUnavailableError(repository, action, reason) from error
+        reason = told.format(str(error).strip().partition("\n")[0] or type(error).__name__)
+        raise NunatakError(
+            "hub_unavailable", repository=repository, action=action, reason=reason
+        ) from error

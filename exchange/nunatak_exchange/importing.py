@@ -21,7 +21,7 @@ from nunatak_exchange.reference import PROBE_INPUTS
 from nunatak_exchange.transformers_import import import_transformers
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_folder import VOCABULARY
-from nunatak_versions.drafting import Provenance, VersionDraft, draft_task, head_record
+from nunatak_versions.versions import Provenance, VersionDraft, draft_task, head_record
 
 LEAST_TOKENS = 4
 """Special tokens alone fill shorter inputs."""

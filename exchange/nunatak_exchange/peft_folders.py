@@ -21,25 +21,23 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Ia3, Lora, Method
 from nunatak_exchange import checks, peft_config, reference
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, new_folder, write_json
-from nunatak_exchange.checks import check_exact
 from nunatak_exchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
-from nunatak_exchange.peft_methods import ADAPTER, kind_of, native_method, to_peft
+from nunatak_exchange.peft_methods import ADAPTER, native_method, to_peft
 from nunatak_exchange.transformers_export import (
-    KEEP_IT,
     check_head,
-    check_no_bottleneck,
+    check_merges,
     export_refusal,
     meaning_fields,
     merged_weights,
     write_meaning,
 )
-from nunatak_exchange.transformers_import import find_divergence, is_ranking, read_cross_encoder
+from nunatak_exchange.transformers_import import find_divergence, read_logits
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -51,7 +49,7 @@ from nunatak_model import (
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
 from nunatak_model.tokenizer_folder import quiet
-from nunatak_versions.loading import LoadedTask
+from nunatak_versions.versions import LoadedTask
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -82,13 +80,6 @@ def import_peft(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Base:
-    model: "PreTrainedModel"
-    random: Mapping[str, tuple[int, ...]]
-    """The shapes of the tensors that the backbone does not have, by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     spec: BranchSpec
     parameters: Mapping[str, Tensor]
@@ -107,15 +98,9 @@ class _PeftImport(checks.Import):
         self._check_types()
         self.check_tokenizer(is_adapter=True)
         num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
-        cross_encoder = read_cross_encoder(self.checkpoint, self.backbone)
-        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-            self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
-        )
+        reading = read_logits(self, self.kind, num_outputs=num_outputs)
         head = layout.head_spec(
-            HeadKind.RANKING if ranks else self.kind,
-            self.backbone.config,
-            num_outputs=num_outputs,
-            pooling=self._pooling(),
+            reading.kind, self.backbone.config, num_outputs=num_outputs, pooling=self._pooling()
         )
         branch = self._branch(self._with_padding(head))
         base = self.fields.get("base_model_name_or_path")
@@ -124,9 +109,9 @@ class _PeftImport(checks.Import):
             labels=self.labels(head, self.checkpoint.meaning.id2label),
             problem_type=self.problem_type(head),
             parameters=branch.parameters,
-            max_length=cross_encoder.max_length,
+            max_length=reading.max_length,
             source=f"peft {branch.found}, " + (f"trained on {base}" if base else "no base named"),
-            score=cross_encoder.score if ranks else RankingScore.SIGMOID,
+            score=reading.score,
             base=str(base) if base else None,
         )
 
@@ -163,7 +148,8 @@ class _PeftImport(checks.Import):
         named = self.checkpoint.config.get("pad_token_id")
         return replace(head, padding_id=named) if isinstance(named, int) and named >= 0 else head
 
-    def _base(self, head: HeadSpec) -> _Base:
+    def _base(self, head: HeadSpec) -> reference.Loaded:
+        """A model with the backbone's weights; `missing` names what the backbone does not have."""
         backbone = self.backbone
         raw: dict[str, JsonValue] = {
             **layout.config_fields(backbone, head.pooling),
@@ -176,9 +162,7 @@ class _PeftImport(checks.Import):
         tensors = self.names.encoder_to_stored(known) | self._initial_head(head)
         model_class = reference.class_named(self.checkpoint, self.names.class_name)
         config = reference.config_of(self.checkpoint, raw)
-        loaded = reference.load_model(self.checkpoint, model_class, config, tensors)
-        random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
-        return _Base(model=loaded.model, random=random)
+        return reference.load_model(self.checkpoint, model_class, config, tensors)
 
     def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
         backbone, names = self.backbone, self.names.head_names
@@ -198,33 +182,33 @@ class _PeftImport(checks.Import):
         modules = [name for name, _ in cast("Any", base.model).named_modules()]
         peft_config.check_patterns(checkpoint, self.fields, modules)
         adapted = self._adapted(base)
-        encodings = reference.probe_encodings(backbone)
-        expected = reference.answers_of(adapted.get_base_model(), encodings)
-        native = native_method(adapted, self.names.map_places(), backbone.config)
+        expected = reference.answers_of(adapted.get_base_model(), backbone)
+        native = native_method(self.method, adapted, self.names.map_places(), backbone.config)
         _unwrap(adapted.get_base_model())
         with checkpoint.refused_by("peft", "merge it"), quiet():
             merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
         theirs = self.names.from_model(merged.state_dict(), head)
         found = self._native(native, theirs, head) or self._merged(theirs, head)
         branch = build_branch(found.spec, backbone.config, found.parameters)
-        reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+        reference.check_answers(checkpoint, branch, backbone, expected)
         return found
 
-    def _adapted(self, base: _Base) -> "PeftModel":
+    def _adapted(self, base: reference.Loaded) -> "PeftModel":
         """Peft's model with the stored tensors, which must be exactly the adapter's own."""
         config = peft_config.peft_config(self.checkpoint, self.fields)
         with needs_extra("training"):
             import peft  # noqa: PLC0415 - takes seconds
         library, stored = cast("Any", peft), self.stored
+        random = {name: tuple(base.model.get_parameter(name).shape) for name in base.missing}
         with self.checkpoint.refused_by("peft", "adapt the backbone"), quiet():
             adapted = cast("PeftModel", library.get_peft_model(base.model, config).eval())
         with self.checkpoint.refused_by("peft", "name its tensors"), quiet():
             own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
         expected = {name: tuple(it.shape) for name, it in own.items()}
-        for name, shape in base.random.items():
+        for name, shape in random.items():
             # The head must come from the checkpoint, whether the configuration says so or not.
             expected.setdefault(PREFIX + name, shape)
-        if kind_of(adapted) in SHAPED_BY_TRAINING:
+        if self.method in SHAPED_BY_TRAINING:
             expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
         self._check_pooler(base, expected)
         self.checkpoint.check_tensors(stored, expected)
@@ -232,10 +216,12 @@ class _PeftImport(checks.Import):
             library.set_peft_model_state_dict(adapted, dict(stored))
         return adapted
 
-    def _check_pooler(self, base: _Base, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def _check_pooler(
+        self, base: reference.Loaded, expected: Mapping[str, tuple[int, ...]]
+    ) -> None:
         dense = self.names.family.dense
         pooler = f"{dense}.weight"
-        is_needed = pooler in base.random and PREFIX + pooler in expected
+        is_needed = pooler in base.missing and PREFIX + pooler in expected
         if is_needed and self.backbone.pooler is None and PREFIX + pooler not in self.stored:
             raise self.checkpoint.foreign(
                 self.backbone,
@@ -300,8 +286,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
 
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
     """
-    check_exact(backbone)
-    check_no_bottleneck(task, "no folder of peft", f"write it {KEEP_IT}")
+    check_merges(task, backbone, "no folder of peft")
     check_head(task, backbone, "write it with --format sentence-transformers")
     method = _method(task)
     kind = task.branch.spec.head.kind

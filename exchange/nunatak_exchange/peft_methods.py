@@ -41,14 +41,16 @@ Site = tuple[int, LinearMap]
 
 
 def native_method(
-    adapted: "PeftModel", places: Mapping[str, tuple[HeldMap, ...]], config: BackboneConfig
+    kind: str,
+    adapted: "PeftModel",
+    places: Mapping[str, tuple[HeldMap, ...]],
+    config: BackboneConfig,
 ) -> tuple[Method, dict[str, Tensor]] | None:
     """The adapter as LoRA or IA3 here, with its parameters; None if it is more than that.
 
     The caller compares the result with the weights that peft merges, because a variant of LoRA may
     hold more than its two factors.
     """
-    kind = kind_of(adapted)
     parts = defaultdict[Site, list[tuple[slice, MapChange]]](list)
     for name, module in cast("Any", adapted.get_base_model()).named_modules():
         for place in places.get(name, ()):
@@ -67,11 +69,6 @@ def native_method(
         if error.code != "invalid_method":
             raise
         return None
-
-
-def kind_of(adapted: "PeftModel") -> str:
-    config: Any = adapted.peft_config[ADAPTER]
-    return str(config.peft_type.value)
 
 
 def _change(kind: str, module: Any, place: HeldMap) -> MapChange | None:  # noqa: ANN401 - a module

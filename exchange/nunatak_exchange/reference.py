@@ -147,17 +147,16 @@ def load_model(
     )
 
 
-def probe_encodings(backbone: Backbone) -> list[Encoding]:
-    """The texts on which answers are compared, the last one as long as the backbone reads."""
+def answers_of(model: nn.Module, backbone: Backbone) -> list[tuple[Encoding, Tensor]]:
+    """The inputs on which answers are compared, each alone with its logits or its vectors.
+
+    The last input is as long as the backbone reads.
+    """
     most = min(backbone.config.max_tokens, MAX_TOKENS)
-    return backbone.tokenizer.encode([*PROBE_INPUTS, LONG_TEXT], max_length=most)
-
-
-def answers_of(model: nn.Module, encodings: Sequence[Encoding]) -> list[Tensor]:
-    """The logits of a model, or the vectors of a bare encoder, for each input alone."""
+    encodings = backbone.tokenizer.encode([*PROBE_INPUTS, LONG_TEXT], max_length=most)
     reads_types = "token_type_ids" in signature(model.forward).parameters
     with torch.inference_mode(), quiet():
-        return [_answer(model, encoding, reads_types=reads_types) for encoding in encodings]
+        return [(it, _answer(model, it, reads_types=reads_types)) for it in encodings]
 
 
 def _answer(model: nn.Module, encoding: Encoding, *, reads_types: bool) -> Tensor:
@@ -181,31 +180,24 @@ def vector_branch(backbone: Backbone) -> Branch:
     )
 
 
-def difference_of(
-    branch: Branch, backbone: Backbone, encodings: Sequence[Encoding], expected: Sequence[Tensor]
-) -> float:
-    """The largest difference of an answer from the expected one, as a part of the largest one."""
-    with torch.inference_mode():
-        found = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
-    largest = max(float(it.abs().max()) for it in expected)
-    differences = [
-        float((ours.cpu() - theirs).abs().max())
-        for ours, theirs in zip(found, expected, strict=True)
-    ]
-    # A NaN must not pass for a small number.
-    is_finite = all(bool(torch.isfinite(it).all()) for it in (*found, *expected))
-    return max(differences) / max(largest, 1e-2) if is_finite else float("nan")
-
-
 def check_answers(
     checkpoint: Checkpoint,
     branch: Branch,
     backbone: Backbone,
-    encodings: Sequence[Encoding],
-    expected: Sequence[Tensor],
+    expected: Sequence[tuple[Encoding, Tensor]],
 ) -> float:
-    """Refuse a model whose answers here are not those of its own library; return the difference."""
-    difference = difference_of(branch, backbone, encodings, expected)
+    """Refuse a model whose answers here are not those of its own library.
+
+    Return the largest difference, as a part of the largest answer.
+    """
+    with torch.inference_mode():
+        found = forward(backbone, [Row(encoding=it, branch=branch) for it, _ in expected])
+    pairs = [(ours.cpu(), theirs) for ours, (_, theirs) in zip(found, expected, strict=True)]
+    largest = max(float(theirs.abs().max()) for _, theirs in pairs)
+    # A NaN must not pass for a small number.
+    is_finite = all(bool(torch.isfinite(it).all()) for pair in pairs for it in pair)
+    errors = [float((ours - theirs).abs().max()) for ours, theirs in pairs]
+    difference = max(errors) / max(largest, 1e-2) if is_finite else float("nan")
     if not difference <= TOLERANCE:
         raise checkpoint.refuse(
             f"its answers here differ from the answers in its own library by {difference:.1e}"

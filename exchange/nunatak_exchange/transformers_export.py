@@ -41,7 +41,7 @@ from nunatak_model.sentence_folder import (
 )
 from nunatak_model.tokenizer_folder import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_model.weights import Linear
-from nunatak_versions.loading import LoadedTask
+from nunatak_versions.versions import LoadedTask
 
 MASKS: Final = ("[MASK]", "<mask>")
 KEEP_IT = "with --format hub, which keeps every method and head"
@@ -108,8 +108,7 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     into them. Ranking becomes sequence classification with one output, as cross-encoders are
     stored.
     """
-    check_exact(backbone)
-    check_no_bottleneck(task, "no class of transformers", f"write it {KEEP_IT}")
+    check_merges(task, backbone, "no class of transformers")
     check_head(task, backbone, f"write it with --format sentence-transformers, or {KEEP_IT}")
     head, names = task.manifest.head, layout.ClassLayout(backbone.config, task.manifest.head.kind)
     weights = names.to_stored(merged_weights(task.branch, backbone), task.branch.spec.head)
@@ -130,10 +129,14 @@ def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
     )
 
 
-def check_no_bottleneck(task: LoadedTask, nothing: str, advice: str) -> None:
-    """Raise `unsupported_export` if the task has bottleneck adapters; `nothing` has them there."""
+def check_merges(task: LoadedTask, backbone: Backbone, nothing: str) -> None:
+    """Raise an error if weights cannot hold the task: on integers, or with bottleneck adapters.
+
+    `nothing` there has such adapters.
+    """
+    check_exact(backbone)
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
-        raise export_refusal(task, f"{nothing} has bottleneck adapters", advice)
+        raise export_refusal(task, f"{nothing} has bottleneck adapters", f"write it {KEEP_IT}")
 
 
 def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
@@ -267,8 +270,7 @@ def export_sentence_transformers(task: LoadedTask, folder: Path, backbone: Backb
     The weights are the backbone's and the task's own, in float32; changes of maps are merged into
     them. `id2label` in `config.json` names the logits.
     """
-    check_exact(backbone)
-    check_no_bottleneck(task, "no module of sentence-transformers", f"write it {KEEP_IT}")
+    check_merges(task, backbone, "no module of sentence-transformers")
     head = task.branch.head
     if head.pooling not in WRITTEN or head.norm is not None or head.activation not in ACTIVATIONS:
         part = "sentence-transformers has no modules for this pooling, activation or norm of a head"
@@ -306,5 +308,4 @@ def _write_dense(folder: Path, linear: Linear, activation: str) -> None:
     out, into = linear.weight.shape
     sizes = {"in_features": into, "out_features": out, "bias": linear.bias is not None}
     write_json(folder, CONFIG, {**sizes, "activation_function": activation})
-    parts = {"linear.weight": linear.weight, "linear.bias": linear.bias}
-    write_weights(folder, {name: it.float() for name, it in parts.items() if it is not None})
+    write_weights(folder, _linear("linear", linear))

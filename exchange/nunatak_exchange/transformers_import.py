@@ -23,7 +23,6 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_exchange import checks, reference
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
-from nunatak_exchange.checks import ImportChoices
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -49,15 +48,19 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEncoder:
+class HeadReading:
+    """How the logits of a folder are read, which a cross-encoder says in files of its own."""
+
+    kind: HeadKind
+    score: RankingScore
     max_length: int | None
     """The longest input in tokens: the modules', else the tokenizer's; None if not set."""
-    score: RankingScore = RankingScore.SIGMOID
-    is_marked: bool = True
-    """Whether the folder says that it is a cross-encoder."""
 
 
-def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder:
+def read_logits(folder: checks.Import, kind: HeadKind, *, num_outputs: int) -> HeadReading:
+    """Return how a head is read that the class of the folder names."""
+    checkpoint, max_length = folder.checkpoint, None
+
     def read(name: str) -> object:
         return checkpoint.json(name) if checkpoint.has(name) else None
 
@@ -65,38 +68,37 @@ def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncod
         general = sentence_folder.json_object(read, sentence_folder.SENTENCE_CONFIG)
         config = sentence_folder.json_object(read, CONFIG)
         is_new = general.get("model_type") == MODEL_TYPE
-        if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
-            return CrossEncoder(max_length=checkpoint.max_length(backbone), is_marked=False)
-        max_length = None
+        is_marked = is_new or any(config.get(it) is not None for it in (KEY, OLD_KEY))
         if is_new and sentence_folder.read_modules(read) is not None:
-            kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
+            kinds = [it for it, _ in sentence_folder.read_modules(read) or ()]
             if kinds != ["Transformer"]:
                 raise checkpoint.refuse(
                     f"its modules are {', '.join(kinds)}",
                     "expected a cross-encoder of one Transformer",
                 )
             sentence_folder.check_prompt(general)
-            definition, settings = checkpoint.definition(backbone), checkpoint.settings
+            definition, settings = checkpoint.definition(folder.backbone), checkpoint.settings
             max_length = sentence_folder.read_max_tokens(read, definition, settings)
-        return CrossEncoder(
-            score=_score(checkpoint, general, config),
-            max_length=max_length or checkpoint.max_length(backbone),
-        )
+        score = _score(checkpoint, general, config) if is_marked else RankingScore.SIGMOID
+        max_length = max_length or checkpoint.max_length(folder.backbone)
+    is_sequence = kind is HeadKind.SEQUENCE_CLASSIFICATION
+    if is_sequence and _ranks(folder, num_outputs, is_marked=is_marked):
+        return HeadReading(kind=HeadKind.RANKING, score=score, max_length=max_length)
+    return HeadReading(kind=kind, score=RankingScore.SIGMOID, max_length=max_length)
 
 
-def is_ranking(
-    checkpoint: Checkpoint, cross_encoder: CrossEncoder, choices: ImportChoices, *, num_outputs: int
-) -> bool:
+def _ranks(folder: checks.Import, num_outputs: int, *, is_marked: bool) -> bool:
     """Whether a sequence classification becomes a ranking: the caller decides before the folder."""
+    choices = folder.choices
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise checkpoint.refuse(
+            raise folder.checkpoint.refuse(
                 f"it has {num_outputs} logits",
                 "expected one logit for a ranking; import it as a classification",
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
-    return num_outputs == 1 and cross_encoder.is_marked and not said
+    return num_outputs == 1 and is_marked and not said
 
 
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
@@ -225,15 +227,11 @@ def import_transformers(
     folder.check_shape()
     folder.check_tokenizer()
     stored = checkpoint.float_tensors()
-    cross_encoder = read_cross_encoder(checkpoint, backbone)
     names = layout.ClassLayout(backbone.config, kind)
     num_outputs = names.num_outputs(stored)
-    if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-        checkpoint, cross_encoder, choices, num_outputs=num_outputs
-    ):
-        kind = HeadKind.RANKING
+    reading = read_logits(folder, kind, num_outputs=num_outputs)
     head = layout.head_spec(
-        kind,
+        reading.kind,
         folder.config,
         num_outputs=num_outputs,
         pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
@@ -257,10 +255,9 @@ def import_transformers(
     }
     own = sum(tensor.numel() for tensor in parameters.values())
     shared = 1 - own / dedicated_parameters(backbone.config, head)
-    encodings = reference.probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
-    expected = reference.answers_of(loaded.model, encodings)
-    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    expected = reference.answers_of(loaded.model, backbone)
+    reference.check_answers(checkpoint, branch, backbone, expected)
     # transformers does not store its default names.
     named = meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)}
     return checks.ImportedTask(
@@ -268,8 +265,8 @@ def import_transformers(
         labels=folder.labels(head, named),
         problem_type=folder.problem_type(head),
         parameters=parameters,
-        max_length=cross_encoder.max_length,
-        score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,
+        max_length=reading.max_length,
+        score=reading.score,
         source=f"{class_name}, {found.describe()}; {shared:.0%} of the parameters stay shared"
         f"{_advice(rounded)}",
     )

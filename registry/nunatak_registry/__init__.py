@@ -11,7 +11,6 @@ from nunatak_registry.aliases import (
     SharedTraffic,
     Traffic,
 )
-from nunatak_registry.blobs.tensors import TensorEntry, read_header
 from nunatak_registry.copying import TaskCopy
 from nunatak_registry.documents import Cards
 from nunatak_registry.errors import (
@@ -24,8 +23,7 @@ from nunatak_registry.errors import (
     VersionNotFoundError,
 )
 from nunatak_registry.index.records import Published, PublishedCard, PublishedPolicy
-from nunatak_registry.index.snapshot import Generation
-from nunatak_registry.listing import DamagedTask, ListedTask, ListedVersion
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
 from nunatak_registry.replicas import LOOK_S, Beat, replicas_behind
 from nunatak_registry.store import Registry
@@ -62,10 +60,8 @@ __all__ = [
     "StoreUnavailableError",
     "TaskCopy",
     "TaskNotFoundError",
-    "TensorEntry",
     "Traffic",
     "VersionNotFoundError",
     "default_location",
-    "read_header",
     "replicas_behind",
 ]

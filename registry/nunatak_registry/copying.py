@@ -10,52 +10,30 @@ target contradicts the source. An operator must then decide which registry is ri
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.manifest import BlobRecord, TaskManifest
+from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.aliases import AliasState
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
 from nunatak_registry.index.change import Change
 from nunatak_registry.index.index import Store
+from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionState:
-    """One version as an index stores it."""
-
-    manifest: TaskManifest
-    document: str
-    """The exact text of the manifest, which the index keeps with its digest."""
-    published_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """Everything that an index says about one task."""
+    """Everything that an index says about one task, or the part that another index lacks."""
 
     next_version: int
     """The number of the next version, above all numbers that were ever given out."""
-    versions: Mapping[int, VersionState]
+    versions: Mapping[int, VersionRecord]
     aliases: Mapping[str, AliasState]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyPlan:
-    """What a target lacks of a task."""
-
-    next_version: int
-    versions: tuple[VersionState, ...]
-    present: tuple[int, ...]
-    """Numbers of the versions that the target has already."""
-    aliases: Mapping[str, AliasState]
-    """The aliases to bring forward; only new moves and changes, and all present candidates."""
 
     @property
     def blobs(self) -> dict[str, BlobRecord]:
-        """The blobs of the missing versions, by digest."""
-        return {it.sha256: it for version in self.versions for it in version.manifest.blobs}
+        """The blobs of the versions, by digest."""
+        return {it.sha256: it for own in self.versions.values() for it in own.parse().blobs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +51,20 @@ class TaskCopy:
     """Bytes of blobs that were written; blobs that were there already are not counted."""
 
 
-def plan_copy(task: str, source: TaskState, target: TaskState) -> CopyPlan:
-    """Return what `target` lacks of `source`.
+def plan_copy(task: str, source: TaskState, target: TaskState) -> TaskState:
+    """Return what `target` lacks of `source`; of an alias, new events, and all its candidates.
 
     Raises:
         NunatakError: `copy_conflict`, the target contradicts the source.
     """
-    missing, present = list[VersionState](), list[int]()
-    numbers = {it.manifest.content: number for number, it in target.versions.items()}
+    missing = dict[int, VersionRecord]()
+    numbers = {it.parse().content: number for number, it in target.versions.items()}
     for number, version in source.versions.items():
-        there = target.versions.get(number)
-        if there is None:
-            _check_free(task, number, target, same=numbers.get(version.manifest.content))
-            missing.append(version)
-        elif there.manifest.content == version.manifest.content:
-            present.append(number)
-        else:
+        same = numbers.get(version.parse().content)
+        if number not in target.versions:
+            _check_free(task, number, target, same=same)
+            missing[number] = version
+        elif number != same:
             raise _conflict(task, f"version {number} has other content there")
     aliases = dict[str, AliasState]()
     for alias, ours in source.aliases.items():
@@ -102,12 +78,8 @@ def plan_copy(task: str, source: TaskState, target: TaskState) -> CopyPlan:
             changes=ours.changes[len(theirs.changes) :],
             candidates=ours.candidates,
         )
-    return CopyPlan(
-        next_version=max(source.next_version, target.next_version),
-        versions=tuple(missing),
-        present=tuple(present),
-        aliases=aliases,
-    )
+    next_version = max(source.next_version, target.next_version)
+    return TaskState(next_version=next_version, versions=missing, aliases=aliases)
 
 
 def _check_free(task: str, number: int, target: TaskState, *, same: int | None) -> None:
@@ -131,23 +103,14 @@ class Copies(Store):
             return sorted(snapshot.next_versions())
 
     def state(self, task: str) -> TaskState:
-        """Return everything about one task, as of one moment.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            InvalidManifestError: a stored manifest is damaged.
-        """
+        """Return everything about one task, as of one moment; raise `TaskNotFoundError`."""
         with self._index.reading() as snapshot:
             if task not in snapshot.next_versions(task):
                 raise TaskNotFoundError(task)
             return _state_in(snapshot, task)
 
     def read(self, blob: BlobRecord) -> bytes:
-        """Return the bytes of a blob; size and digest are checked.
-
-        Raises:
-            CorruptBlobError: the stored bytes are missing or damaged.
-        """
+        """Return the bytes of a blob, or raise `CorruptBlobError`."""
         return self._blobs.get(blob.sha256, blob.size_bytes)
 
     def take(self, task: str, source: "Copies") -> TaskCopy:
@@ -177,8 +140,8 @@ class Copies(Store):
                 _add(change, task, plan)
         return TaskCopy(
             task=task,
-            versions=tuple(it.manifest.version for it in plan.versions),
-            present=plan.present,
+            versions=tuple(plan.versions),
+            present=tuple(it for it in wanted.versions if it not in plan.versions),
             num_events=sum(len(it.moves) + len(it.changes) for it in plan.aliases.values()),
             num_bytes=num_bytes,
         )
@@ -194,18 +157,10 @@ class Copies(Store):
 
 
 def _state_in(snapshot: Snapshot, task: str) -> TaskState:
-    times = snapshot.publication_times(task)
     candidates = snapshot.candidates(task)
     return TaskState(
         next_version=snapshot.next_versions(task).get(task, 1),
-        versions={
-            record.version: VersionState(
-                manifest=record.parse(),
-                document=record.manifest,
-                published_at=times[record.version],
-            )
-            for record in snapshot.all_versions(task)
-        },
+        versions={it.version: it for it in snapshot.all_versions(task)},
         aliases={
             alias: AliasState(
                 moves=tuple(snapshot.history(task, alias)),
@@ -217,9 +172,9 @@ def _state_in(snapshot: Snapshot, task: str) -> TaskState:
     )
 
 
-def _add(change: Change, task: str, plan: CopyPlan) -> None:
+def _add(change: Change, task: str, plan: TaskState) -> None:
     change.reserve_numbers(task, plan.next_version)
-    for it in plan.versions:
-        change.add_version(it.manifest, it.published_at, document=it.document)
+    for it in plan.versions.values():
+        change.add_version(it.parse(), it.moment, document=it.manifest)
     for alias, state in plan.aliases.items():
         change.bring_forward(task, alias, state)

@@ -6,7 +6,7 @@ Policies and question cards are documents. One question has at most one card.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Self
@@ -78,11 +78,10 @@ class DocumentStore(Store, Generic[Document]):
         """Yield the documents that ask a version by its number, or by a name that it alone has."""
         is_last = [it.version for it in snapshot.all_versions(task)] == [version]
         meant = {f"{task}/{version}", *([task] if is_last else [])}
-        for record in _newest(snapshot.documents(self.kind.row)):
-            with suppress(NunatakError):
-                if not meant.isdisjoint(record.parse(self.kind).document.references):
-                    name = f"{self.kind.name} {record.name}"
-                    yield f"{name} (put one that asks another version first)"
+        for it in self._serving(snapshot):
+            if not meant.isdisjoint(it.document.references):
+                name = f"{self.kind.name} {it.document.name}"
+                yield f"{name} (put one that asks another version first)"
 
     def check(self, document: Document) -> None:
         """Return if the present task versions can do what a document asks of them."""
@@ -99,12 +98,8 @@ class DocumentStore(Store, Generic[Document]):
 
     def newest(self) -> list[Published[Document]]:
         """Return the newest version of each document, ordered by name, without damaged ones."""
-        found = list[Published[Document]]()
-        for record in _newest(self._records()):
-            # One damaged row hides no other, as with tasks; `verify` reports it.
-            with suppress(NunatakError):
-                found.append(record.parse(self.kind))
-        return found
+        with self._index.reading() as snapshot:
+            return list(self._serving(snapshot))
 
     def numbers(self) -> dict[str, int]:
         """Return the number of the newest version of each document, also of a damaged one."""
@@ -153,15 +148,18 @@ class DocumentStore(Store, Generic[Document]):
     def _conflict(self, name: str, reason: str) -> NunatakError:
         return NunatakError("copy_conflict", what=f"{self.kind.name} {name!r}", reason=reason)
 
+    def _serving(self, snapshot: Snapshot) -> Iterator[Published[Document]]:
+        newest = {it.name: it for it in snapshot.documents(self.kind.row)}
+        for record in newest.values():
+            # One damaged row hides no other, as with tasks; `verify` reports it.
+            with suppress(NunatakError):
+                yield record.parse(self.kind)
+
     def _records(self, name: str | None = None) -> list[DocumentRecord]:
         if name is not None:
             check_document_name(self.kind.name, name)
         with self._index.reading() as snapshot:
             return snapshot.documents(self.kind.row, name)
-
-
-def _newest(records: Iterable[DocumentRecord]) -> Collection[DocumentRecord]:
-    return {it.name: it for it in records}.values()
 
 
 class PolicyStore(DocumentStore[Policy]):

@@ -28,14 +28,7 @@ from nunatak_registry.errors import (
     StoreUnavailableError,
 )
 from nunatak_registry.index.index import Clock, Index
-from nunatak_registry.index.snapshot import Generation
-from nunatak_registry.listing import (
-    DamagedTask,
-    ListedTask,
-    ListedVersion,
-    list_versions,
-    summarize,
-)
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import parse_location
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
@@ -204,7 +197,7 @@ class Registry(Upkeep):
     def tasks(self) -> list[ListedTask]:
         """Return every task, ordered by name, without the tasks of `damaged_tasks`."""
         with self._index.reading() as snapshot:
-            return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
+            return [found for found in snapshot.listed_tasks() if isinstance(found, ListedTask)]
 
     def names(self) -> tuple[str, ...]:
         """Return the name of every task, in order, also of a damaged one."""
@@ -214,13 +207,13 @@ class Registry(Upkeep):
     def damaged_tasks(self) -> list[DamagedTask]:
         """Return the tasks whose bare names mean a version with a damaged manifest."""
         with self._index.reading() as snapshot:
-            return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
+            return [found for found in snapshot.listed_tasks() if isinstance(found, DamagedTask)]
 
     def task(self, name: str) -> ListedTask:
         """Return one task, unless the manifest of its bare name is damaged."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
-            (found,) = summarize(snapshot, name)
+            snapshot.require_versions(name)
+            (found,) = snapshot.listed_tasks(name)
         if isinstance(found, DamagedTask):
             raise found.error
         return found
@@ -228,20 +221,20 @@ class Registry(Upkeep):
     def aliases(self, name: str) -> dict[str, int]:
         """Return the version of each alias of a task, also of a damaged one."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             return snapshot.aliases(name).get(name, {})
 
     def versions(self, name: str) -> list[TaskManifest]:
         """Return every version of a task, ascending, unless one has a damaged manifest."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
+            snapshot.require_versions(name)
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def listed_versions(self, name: str) -> list[ListedVersion]:
         """Return every version of a task for a list, ascending, also with a damaged manifest."""
         with self._index.reading() as snapshot:
-            snapshot.require_task(name)
-            return list_versions(snapshot, name)
+            snapshot.require_versions(name)
+            return snapshot.listed_versions(name)
 
     def version_of(self, draft: TaskDraft) -> int | None:
         """Return the version of the draft's task that has the draft's content, if there is one."""
@@ -268,7 +261,7 @@ class Registry(Upkeep):
         """
         check_alias_name(alias)
         with self._writing() as change:
-            change.require_task(task)
+            change.require_versions(task)
             current = change.aliases(task).get(task, {}).get(alias)
             check_expected(expected_version, current, task=task, alias=alias)
             change.require_version(task, version)

@@ -185,7 +185,7 @@ class Upkeep(Store):
         stored = [] if task is not None else list(self._blobs.files())
         with self._index.reading() as snapshot:
             if task is not None:
-                snapshot.require_task(task)
+                snapshot.require_versions(task)
             records = snapshot.all_versions(task)
             counted = snapshot.blob_references()
             findings = list(_check_index(snapshot, task))

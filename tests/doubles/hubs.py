@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
-import huggingface_hub
+from huggingface_hub import constants
 
 from doubles.listeners import Exchange, listening
 
@@ -37,10 +37,9 @@ def running_hub() -> Generator[FakeHub]:
     """Run a hub on a free port, which is the hub of this process."""
     hub = FakeHub()
     with listening(partial(_Exchange, hub)) as hub.address:
-        known = huggingface_hub.constants
-        template = known.HUGGINGFACE_CO_URL_TEMPLATE.replace(known.ENDPOINT, hub.address)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
         here = {"ENDPOINT": hub.address, "HUGGINGFACE_CO_URL_TEMPLATE": template}
-        with mock.patch.multiple(known, **here):
+        with mock.patch.multiple(constants, **here):
             yield hub
 
 

@@ -73,7 +73,7 @@ def publish_in_turn(
 def measure(folder: Path, *, repeats: int) -> Timings:
     """Time each call, on tasks spread over the registry."""
     with Registry.open(folder) as registry:
-        newest = registry.task("task1").latest
+        newest = registry.task("task1").versions[-1]
 
         def promote(turn: int) -> None:
             registry.promote(f"task{turn % NUM_TASKS}", "prod", 1 + turn % newest)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Protocol, cast
+from typing import TypeAlias, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -36,51 +36,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Files(Protocol):
-    """Whole files under one root, by key.
-
-    Every method raises `StoreUnavailableError` if the place cannot be reached.
-    """
-
-    def check_writable(self, room: int = 0) -> None:
-        """Raise `StoreReadOnlyError` once a write may have been lost; look for `room` bytes."""
-        ...
-
-    def write(self, key: str, data: bytes) -> None:
-        """Store `data`, durable on return; an earlier file of that key is replaced whole."""
-        ...
-
-    def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None if there is no plain file."""
-        ...
-
-    def exists(self, key: str) -> bool:
-        """Return whether a plain file is there."""
-        ...
-
-    def has_folder(self, name: str) -> bool:
-        """Return whether there is a folder below the root; True where files need no folders."""
-        ...
-
-    def delete(self, key: str) -> None: ...
-
-    def move(self, key: str, target: str) -> bool:
-        """Move the file at `key` without reading it; False if there is none."""
-        ...
-
-    def modified(self, key: str) -> datetime | None:
-        """Return the time of the file's last write, in UTC; None if there is none."""
-        ...
-
-    def list_keys(self) -> Iterator[str]:
-        """Yield the key of everything under the root, foreign files included, in no order.
-
-        A folder is yielded only at the third part of a key, where no folder belongs.
-        """
-        ...
-
-
-def open_files(root: str) -> Files:
+def open_files(root: str) -> "Files":
     """Return the files under `root`, a local path or an fsspec URL. Creates nothing."""
     if "://" not in root:
         return LocalFiles(Path(root))
@@ -101,13 +57,17 @@ def open_files(root: str) -> Files:
 
 
 class LocalFiles:
-    """A local folder. After a failed fsync the folder refuses writes, because data may be lost."""
+    """A local folder. After a failed fsync the folder refuses writes, because data may be lost.
+
+    Every method raises `StoreUnavailableError` if the place cannot be reached.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sync_failure: str | None = None
 
     def check_writable(self, room: int = 0) -> None:
+        """Raise `StoreReadOnlyError` once a write may have been lost; look for `room` bytes."""
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         if room:
@@ -116,6 +76,7 @@ class LocalFiles:
                 os.posix_fallocate(file.fileno(), 0, room)
 
     def write(self, key: str, data: bytes) -> None:
+        """Store `data`, durable on return; an earlier file of that key is replaced whole."""
         self.check_writable()
         path = self._root / key
         with _local_refusals(f"write the blob {key}"), self._failed_sync_is_final():
@@ -129,6 +90,7 @@ class LocalFiles:
                 sync_folder(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
+        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         with _local_refusals(f"read the blob {key}"):
             try:
                 with self._folder(key) as folder:
@@ -146,6 +108,7 @@ class LocalFiles:
                 os.close(descriptor)
 
     def exists(self, key: str) -> bool:
+        """Return whether a plain file is there."""
         found = self._status(key)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -163,6 +126,7 @@ class LocalFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
+        """Move the file at `key` without reading it; False if there is none."""
         self.check_writable()
         if self._status(key) is None:
             return False
@@ -175,10 +139,15 @@ class LocalFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
+        """Return the time of the file's last write, in UTC; None if there is none."""
         found = self._status(key)
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
     def list_keys(self) -> Iterator[str]:
+        """Yield the key of everything under the root, foreign files included, in no order.
+
+        A folder is yielded only at the third part of a key, where no folder belongs.
+        """
         with _local_refusals("list the blobs"):
             yield from _keys_below(self._root, "", 1)
 
@@ -290,6 +259,8 @@ def _local_refusals(action: str) -> Generator[None]:
 
 
 class RemoteFiles:
+    """An object store, as `LocalFiles`."""
+
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
@@ -318,6 +289,7 @@ class RemoteFiles:
             return info.get("type") == "file"
 
     def has_folder(self, name: str) -> bool:
+        """Return True: files need no folders here."""
         return True
 
     def delete(self, key: str) -> None:
@@ -359,3 +331,6 @@ def _remote_refusals(action: str) -> Generator[None]:
             f"cannot {action} a blob in the object store: {type(error).__name__}; "
             "check its address, credentials and reachability"
         ) from error
+
+
+Files: TypeAlias = LocalFiles | RemoteFiles

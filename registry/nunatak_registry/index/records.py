@@ -1,6 +1,7 @@
 """Rows of versions, of policies and of question cards, and the documents in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -14,13 +15,25 @@ from nunatak_contract.policies import Policy
 from nunatak_contract.questions import QuestionCard
 from nunatak_contract.record import problems_text
 from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.errors import InvalidManifestError
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.schema import DocumentRow, PolicyRow, QuestionRow
 
 NUM_PARSED: Final = 1024
 """Most parsed manifests that are kept."""
 MAX_KEPT_CHARS: Final = 65_536
 """Longest text of a manifest that is kept parsed; most have some thousand characters."""
+
+
+@contextmanager
+def damage_of(what: str) -> Generator[None]:
+    """Name the damaged part of the index if its values cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        # A column of SQLite may hold values of another type.
+        raise StoreUnavailableError(
+            f"{what} in the index cannot be read: {error}; restore the index from a backup"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +44,27 @@ class VersionRecord:
     version: int
     manifest: str
     manifest_digest: str
+    published_at: str
 
     @property
     def reference(self) -> str:
         return f"{self.task}/{self.version}"
 
+    @property
+    def moment(self) -> datetime:
+        """The time of the publication."""
+        with damage_of(f"the times of the versions of task {self.task!r}"):
+            return datetime.fromisoformat(self.published_at)
+
     def parse(self) -> TaskManifest:
         return (_parse if len(self.manifest) <= MAX_KEPT_CHARS else _parse_anew)(self)
+
+    def readable(self) -> TaskManifest | None:
+        """Return the manifest, or None if it is damaged."""
+        try:
+            return self.parse()
+        except InvalidManifestError:
+            return None
 
 
 def _parse_anew(record: VersionRecord) -> TaskManifest:

@@ -1,8 +1,7 @@
 """Reads of the index: a `Snapshot` answers every question from one read transaction."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -14,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import (
     DEFAULT_ALIAS,
     MAX_VERSION,
@@ -30,13 +30,8 @@ from nunatak_registry.aliases import (
     check_expected,
     rollback_target,
 )
-from nunatak_registry.errors import (
-    InvalidManifestError,
-    StoreUnavailableError,
-    TaskNotFoundError,
-    VersionNotFoundError,
-)
-from nunatak_registry.index.records import DocumentRecord, VersionRecord
+from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
+from nunatak_registry.index.records import DocumentRecord, VersionRecord, damage_of
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -57,10 +52,14 @@ _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
 
 Record = TypeVar("Record", AliasEvent, Candidate, CandidateEvent)
-VersionQuery: TypeAlias = "sa.Select[str, int, str, str]"
-_VERSIONS: VersionQuery = sa.select(
-    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
-)
+Query: TypeAlias = "sa.Select[*tuple[Any, ...]]"
+
+
+def _columns(record: type[VersionRecord | DocumentRecord], row: type[Any]) -> Query:
+    return sa.select(*(getattr(row, it.name) for it in fields(record)))
+
+
+_VERSIONS = _columns(VersionRecord, VersionRow)
 # A pair of columns refers to itself, so one in each query would leave work to the collector.
 # SQLite needs no lock of rows, because it has one writer at a time.
 _EXISTING: Final = (
@@ -68,6 +67,40 @@ _EXISTING: Final = (
     .where(sa.tuple_(VersionRow.task, VersionRow.version).in_(sa.bindparam("keys", expanding=True)))
     .with_for_update(read=True, key_share=True)
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask:
+    """One task: its versions, ascending, its aliases, and the version of its bare name."""
+
+    name: str
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+    manifest: TaskManifest
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedTask:
+    """A task whose bare name means an unreadable version. Other versions may be readable."""
+
+    name: str
+    version: int
+    error: InvalidManifestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedVersion:
+    """One version of a task, for a list of all its versions."""
+
+    version: int
+    published_at: datetime
+    manifest: TaskManifest | None
+    """None if the stored manifest is damaged."""
+    moves: tuple[AliasEvent, ...]
+    """The last move of each alias that points to the version."""
+    candidates: tuple[Candidate, ...]
+    """Where the version is a canary or a shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +166,41 @@ class Snapshot:
 
     def _shared(self, candidate: Candidate) -> SharedTraffic | None:
         record = self.version(candidate.task, candidate.version)
-        try:
-            share = candidate.share
-            return SharedTraffic(manifest=record.parse(), share=share) if record else None
-        except InvalidManifestError:
-            return None
+        manifest = record and record.readable()
+        return SharedTraffic(manifest=manifest, share=candidate.share) if manifest else None
+
+    def listed_tasks(self, task: str | None = None) -> Iterator[ListedTask | DamagedTask]:
+        """Yield one task or all, ordered by name."""
+        versions, aliases = self.version_numbers(task), self.aliases(task)
+        candidates = defaultdict[str, list[Candidate]](list)
+        for candidate in self.candidates(task):
+            candidates[candidate.task].append(candidate)
+        for record in self.default_versions(task):
+            try:
+                yield ListedTask(
+                    name=record.task,
+                    versions=versions[record.task],
+                    aliases=aliases.get(record.task, {}),
+                    manifest=record.parse(),
+                    candidates=tuple(candidates[record.task]),
+                )
+            except InvalidManifestError as error:
+                yield DamagedTask(name=record.task, version=record.version, error=error)
+
+    def listed_versions(self, task: str) -> list[ListedVersion]:
+        """Return every version of a task, ascending."""
+        aliases, candidates = self.aliases(task).get(task, {}), self.candidates(task)
+        moves = [move for alias in aliases for move in self.history(task, alias)[-1:]]
+        return [
+            ListedVersion(
+                version=record.version,
+                published_at=record.moment,
+                manifest=record.readable(),
+                moves=tuple(it for it in moves if it.to_version == record.version),
+                candidates=tuple(it for it in candidates if it.version == record.version),
+            )
+            for record in self.all_versions(task)
+        ]
 
     def rollback(self, task: str, alias: str, expected_version: int | None) -> tuple[int, int]:
         available = self.require_versions(task)
@@ -154,17 +217,14 @@ class Snapshot:
             raise TaskNotFoundError(task)
         return versions
 
-    def require_task(self, task: str) -> None:
-        if not self.has_version(check_task_name(task)):
-            raise TaskNotFoundError(task)
-
     def require_version(self, task: str, version: int) -> None:
-        if not self.has_version(check_task_name(task), version):
-            raise VersionNotFoundError(task, version, self.require_versions(task))
+        available = self.require_versions(task)
+        if version not in available:
+            raise VersionNotFoundError(task, version, available)
 
     def require_alias(self, task: str, alias: str) -> int:
         check_alias_name(alias)
-        self.require_task(task)
+        self.require_versions(task)
         aliases = self.aliases(task).get(task, {})
         if alias not in aliases:
             known = ", ".join(aliases) or "none"
@@ -191,30 +251,14 @@ class Snapshot:
         query = _VERSIONS.where(*_only(VersionRow.task, task))
         return self._all(query.order_by(VersionRow.task, VersionRow.version))
 
-    def publication_times(self, task: str) -> dict[int, datetime]:
-        query = sa.select(VersionRow.version, VersionRow.published_at).where(
-            VersionRow.task == task
-        )
-        rows = self._connection.execute(query)
-        with _damage_of(f"the times of the versions of task {task!r}"):
-            return {version: datetime.fromisoformat(at) for version, at in rows}
-
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the versions of each task, ascending."""
         # One row per task, because rows cost more than the numbers in them.
         numbers = sa.func.aggregate_strings(sa.cast(VersionRow.version, sa.String), ",")
         query = sa.select(VersionRow.task, numbers).where(*_only(VersionRow.task, task))
         rows = self._connection.execute(query.group_by(VersionRow.task))
-        with _damage_of("the numbers of the versions"):
+        with damage_of("the numbers of the versions"):
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
-
-    def has_version(self, task: str, version: int | None = None) -> bool:
-        """Return whether a task has this version, or any version."""
-        if version is not None and not 1 <= version <= MAX_VERSION:
-            return False
-        own = VersionRow.task == task, *_only(VersionRow.version, version)
-        query = sa.select(VersionRow.version).where(*own).limit(1)
-        return self._connection.execute(query).first() is not None
 
     def names(self) -> tuple[str, ...]:
         query = sa.select(VersionRow.task).distinct().order_by(VersionRow.task)
@@ -280,7 +324,7 @@ class Snapshot:
         """Return the time when a deletion took a blob's last reference; None if there was none."""
         query = sa.select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
         at = self._connection.execute(query).scalar_one_or_none()
-        with _damage_of(f"the time at which blob {digest[:12]}... retired"):
+        with damage_of(f"the time at which blob {digest[:12]}... retired"):
             return None if at is None else datetime.fromisoformat(at)
 
     def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
@@ -295,7 +339,7 @@ class Snapshot:
         self, own: Sequence[sa.ColumnElement[bool]], now: datetime, what: str
     ) -> list[sa.Row[*tuple[Any, ...]]]:
         query = sa.select(*HoldRow.__table__.columns).where(*own).order_by(HoldRow.reader)
-        with _damage_of(what):
+        with damage_of(what):
             rows = self._connection.execute(query)
             return [it for it in rows if datetime.fromisoformat(it.until) > now]
 
@@ -336,25 +380,21 @@ class Snapshot:
         if not sa.inspect(self._connection).has_table(row.__tablename__):
             # An index from before there were question cards is not changed to be read.
             return []
-        columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
-        query = sa.select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
+        query = _columns(DocumentRecord, row).where(*_only(row.name, name))
+        ordered = query.order_by(row.name, row.version)
         # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
-        return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]
+        return [DocumentRecord(**it) for it in self._connection.execute(ordered).mappings()]
 
-    def _one(self, query: VersionQuery) -> VersionRecord | None:
+    def _one(self, query: Query) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
 
-    def _all(
-        self, query: VersionQuery, values: Mapping[str, str] | None = None
-    ) -> list[VersionRecord]:
+    def _all(self, query: Query, values: Mapping[str, str] | None = None) -> list[VersionRecord]:
         # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query
         return [VersionRecord(**row) for row in self._connection.execute(query, values).mappings()]
 
-    def _records(
-        self, kind: type[Record], query: sa.Select[*tuple[Any, ...]], what: str
-    ) -> list[Record]:
+    def _records(self, kind: type[Record], query: Query, what: str) -> list[Record]:
         rows = map(dict, self._connection.execute(query).mappings())
-        with _damage_of(what):
+        with damage_of(what):
             return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]
 
 
@@ -370,7 +410,7 @@ def _reader(kind: type[Record]) -> TypeAdapter[Record]:
     return TypeAdapter(kind)
 
 
-def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> VersionQuery:
+def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> Query:
     highest = sa.select(VersionRow.task, sa.func.max(VersionRow.version).label("version"))
     newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
     # The limit removes no row. The limit stops SQLite from merging the two queries; the merged
@@ -392,14 +432,3 @@ def _default_versions(*is_wanted: sa.ColumnElement[bool]) -> VersionQuery:
 # rarely.
 _DEFAULT_VERSIONS = _default_versions()
 _DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == sa.bindparam("task"))
-
-
-@contextmanager
-def _damage_of(what: str) -> Generator[None]:
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        # A column of SQLite may hold values of another type.
-        raise StoreUnavailableError(
-            f"{what} in the index cannot be read: {error}; restore the index from a backup"
-        ) from error

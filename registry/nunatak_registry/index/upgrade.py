@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry.blobs.files import sync_folder
-from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.errors import StoreUnavailableError
 from nunatak_registry.index.change import raise_generation
 from nunatak_registry.index.index import Index, writer_of
 from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
@@ -242,17 +242,11 @@ def _outcome(
 ) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
-    unreadable = list[str]()
-    for record in records:
-        try:
-            record.parse()
-        except InvalidManifestError:
-            unreadable.append(record.reference)
     return Upgraded(
         found=str(found.number),
         layout=str(SCHEMA_VERSION),
         steps=steps,
         backup=backup,
         num_versions=len(records),
-        unreadable=tuple(unreadable),
+        unreadable=tuple(it.reference for it in records if it.readable() is None),
     )

@@ -44,7 +44,7 @@ from nunatak_server.engine.compute import BackboneInUse
 from nunatak_server.scheduler import rows
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
-from nunatak_versions.loading import backbone_mismatch
+from nunatak_versions.versions import backbone_mismatch
 
 FindFault = Callable[[torch.device], str | None]
 """Returns why a CUDA device cannot compute; None if it can."""

@@ -21,7 +21,6 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_exchange.checkpoint import new_folder
 from nunatak_exchange.hub import (
     FILES,
-    HubUnavailableError,
     draft_pulled,
     fetched,
     is_folder,
@@ -124,7 +123,7 @@ def test_what_is_pushed_to_a_folder_is_fetched_from_it(
 @pytest.mark.usefixtures("there")
 def test_a_repository_that_is_not_there_is_an_error() -> None:
     with (
-        pytest.raises(HubUnavailableError, match="'me/nothing': there is no such folder here"),
+        raises("hub_unavailable", match="'me/nothing': there is no such folder here"),
         fetched("me/nothing", revision=None, files=FILES),
     ):
         pass
@@ -134,7 +133,7 @@ def test_a_repository_that_is_not_there_is_an_error() -> None:
 def test_a_malformed_name_is_an_error(
     version: tuple[TaskManifest, dict[str, bytes]], there: FakeHub, name: str
 ) -> None:
-    with pytest.raises(HubUnavailableError, match="check its name"):
+    with raises("hub_unavailable", match="check its name"):
         push(*version, name, private=True)
 
     assert there.repositories == {}
@@ -147,7 +146,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error(
         pass
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", gone.address)
 
-    with pytest.raises(HubUnavailableError, match="your network"):
+    with raises("hub_unavailable", match="your network"):
         push(*version, "me/tone", private=True)
 
 

@@ -1,15 +1,13 @@
-"""Adapters with different ranks, scales, sizes and layers as one method: the same results."""
+"""Adapters with different ranks, scales and layers as one method: the same results."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from nunatak_contract.enums import Activation, HeadKind, LinearMap, Norms
-from nunatak_contract.methods import Bottleneck, Lora
-from nunatak_exchange.adapterhub_import import StoredAdapter, normalised_bottleneck
+from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.methods import Lora
 from nunatak_exchange.peft_methods import normalised_lora
 from nunatak_model import build_branch, maths_of
 from nunatak_model.branch import BranchSpec
@@ -17,7 +15,6 @@ from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import ChangedMaps
 from nunatak_model.methods.lora import MAX_RANK
 from nunatak_model.ops.low_rank import LoraUpdate
-from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config
 WIDTHS = maths_of(Lora(rank=1, alpha=1.0, targets=tuple(LinearMap))).parameter_shapes(CONFIG)
@@ -86,32 +83,3 @@ def test_a_rank_may_exceed_the_width_up_to_a_limit() -> None:
         normalised_lora(
             {(0, LinearMap.KEY): random_update(0, LinearMap.KEY, MAX_RANK + 1, 1.0)}, CONFIG
         )
-
-
-@pytest.mark.parametrize("activation", Activation)
-def test_adapters_of_unlike_sizes_answer_as_before(activation: Activation) -> None:
-    generator = torch.Generator().manual_seed(0)
-    adapters = {
-        (layer, "feedforward_adapter"): StoredAdapter(
-            down=Linear(
-                weight=torch.randn(size, 32, generator=generator),
-                bias=torch.randn(size, generator=generator),
-            ),
-            up=Linear(
-                weight=torch.randn(32, size, generator=generator),
-                bias=torch.randn(32, generator=generator),
-            ),
-        )
-        for layer, size in ((1, 3), (3, 7))
-    }
-    settings = Bottleneck(activation=activation, norms=Norms.FROZEN, size=64)
-
-    method, parameters = normalised_bottleneck(settings, adapters, CONFIG)
-
-    assert (method.size, method.first_layer) == (7, 1)
-    for (layer, place), adapter in adapters.items():
-        size, prefix = len(adapter.down.weight), f"layers.{layer}.{place}"
-        assert torch.equal(parameters[f"{prefix}.down.weight"][:size], adapter.down.weight)
-        assert not parameters[f"{prefix}.up.weight"][:, size:].any()
-    assert not parameters["layers.2.feedforward_adapter.up.weight"].any()
-    assert not parameters["layers.2.feedforward_adapter.up.bias"].any()

@@ -87,7 +87,7 @@ def test_a_version_is_validated_once_between_any_other_loads(
     def prove(manifest: TaskManifest, *_: object, **__: object) -> None:
         proven.append(manifest.reference)
 
-    monkeypatch.setattr("nunatak_versions.loading.run_probe", prove)
+    monkeypatch.setattr("nunatak_versions.versions.run_probe", prove)
     with Registry.open(tmp_path) as registry:
         load = loading_of(registry, Backbones(backbone))
         versions = [publish_tiny_task(registry, backbone, seed=seed) for seed in (1, 2)]
