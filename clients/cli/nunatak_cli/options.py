@@ -242,6 +242,14 @@ class LabelledRows(TextColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RegistryOptions:
+    """The options of a command that asks a registry and prints the outcome."""
+
+    registry: RegistryOption = None
+    as_json: JsonOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
     """The options of a command that computes in this process."""
 

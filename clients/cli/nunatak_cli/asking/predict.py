@@ -28,6 +28,7 @@ from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 from nunatak_contract.requests import Input, Query, Question
+from nunatak_contract.wire import InputFacts
 from nunatak_rows import FileFormat
 from nunatak_rows.inputs import bad_row
 
@@ -304,7 +305,6 @@ def _item_text(item: Item) -> str:
 def _answer_json(answer: "TaskResult") -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
     from nunatak_client.replies import error_of
-    from nunatak_contract.wire import InputFacts
 
     if answer.error is not None:
         detail = error_of(answer.error).problem

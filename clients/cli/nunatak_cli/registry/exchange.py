@@ -13,13 +13,14 @@ from nunatak_cli import options
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import existing_registry, publishing_registry
+from nunatak_contract.cards import shared_text
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import invalid_option, needs_extra
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_versions import VersionDraft
 
@@ -163,8 +164,7 @@ def export(
         options.ExportFormat, typer.Option("--format", help="Format of the folder.")
     ] = options.ExportFormat.TRANSFORMERS,
     backbone: options.BackboneOption = None,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
@@ -177,7 +177,7 @@ def export(
         from nunatak_model import load_backbone, source_of
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
         writers = {
             options.ExportFormat.TRANSFORMERS: export_transformers,
@@ -192,7 +192,7 @@ def export(
             write(version, target, loaded)
     document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
     line = f"wrote {manifest.reference} to {folder} ({wanted})"
-    print_outcome(document, line, as_json=as_json)
+    print_outcome(document, line, as_json=asked.as_json)
 
 
 def push(
@@ -200,18 +200,17 @@ def push(
     place: PlaceArgument,
     *,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
         from nunatak_exchange.hub import push
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
         blobs = _blobs(opened, manifest)
         pushed = push(manifest, blobs, place, private=not public)
     document = {"reference": manifest.reference, "place": pushed}
-    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
+    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=asked.as_json)
 
 
 def pull(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -276,8 +275,6 @@ def _publish(
     draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str, as_json: bool
 ) -> None:
     """Publish a version, point the alias at it, and print what was found and published."""
-    from nunatak_contract.cards import shared_text
-
     known = registry.version_of(draft.manifest)
     manifest = registry.publish(draft.manifest, draft.blobs)
     is_new, head = manifest.version != known, manifest.head

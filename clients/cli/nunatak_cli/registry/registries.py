@@ -12,7 +12,14 @@ import typer
 from rich.filesize import decimal
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
+from nunatak_cli.options import (
+    CreateOption,
+    JsonOption,
+    QuietOption,
+    RegistryOption,
+    RegistryOptions,
+    group,
+)
 from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
@@ -117,9 +124,9 @@ def upgrade(
         raise typer.Exit(1)
 
 
-def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+def replicas(*, asked: RegistryOptions) -> None:
     """List the server processes of a registry: what they serve, their load and their memory."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         listing = opened.replicas.listing()
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
@@ -139,7 +146,7 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
             f"{counted(load.versions, 'version')}, {decimal(load.version_bytes)} of "
             f"{decimal(load.process_bytes)}",
         )
-    print_outcome(document, table, as_json=as_json, empty=empty)
+    print_outcome(document, table, as_json=asked.as_json, empty=empty)
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:

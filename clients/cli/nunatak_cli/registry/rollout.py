@@ -15,6 +15,7 @@ from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import ProvingOptions
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
+from nunatak_contract.wire import PastCandidate
 
 if TYPE_CHECKING:
     from nunatak_client import ShadowReport
@@ -136,8 +137,6 @@ def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
 
 
 def candidate_json(event: "CandidateEvent") -> dict[str, object]:
-    from nunatak_contract.wire import PastCandidate
-
     return PastCandidate.model_validate(event).model_dump(mode="json")
 
 

@@ -30,8 +30,10 @@ from nunatak_cli.registry.show import (
     versions,
 )
 from nunatak_cli.registry.verify import ProvingOptions, verify
+from nunatak_contract.cards import shared_text
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
+from nunatak_contract.wire import PastMove, TaskSummary
 
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
@@ -63,15 +65,13 @@ class MoveOptions:
         return [registries.wait_for_replicas(registry, self.timeout)] if self.wait else []
 
 
-def list_tasks(
-    *, registry: options.RegistryOption = None, as_json: options.JsonOption = False
-) -> None:
+def list_tasks(*, asked: options.RegistryOptions) -> None:
     """List the tasks, each with the version that its bare name serves."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         tasks = opened.tasks()
     document = {"tasks": [_summary_json(task) for task in tasks]}
     empty = "no tasks yet; publish one with `nunatak train`"
-    print_outcome(document, _tasks_table(tasks), as_json=as_json, empty=empty)
+    print_outcome(document, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
 def history(
@@ -80,11 +80,10 @@ def history(
     alias: Annotated[
         str | None, typer.Option(metavar="ALIAS", help="Only this alias. Absent: all aliases.")
     ] = None,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         aliases = opened.aliases(name) if alias is None else [alias]
         moves = [move for each in aliases for move in opened.history(name, each)]
         changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
@@ -96,7 +95,7 @@ def history(
         "candidates": [candidate_json(change) for change in changes],
     }
     empty = f"task {name!r} has no aliases; its newest version is served"
-    print_outcome(document, _history_table(moves, changes), as_json=as_json, empty=empty)
+    print_outcome(document, _history_table(moves, changes), as_json=asked.as_json, empty=empty)
 
 
 def promote(
@@ -133,12 +132,11 @@ def delete(
     reference: options.VersionArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Delete a version that no alias or server holds; its number is never used again."""
     name, version = options.version_named(reference)
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         reference = opened.resolve(reference).reference
         if not yes:
             try:
@@ -147,7 +145,7 @@ def delete(
                 raise invalid_option(f"{reference} stays: give --yes to delete it") from error
         opened.delete(name, version)
     document = {"task": name, "version": version, "deleted": True}
-    print_outcome(document, f"deleted {reference}", as_json=as_json)
+    print_outcome(document, f"deleted {reference}", as_json=asked.as_json)
 
 
 def collect(
@@ -161,11 +159,10 @@ def collect(
             "longest load or publish takes.",
         ),
     ] = 3600.0,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Remove the blobs of deleted versions and the files that killed writers left."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         collected = opened.gc(grace)
     line = (
         f"removed {counted(len(collected.removed_blobs), 'blob')} and "
@@ -174,12 +171,10 @@ def collect(
     )
     members = ("removed_blobs", "removed_temporary", "kept_young")
     document = {name: getattr(collected, name) for name in members}
-    print_outcome(document, line, as_json=as_json)
+    print_outcome(document, line, as_json=asked.as_json)
 
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
-    from nunatak_contract.cards import shared_text
-
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     table.add_column("version", no_wrap=True)
@@ -225,15 +220,11 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
 
 def _summary_json(task: "ListedTask") -> dict[str, object]:
     """Return a task in the shape of the server's `GET /v1/tasks`."""
-    from nunatak_contract.wire import TaskSummary
-
     summary = TaskSummary.model_validate(task)
     return summary.model_dump(mode="json", exclude={"resident_versions"})
 
 
 def _event_json(event: "AliasEvent") -> dict[str, object]:
-    from nunatak_contract.wire import PastMove
-
     return PastMove.model_validate(event).model_dump(mode="json")
 
 
