@@ -15,7 +15,7 @@ import house
 import pytest
 from packaging.requirements import Requirement
 
-from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
+from nunatak_cli.training.init import ReadyTask
 from nunatak_client import AsyncClient, Client
 from release.blocking_client import SOURCE, TARGET, blocking_client
 
@@ -147,11 +147,14 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
     assert "nunatak_client/client.py" in names
     page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
     assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
-    assert {f"nunatak_cli/training/project/{name}" for name in PLACES} <= set(names)
-    ready = {
-        f"nunatak_cli/training/ready/{task}/{name}" for task in ReadyTask for name in READY_PLACES
-    }
-    assert ready <= set(names)
+    command = ROOT / "clients" / "cli"
+    copied = [
+        path.relative_to(command).as_posix()
+        for folder in ("project", *(f"ready/{task}" for task in ReadyTask))
+        for path in (command / "nunatak_cli" / "training" / folder).rglob("*.*")
+    ]
+    assert len(copied) > len(ReadyTask)
+    assert set(copied) <= set(names)
 
 
 def test_constraints_pin_every_dependency_by_name() -> None:

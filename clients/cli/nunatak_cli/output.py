@@ -90,6 +90,11 @@ def facts_table(facts: Mapping[str, RenderableType]) -> Table:
     return table
 
 
+def wire_json(kind: type[BaseModel], found: object) -> dict[str, Any]:
+    """Return a value in the shape that a server gives it."""
+    return kind.model_validate(found).model_dump(mode="json")
+
+
 def print_json(value: Mapping[str, object]) -> None:
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 

@@ -23,7 +23,7 @@ from nunatak_cli.asking.predictors import (
     predicted_of,
 )
 from nunatak_cli.output import console, plain_table, print_json, print_json_line
-from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
@@ -93,7 +93,14 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
 ) -> None:
     """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""
-    parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
+    from nunatak_client import Client, Parameters
+
+    parameters = Parameters(
+        on_long=on_long,
+        aggregation_strategy=aggregation,
+        # A ranking shows its documents as texts.
+        return_documents=True if document else None,
+    )
     if file is not None:
         if stream or any(it is not None for it in (text, pair, question, document)):
             raise invalid_option(
@@ -110,8 +117,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         if stream:
             if server is None:
                 raise invalid_option("--stream needs a server; name one with --server")
-            answers = _stream_server(server, source, task, parameters=parameters)
-            has_failed = _print_stream(answers, as_json=as_json)
+            with Client(server) as client:
+                answers = client.stream(source, task, parameters=parameters)
+                has_failed = _print_stream(answers, as_json=as_json)
         else:
             with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
                 found = predictor.ask_one(source, task, parameters)
@@ -186,26 +194,6 @@ def _source(
             )
 
 
-def _parameters(
-    *, ranks: bool, aggregation: AggregationStrategy | None, on_long: OnLong | None
-) -> "Parameters":
-    """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import Parameters
-
-    return Parameters(
-        on_long=on_long, aggregation_strategy=aggregation, return_documents=True if ranks else None
-    )
-
-
-def _stream_server(
-    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
-) -> "Iterator[TaskResult]":
-    from nunatak_client import Client
-
-    with Client(server) as client:
-        yield from client.stream(source, tasks, parameters=parameters)
-
-
 def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
     """Print every answer as it arrives; return whether a task failed."""
     has_failed = False
@@ -230,12 +218,12 @@ def _answers_table(answers: "Iterable[TaskResult]") -> Table:
         if answer.error is not None:
             table.add_row(answer.reference, version, "-", Text(_failure(answer), style="red"), "")
             continue
-        first, others = _shown(answer)
+        (first, others), mark = _shown(answer), _truncation_mark(answer)
         table.add_row(
             answer.reference,
             version,
             f"{first[0]['score']:.4f}" if first else "-",
-            Text.assemble((_items_text(first), "bold"), _truncation_mark(answer)),
+            Text.assemble((", ".join(map(_item_text, first)) or NOTHING, "bold"), mark),
             _scored_text(others),
         )
     return table
@@ -265,10 +253,6 @@ def _shown(answer: "TaskResult") -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     predicted = tuple(item for item in items if item["label"] in named)
     others = tuple(item for item in items if item["label"] not in named)
     return predicted, others[: SHOWN_ITEMS - 1]
-
-
-def _items_text(items: Iterable[Item]) -> str:
-    return ", ".join(map(_item_text, items)) or NOTHING
 
 
 def _scored_text(items: Iterable[Item]) -> str:

@@ -11,11 +11,10 @@ import typer
 
 from nunatak_cli import options
 from nunatak_cli.asking.corpus.chunks import Chunk
-from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.corpus.job import CorpusJob, CorpusOptions, run_job
 from nunatak_cli.asking.predictors import backbone_of
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
@@ -41,31 +40,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     *,
     task: options.TasksOption,
-    columns: options.TextColumns,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="Column of IN that OUT keeps. Repeatable. Absent: all columns."
-        ),
-    ] = None,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Add a column with the scores of all labels.")
-    ] = False,
-    escape_formulas: options.EscapeFormulasOption = False,
-    aggregation: Annotated[
-        AggregationStrategy,
-        typer.Option(help="The rule that joins tokens with labels to entities."),
-    ] = AggregationStrategy.NONE,
-    on_long: options.OnLongOption = None,
-    on: options.OnOption = None,
-    scorers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --on: processes that score. Absent: as many as the cluster has cores for.",
-        ),
-    ] = None,
+    asked: CorpusOptions,
     registry: options.RegistryOption = None,
     backbone: options.BackboneOption = None,
     quiet: options.QuietOption = False,
@@ -79,19 +54,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("server"):
         from nunatak_server.configuration import configure
 
-    job = CorpusJob(
-        corpus=corpus,
-        out=out.expanduser(),
-        references=tuple(task),
-        spelt=columns.spelt,
-        keep=None if keep is None else tuple(keep),
-        has_all_scores=scores,
-        escapes_formulas=escape_formulas,
-        aggregation=aggregation,
-        on_long=on_long,
-        on=on,
-        num_scorers=scorers,
-    )
+    job = CorpusJob(corpus=corpus, out=out.expanduser(), references=tuple(task), options=asked)
     given = {"registry": registry, "backbone": backbone}
     settings = configure({name: it for name, it in given.items() if it is not None}).settings
     started = time.monotonic()
@@ -143,9 +106,9 @@ class ChunkProgress:
         self._one_at_a_time = Lock()
         progress.begin(Work("loading the tasks"))
 
-    def __call__(self, chunk: Chunk, num_bytes: int, scored: float = 1.0) -> None:
+    def __call__(self, chunk: Chunk, scored: float = 1.0) -> None:
         num_rows = chunk.first_row + round(scored * chunk.num_rows)
-        share = (chunk.begin + scored * (chunk.end - chunk.begin)) / num_bytes
+        share = chunk.begin + scored * (chunk.end - chunk.begin)
         with self._one_at_a_time:
             if num_rows <= self._num_rows:
                 return

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Input, Parameters
+from nunatak_contract.requests import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import unreadable
 from nunatak_rows.inputs import bad_row
@@ -26,7 +27,7 @@ from nunatak_rows.inputs import bad_row
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from nunatak_client import Client, Entity, PredictedValue, TaskResult
+    from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
     from nunatak_client.payloads import ShownOptions
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
@@ -86,7 +87,7 @@ class RegistryPredictor:
         from nunatak_client.payloads import wire_parameters
         from nunatak_server.local import result_of
 
-        options = Parameters.model_validate(wire_parameters(**shown))
+        options = requests.Parameters.model_validate(wire_parameters(**shown))
         for part, found in self.predictor.predict_all(inputs, tasks, options=options):
             results = [result_of(result) for result in found.results]
             for place in range(len(part)):

@@ -17,7 +17,7 @@ import typer
 
 from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
-from nunatak_cli.output import console, plain_table, print_json, print_outcome
+from nunatak_cli.output import console, plain_table, print_json, print_outcome, wire_json
 from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import check_version
@@ -99,7 +99,7 @@ class Documents(Generic[DocumentT]):
         for it in newest:
             table.add_row(it.document.name, str(it.version), *self.cells_of(it.document))
         print_outcome(
-            {self.listing: [self._json_of(it) for it in newest]},
+            {self.listing: [wire_json(self.detail, it) for it in newest]},
             table,
             as_json=asked.as_json,
             empty=f"no {self.listing} yet; `nunatak {self.kind} put FILE` publishes one",
@@ -119,7 +119,7 @@ class Documents(Generic[DocumentT]):
         for it in versions:
             at = it.published_at.isoformat(sep=" ", timespec="seconds")
             table.add_row(str(it.version), at, it.by, *self.cells_of(it.document))
-        document = {"versions": [self._json_of(it) for it in versions]}
+        document = {"versions": [wire_json(self.detail, it) for it in versions]}
         print_outcome(document, table, as_json=asked.as_json)
 
     def rollback(self, reference: VersionArgument, *, asked: RegistryOptions) -> None:
@@ -138,15 +138,14 @@ class Documents(Generic[DocumentT]):
         with existing_registry(registry) as opened:
             yield getattr(opened, self.listing)
 
-    def _json_of(self, published: "Published[DocumentT]") -> dict[str, object]:
-        return self.detail.model_validate(published).model_dump(mode="json")
-
     def _print_published(
         self, published: "Published[DocumentT]", *, before: int, as_json: bool
     ) -> None:
         is_new = published.version > before
         line = published_line(published.reference, is_new=is_new)
-        print_outcome({**self._json_of(published), "changed": is_new}, line, as_json=as_json)
+        print_outcome(
+            {**wire_json(self.detail, published), "changed": is_new}, line, as_json=as_json
+        )
 
 
 def read_policy(path: Path) -> Policy:

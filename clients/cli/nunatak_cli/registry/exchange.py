@@ -17,7 +17,7 @@ from nunatak_contract.cards import shared_text
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_contract.names import check_task_name
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         check_task_name(task)
-        _check_alias(promote)
         progress.begin(Work(f"import {task}", total=3))
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         files = importing.FILES
@@ -235,7 +234,6 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_exchange.hub import draft_pulled, fetched, read_hub_folder
         from nunatak_model import load_backbone, source_of
     with publishing_registry(registry, create=create) as opened:
-        _check_alias(promote)
         with fetched(place, revision=revision, files=hub.FILES) as there:
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or source_of(found.manifest.backbone.name))
@@ -263,12 +261,6 @@ def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
                 f"--threshold expects a number from 0 to 1 after =, got {text!r}"
             ) from None
     return found
-
-
-def _check_alias(alias: str | None) -> None:
-    """Refuse a malformed alias before the work, not after it."""
-    if alias is not None:
-        check_alias_name(alias)
 
 
 def _publish(

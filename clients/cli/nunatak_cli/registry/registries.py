@@ -2,9 +2,9 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +53,7 @@ def copy(
 
     Repeat the command to go on after a kill.
     """
-    outcomes = list[Copied]()
+    copied, failed = list[dict[str, object]](), list[dict[str, object]]()
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
@@ -66,15 +66,14 @@ def copy(
             names += [("question", name) for name in opened.questions.numbers()]
         progress.begin(Work("copy", unit="name", total=len(names)))
         for kind, name in names:
-            outcomes.append(done := _copied(kind, name, opened, receiver))
+            document, line, error = _tried(kind, name, opened, receiver)
+            (copied if error is None else failed).append(document)
             progress.advance()
-            if done.error is not None and not as_json:
-                print_failure(done.error.code, done.line)
+            if error is not None and not as_json:
+                print_failure(error.code, line)
             elif not (as_json or quiet):
-                console().print(done.line, soft_wrap=True)
-    failed = [it.document for it in outcomes if it.error is not None]
-    if as_json or not outcomes:
-        copied = [it.document for it in outcomes if it.error is None]
+                console().print(line, soft_wrap=True)
+    if as_json or not (copied or failed):
         empty = "the source has no tasks, no policies and no question cards"
         print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
     if failed:
@@ -173,14 +172,6 @@ FAILURES_OF_A_TASK = {
 """Errors that concern one task or document; the copy goes on with the next."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
-    line: str
-    document: Mapping[str, object]
-    error: NunatakError | None = None
-    """The reason if it was not copied."""
-
-
 @contextmanager
 def existing_registry(location: str | None) -> Generator["Registry"]:
     """Open a registry that exists: a mistyped place must not become a new, empty registry."""
@@ -244,29 +235,34 @@ def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
         return []
 
 
-def _copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
+def _tried(
+    kind: str, name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str, NunatakError | None]:
+    """Copy a task or a document; return the outcome for programs and for people, and the error."""
     try:
-        if kind == "task":
-            return _task_copied(name, source, target)
-        return _document_copied(kind, name, source, target)
+        return *_copied(kind, name, source, target), None
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
-        document = {kind: name, "code": error.code, "detail": str(error)}
-        return Copied(line=str(error), document=document, error=error)
+        return {kind: name, "code": error.code, "detail": str(error)}, str(error), error
 
 
-def _document_copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
+def _copied(
+    kind: str, name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str]:
+    if kind == "task":
+        return _task_copied(name, source, target)
     if kind == "policy":
         versions = target.policies.take(name, source.policies)
     else:
         versions = target.questions.take(name, source.questions)
     done = _versions_text(versions) if versions else "everything was there already"
-    document = {kind: name, "versions": list(versions)}
-    return Copied(line=f"{kind} {name}: {done}", document=document)
+    return {kind: name, "versions": versions}, f"{kind} {name}: {done}"
 
 
-def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+def _task_copied(
+    name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str]:
     done = target.copies.take(name, source.copies)
     parts = [
         _versions_text(done.versions) if done.versions else "no new version",
@@ -275,15 +271,15 @@ def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
         decimal(done.num_bytes),
     ]
     is_same = not done.versions and not done.num_events
-    document = {
+    document: dict[str, object] = {
         "task": done.task,
-        "versions": list(done.versions),
-        "present": list(done.present),
+        "versions": done.versions,
+        "present": done.present,
         "events": done.num_events,
         "written_bytes": done.num_bytes,
     }
     shown = "everything was there already" if is_same else "; ".join(parts)
-    return Copied(line=f"{done.task}: {shown}", document=document)
+    return document, f"{done.task}: {shown}"
 
 
 def _versions_text(versions: Sequence[int]) -> str:

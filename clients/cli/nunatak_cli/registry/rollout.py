@@ -10,16 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.output import facts_table, print_outcome
+from nunatak_cli.output import facts_table, print_outcome, wire_json
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.verify import ProvingOptions
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_contract.wire import PastCandidate
 
 if TYPE_CHECKING:
     from nunatak_client import ShadowReport
-    from nunatak_registry import CandidateEvent, CandidateRole
+    from nunatak_registry import CandidateEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,6 @@ def canary(
     candidate: CandidateArgument, *, asked: CandidateOptions, proving: ProvingOptions
 ) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
-    from nunatak_registry import CandidateRole
-
     if not asked.end and asked.share is None:
         raise invalid_option("a canary needs --share, or --end")
     _change(CandidateRole.CANARY, candidate, asked, proving)
@@ -76,8 +75,6 @@ def shadow(
     proving: ProvingOptions,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
-    from nunatak_registry import CandidateRole
-
     if report:
         _report(candidate, asked.alias, server=server, as_json=proving.as_json)
         return
@@ -85,7 +82,7 @@ def shadow(
 
 
 def _change(
-    role: "CandidateRole", named: str, asked: CandidateOptions, proving: ProvingOptions
+    role: CandidateRole, named: str, asked: CandidateOptions, proving: ProvingOptions
 ) -> None:
     """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
@@ -105,7 +102,7 @@ def _change(
             candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
             event = opened.rollouts.set(candidate, expected_version=asked.expect)
     is_new = event not in earlier
-    document = {**candidate_json(event), "changed": is_new}
+    document = {**wire_json(PastCandidate, event), "changed": is_new}
     print_outcome(document, _candidate_line(event, is_new=is_new), as_json=proving.as_json)
 
 
@@ -134,10 +131,6 @@ def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
             return Text.assemble(
                 name, f" has no {candidate.role} any more (was version {candidate.version})"
             )
-
-
-def candidate_json(event: "CandidateEvent") -> dict[str, object]:
-    return PastCandidate.model_validate(event).model_dump(mode="json")
 
 
 def _report_table(report: "ShadowReport") -> Table:

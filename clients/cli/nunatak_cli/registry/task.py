@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.output import plain_table, print_outcome
+from nunatak_cli.output import plain_table, print_outcome, wire_json
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_cli.registry.rollout import canary, candidate_json, shadow
+from nunatak_cli.registry.rollout import canary, shadow
 from nunatak_cli.registry.show import (
     diff,
     labels_text,
@@ -33,7 +33,7 @@ from nunatak_cli.registry.verify import ProvingOptions, verify
 from nunatak_contract.cards import shared_text
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
-from nunatak_contract.wire import PastMove, TaskSummary
+from nunatak_contract.wire import PastCandidate, PastMove, TaskSummary
 
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
@@ -69,9 +69,11 @@ def list_tasks(*, asked: options.RegistryOptions) -> None:
     """List the tasks, each with the version that its bare name serves."""
     with existing_registry(asked.registry) as opened:
         tasks = opened.tasks()
-    document = {"tasks": [_summary_json(task) for task in tasks]}
+    known = [wire_json(TaskSummary, it) for it in tasks]
+    for it in known:
+        del it["resident_versions"]  # which only a server knows
     empty = "no tasks yet; publish one with `nunatak train`"
-    print_outcome(document, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
+    print_outcome({"tasks": known}, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
 def history(
@@ -91,8 +93,8 @@ def history(
     changes.sort(key=lambda change: change.at)
     document = {
         "task": name,
-        "events": [_event_json(move) for move in moves],
-        "candidates": [candidate_json(change) for change in changes],
+        "events": [wire_json(PastMove, move) for move in moves],
+        "candidates": [wire_json(PastCandidate, change) for change in changes],
     }
     empty = f"task {name!r} has no aliases; its newest version is served"
     print_outcome(document, _history_table(moves, changes), as_json=asked.as_json, empty=empty)
@@ -110,7 +112,7 @@ def promote(
         )
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=has_moved)
-    document = {**_event_json(move), "moved": has_moved}
+    document = {**wire_json(PastMove, move), "moved": has_moved}
     print_outcome(document, line, *followed, as_json=proving.as_json)
 
 
@@ -125,7 +127,7 @@ def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving
         move = opened.rollback(name, alias, expected_version=expect)
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=True)
-    print_outcome(_event_json(move), line, *followed, as_json=proving.as_json)
+    print_outcome(wire_json(PastMove, move), line, *followed, as_json=proving.as_json)
 
 
 def delete(
@@ -216,16 +218,6 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
             return candidate.alias, candidate.role.value, "-", share
         case CandidateEventKind.END:
             return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
-
-
-def _summary_json(task: "ListedTask") -> dict[str, object]:
-    """Return a task in the shape of the server's `GET /v1/tasks`."""
-    summary = TaskSummary.model_validate(task)
-    return summary.model_dump(mode="json", exclude={"resident_versions"})
-
-
-def _event_json(event: "AliasEvent") -> dict[str, object]:
-    return PastMove.model_validate(event).model_dump(mode="json")
 
 
 def _aliases(task: "ListedTask") -> str:

@@ -7,7 +7,7 @@
 
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -39,6 +39,7 @@ CHOICE = "nunatak.teacher"
 """The place of the choice of a teacher in the context of a command; there is none to train."""
 
 
+@cache
 def options_of(*names: str) -> tuple[Any, ...]:
     with needs_extra("training"):
         from nunatak_training.recipes import recipe_settings

@@ -8,16 +8,20 @@ versions of the record, also if an alias has moved meanwhile.
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic_core import to_jsonable_python
 
 from nunatak_cli.asking.corpus.chunks import (
     CHUNK_ROWS,
     Chunk,
     OnBatch,
+    ScoreChunks,
     answered_rows,
     corpus_files,
     read_chunks,
@@ -26,17 +30,53 @@ from nunatak_cli.asking.corpus.chunks import (
 )
 from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_of
+from nunatak_cli.options import EscapeFormulasOption, OnLongOption, OnOption, TextColumns
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import Parameters
-from nunatak_rows import FileOfRows, RowFormat
+from nunatak_rows import FileOfRows
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
-    from nunatak_server.predict.scoring import ScoredInputs
     from nunatak_server.settings import ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(TextColumns):
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of IN that OUT keeps. Repeatable. Absent: all columns."
+        ),
+    ] = None
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Add a column with the scores of all labels.")
+    ] = False
+    escape_formulas: EscapeFormulasOption = False
+    aggregation: Annotated[
+        AggregationStrategy,
+        typer.Option(help="The rule that joins tokens with labels to entities."),
+    ] = AggregationStrategy.NONE
+    on_long: OnLongOption = None
+    on: OnOption = None
+    scorers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --on: processes that score. Absent: as many as the cluster has cores for.",
+        ),
+    ] = None
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(aggregation_strategy=self.aggregation, on_long=self.on_long)
+
+
+OF_NO_ROW = {"on", "scorers"}
+"""The options that change no row of OUT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +85,8 @@ class CorpusJob:
     """A file, a folder or a glob."""
     out: Path
     references: tuple[str, ...]
-    spelt: RowFormat = field(default_factory=RowFormat)
-    keep: tuple[str, ...] | None = None
-    """The columns of the corpus that OUT keeps; None: all."""
-    has_all_scores: bool = False
-    escapes_formulas: bool = False
-    """Whether texts of CSV that a spreadsheet would compute are escaped."""
-    aggregation: AggregationStrategy = AggregationStrategy.NONE
-    on_long: OnLong | None = None
+    options: CorpusOptions = field(default_factory=CorpusOptions)
     chunk_rows: int = CHUNK_ROWS
-    on: str | None = None
-    """The Ray cluster that scores; None: this process does."""
-    num_scorers: int | None = None
-    """Scorers on the cluster; None: as many as it has cores for."""
-
-    def options(self) -> "Parameters":
-        return Parameters(aggregation_strategy=self.aggregation, on_long=self.on_long)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +106,18 @@ def run_job(
     registry: "Registry",
     *,
     settings: "ServerSettings",
-    on_chunk: Callable[[Chunk, int], None] | None = None,
-    on_batch: Callable[[Chunk, int, float], None] = lambda *_: None,
+    on_chunk: Callable[[Chunk], None] = lambda _: None,
+    on_batch: OnBatch = lambda *_: None,
 ) -> Outcome | None:
     """Score the chunks that have no part yet, and write OUT.
 
-    `on_chunk` gets each written chunk, and the number of bytes of the corpus. `on_batch` gets both
-    and the scored share of a chunk, from another thread, after each batch of this process. Returns
-    None if OUT is there already, because the last run was killed after its last step but one.
+    `on_chunk` gets each written chunk. Returns None if OUT is there already, because the last run
+    was killed after its last step but one.
     """
-    folder = RunFolder(job.out)
+    folder, spelt = RunFolder(job.out), job.options.spelt
     # OUT may stand in the folder of the corpus, where a killed run may have left its files.
     made = {job.out.absolute(), folder.rejected.absolute()}
-    listed = corpus_files(job.corpus, delimiter=job.spelt.delimiter)
+    listed = corpus_files(job.corpus, delimiter=spelt.delimiter)
     files = [it for it in listed if it.path.absolute() not in made] or listed
     with folder.held():
         if folder.is_finished:
@@ -103,34 +128,29 @@ def run_job(
             if path.exists():
                 raise invalid_option(f"{path} exists; remove it, or name another OUT")
         versions = _versions(job, registry, begun)
-        columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
+        columns = [_columns_of(job.options, name, manifest) for name, manifest in versions.items()]
         types = _types_of(columns)
         layout = layout_of(
             files,
             job.out,
-            spelt=job.spelt,
-            keep=job.keep,
+            spelt=spelt,
+            keep=job.options.keep,
             answers=types,
-            escapes_formulas=job.escapes_formulas,
+            escapes_formulas=job.options.escape_formulas,
         )
-        num_bytes = sum(file.path.stat().st_size for file in files)
         num_chunks = num_rows = num_scored = 0
-        with _scoring(job, registry, versions, settings) as scoring:
-            record = partial(_record, job, files, versions, settings, scoring.numerics)
+        with _scoring(job.options, registry, versions, settings) as (numerics, score):
+            record = partial(_record, job, files, versions, settings, numerics)
             folder.begin(record())
             chunks = read_chunks(
                 files,
-                job.spelt,
-                taken=types if job.keep is None else (),
+                spelt,
+                taken=types if job.options.keep is None else (),
                 done=folder.done(layout),
                 size=job.chunk_rows,
             )
-
-            def tell(chunk: Chunk, share: float) -> None:
-                on_batch(chunk, num_bytes, share)
-
             # Closed here, because an interrupt of this loop must not wait for chunks ahead.
-            with closing(scoring.score(chunks, tell)) as scored_chunks:
+            with closing(score(chunks, on_batch)) as scored_chunks:
                 for chunk, scored in scored_chunks:
                     if scored is not None:
                         part = layout.part(answered_rows(chunk, scored, columns))
@@ -138,8 +158,7 @@ def run_job(
                         num_scored += chunk.num_rows
                     num_chunks += 1
                     num_rows += chunk.num_rows
-                    if on_chunk is not None:
-                        on_chunk(chunk, num_bytes)
+                    on_chunk(chunk)
         # A file may have changed while it was read.
         folder.begin(record())
         num_rejected = folder.finish(layout, num_chunks=num_chunks)
@@ -152,39 +171,34 @@ def run_job(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scoring:
-    numerics: str
-    score: "Callable[[Iterable[Chunk], OnBatch], Generator[tuple[Chunk, ScoredInputs | None]]]"
-
-
 @contextmanager
 def _scoring(
-    job: CorpusJob,
+    options: CorpusOptions,
     registry: "Registry",
     versions: "Mapping[str, TaskManifest]",
     settings: "ServerSettings",
-) -> Generator[_Scoring]:
-    if job.on is None:
+) -> Generator[tuple[str, ScoreChunks]]:
+    """Yield the numerics, and what scores chunks: this process or a cluster."""
+    if options.on is None:
         from nunatak_server.predict.scoring import open_scorer
 
-        scorer = open_scorer(registry, versions, settings=settings, options=job.options())
-        yield _Scoring(numerics=scorer.numerics, score=partial(score_chunks, scorer=scorer))
+        scorer = open_scorer(registry, versions, settings=settings, options=options.parameters)
+        yield scorer.numerics, partial(score_chunks, scorer=scorer)
         return
     with needs_extra("ray"):
         from nunatak_cluster.scorers import ray_scorers
 
     with ray_scorers(
-        job.on,
+        options.on,
         settings=settings,
         versions=versions,
-        options=job.options(),
-        num_scorers=job.num_scorers,
+        options=options.parameters,
+        num_scorers=options.scorers,
     ) as scorers:
-        yield _Scoring(
-            numerics=scorers.numerics,
-            score=lambda chunks, _: scorers.score(
-                (chunk, None if chunk.is_done else chunk.inputs) for chunk in chunks
+        yield (
+            scorers.numerics,
+            lambda chunks, _: scorers.score(
+                (it, None if it.is_done else it.inputs) for it in chunks
             ),
         )
 
@@ -196,6 +210,8 @@ def _record(
     settings: "ServerSettings",
     numerics: str,
 ) -> CorpusRecord:
+    shaping = {name: it for name, it in asdict(job.options).items() if name not in OF_NO_ROW}
+    read = {"max_text_chars": settings.max_text_chars, "chunk_rows": job.chunk_rows}
     return CorpusRecord(
         release=distribution_version("nunatak"),
         files=scored_files(files),
@@ -210,18 +226,7 @@ def _record(
         ),
         backbone=settings.backbone,
         numerics=numerics,
-        options={
-            "text_column": job.spelt.text,
-            "pair_column": job.spelt.pair,
-            "delimiter": job.spelt.delimiter,
-            "keep": None if job.keep is None else [*job.keep],
-            "scores": job.has_all_scores,
-            "escape_formulas": job.escapes_formulas,
-            "aggregation": job.aggregation,
-            "on_long": job.on_long,
-            "max_text_chars": settings.max_text_chars,
-        },
-        chunk_rows=job.chunk_rows,
+        options=to_jsonable_python({**shaping, **read}),
     )
 
 
@@ -238,14 +243,14 @@ def _versions(
     return {name: registry.resolve(meant.get(name, name)) for name in job.references}
 
 
-def _columns_of(job: CorpusJob, name: str, manifest: "TaskManifest") -> AnswerColumns:
+def _columns_of(options: CorpusOptions, name: str, manifest: "TaskManifest") -> AnswerColumns:
     from nunatak_server.outputs.outputs import on_long_of
 
     return AnswerColumns(
         reference=name,
         problem_type=manifest.head.problem_type,
-        has_all_scores=job.has_all_scores,
-        is_cut=on_long_of(manifest, job.options()) is OnLong.CUT,
+        has_all_scores=options.scores,
+        is_cut=on_long_of(manifest, options.parameters) is OnLong.CUT,
     )
 
 

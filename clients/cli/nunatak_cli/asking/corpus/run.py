@@ -68,7 +68,6 @@ class CorpusRecord(Record, frozen=True):
     numerics: str
     """The type of device and the number format."""
     options: dict[str, JsonValue]
-    chunk_rows: int
 
     def changes(self, other: "CorpusRecord") -> list[str]:
         names = type(self).model_fields
@@ -191,7 +190,7 @@ class RunFolder:
                 path.unlink()
         shutil.rmtree(self._path)
 
-    def _write(self, name: str, pieces: Iterable[bytes]) -> Path:
+    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = self._path / name
         partial = path.with_name(name + WRITING)
         with _synced(partial) as file:
@@ -199,7 +198,6 @@ class RunFolder:
         partial.replace(path)
         # A part must not outlive the rejected rows of its chunk in a power failure.
         _sync_folder(self._path)
-        return path
 
     def _changed(self, problem: str) -> NunatakError:
         return NunatakError("corpus_changed", folder=str(self._path), problem=problem)

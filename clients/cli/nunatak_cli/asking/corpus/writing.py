@@ -252,10 +252,9 @@ def layout_of(
 
 def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
     """Return the columns that all files have; None for JSON lines."""
-    if files[0].kind.family in {"jsonl", "txt"}:
+    first, is_typed = fixed_columns(files[0]), files[0].kind is FileFormat.PARQUET
+    if first is None:
         return None
-    is_typed = files[0].kind is FileFormat.PARQUET
-    first = fixed_columns(files[0]) or []
     for file in files[1:]:
         found = fixed_columns(file) or []
         is_equal = sorted(found) == sorted(first)
