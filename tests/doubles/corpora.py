@@ -11,7 +11,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from nunatak_cli.asking.corpus.chunks import Chunk, OnBatch
-from nunatak_cli.asking.corpus.job import CorpusJob, CorpusOptions, Outcome, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, Outcome, run_job
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora
 from nunatak_model import load_backbone
@@ -27,7 +27,7 @@ import signal
 import sys
 from pathlib import Path
 
-from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server.predict import scoring
 from nunatak_server.settings import ServerSettings

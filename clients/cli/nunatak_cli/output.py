@@ -4,8 +4,6 @@ No other file of this package prints. This file spells out control characters in
 the text may come from a model's author, a data file or a server.
 """
 
-# ruff: noqa: PLC0415 - only a text with control characters needs the registry package
-
 import json
 import os
 import sys
@@ -21,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_contract.plain_text import counted
+from nunatak_contract.plain_text import counted, visible_json, visible_lines
 from nunatak_rows import RowFormat
 
 PIPE_WIDTH: Final = 10_000
@@ -35,7 +33,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - the signature of the base class
-        return super().render_str(plain(text), **options)
+        return super().render_str(visible_lines(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -105,7 +103,7 @@ def print_json_line(value: Mapping[str, object]) -> None:
 
 
 def print_text(value: str) -> None:
-    print(plain(value), end="")  # noqa: T201 - rich would wrap lines
+    print(visible_lines(value), end="")  # noqa: T201 - rich would wrap lines
 
 
 def tell_rejected(spelt: RowFormat) -> None:
@@ -120,17 +118,13 @@ def _plain_segment(segment: Segment) -> Segment:
     # The title of a panel always reads markup, and markup may hold links.
     if style is not None and style.link is not None:
         style = style.update_link(None)
-    return Segment(plain(segment.text), style)
+    return Segment(visible_lines(segment.text), style)
 
 
 def _json(value: Mapping[str, object], *, indent: int | None) -> str:
     # Other encodings lack characters, which JSON can spell out.
     is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=_members)
-    if _is_printable(document):
-        return document
-    from nunatak_contract.plain_text import visible_json
-
     return visible_json(document)
 
 
@@ -144,16 +138,3 @@ def _members(value: object) -> object:
             return str(value)
         case _:
             return {field.name: getattr(value, field.name) for field in fields(cast("Any", value))}
-
-
-def plain(text: str) -> str:
-    """Return a text with its control characters spelt out, except line ends."""
-    if _is_printable(text):
-        return text
-    from nunatak_contract.plain_text import visible_lines
-
-    return visible_lines(text)
-
-
-def _is_printable(text: str) -> bool:
-    return text.replace("\n", "").isprintable()

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.terminals import nunatak
-from nunatak_cli.asking.corpus.job import CorpusJob, CorpusOptions, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_cli.asking.corpus.job import CorpusJob, CorpusOptions, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 from nunatak_training.sweeps.running import RunContext

@@ -148,19 +148,6 @@ def replicas(*, asked: RegistryOptions) -> None:
     print_outcome(document, table, as_json=asked.as_json, empty=empty)
 
 
-def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them."""
-    found = registry.replicas.wait(seconds).replicas
-    without_lease = sum(it.lease_s is None for it in found)
-    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
-    if without_lease:
-        line += (
-            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
-            "lease that the registry has not heard of for two minutes is not counted"
-        )
-    return line
-
-
 FAILURES_OF_A_TASK = {
     "copy_conflict",
     "task_not_found",

@@ -1,4 +1,4 @@
-"""`nunatak task`: list tasks, move aliases, delete and clean.
+"""`nunatak task`: list tasks, move aliases, run candidates next to them, delete and clean.
 
 The files next to this one hold the other commands of the group.
 """
@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.output import plain_table, print_outcome, wire_json
+from nunatak_cli.output import facts_table, plain_table, print_outcome, wire_json
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_cli.registry.rollout import canary, shadow
 from nunatak_cli.registry.show import (
     diff,
     labels_text,
@@ -31,11 +30,13 @@ from nunatak_cli.registry.show import (
 )
 from nunatak_cli.registry.verify import ProvingOptions, verify
 from nunatak_contract.cards import shared_text
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_contract.wire import PastCandidate, PastMove, TaskSummary
 
 if TYPE_CHECKING:
+    from nunatak_client import ShadowReport
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
 
 
@@ -61,8 +62,17 @@ class MoveOptions:
     ] = 30
 
     def followed(self, registry: "Registry") -> list[str]:
-        """Wait for the replicas if asked to; return the line about them, if any."""
-        return [registries.wait_for_replicas(registry, self.timeout)] if self.wait else []
+        """Wait until every live replica follows, if asked to; return the line about them."""
+        if not self.wait:
+            return []
+        found = registry.replicas.wait(self.timeout).replicas
+        line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
+        if without_lease := sum(it.lease_s is None for it in found):
+            line += (
+                f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without "
+                "a lease that the registry has not heard of for two minutes is not counted"
+            )
+        return [line]
 
 
 def list_tasks(*, asked: options.RegistryOptions) -> None:
@@ -128,6 +138,99 @@ def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=True)
     print_outcome(wire_json(PastMove, move), line, *followed, as_json=proving.as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateOptions:
+    share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of the requests, above 0 and up to 1. Absent: 1 for a shadow.",
+        ),
+    ] = None
+    end: Annotated[bool, typer.Option("--end", help="End the candidate.")] = False
+    alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")] = "prod"
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Change only if version N is the candidate now (0: no candidate).",
+        ),
+    ] = None
+
+
+CandidateArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[/VERSION]",
+        help="The candidate version, such as tone/3; the task alone if no candidate starts.",
+    ),
+]
+
+
+def canary(
+    candidate: CandidateArgument, *, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
+    """Start a canary, which answers a share of an alias's requests, or end it."""
+    if not asked.end and asked.share is None:
+        raise invalid_option("a canary needs --share, or --end")
+    _change(CandidateRole.CANARY, candidate, asked, proving)
+
+
+def shadow(
+    candidate: CandidateArgument,
+    *,
+    asked: CandidateOptions,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
+    ] = False,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
+    proving: ProvingOptions,
+) -> None:
+    """Start a shadow, which runs without answering, show its report, or end it."""
+    if report:
+        _report(candidate, asked.alias, server=server, as_json=proving.as_json)
+        return
+    _change(CandidateRole.SHADOW, candidate, asked, proving)
+
+
+def _change(
+    role: CandidateRole, named: str, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
+    """Set a candidate of an alias, or end it, and print the change."""
+    from nunatak_registry import Candidate
+
+    alias, share = asked.alias, asked.share
+    if asked.end and ("/" in named or share is not None):
+        raise invalid_option("--end takes the name of the task alone, and no --share")
+    name, version = (named, None) if asked.end else options.version_named(named)
+    earlier = list["CandidateEvent"]()
+    with existing_registry(proving.registry) as opened:
+        if version is None:
+            event = opened.rollouts.end(name, alias, role, expected_version=asked.expect)
+        else:
+            proving.prove(opened, name, version)
+            earlier = opened.rollouts.history(name, alias)
+            full = 1.0 if share is None else share
+            candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
+            event = opened.rollouts.set(candidate, expected_version=asked.expect)
+    is_new = event not in earlier
+    document = {**wire_json(PastCandidate, event), "changed": is_new}
+    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=proving.as_json)
+
+
+def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:
+    from nunatak_client import Client
+
+    if server is None:
+        raise invalid_option("--report needs --server, because each server has its own report")
+    with Client(server) as client:
+        found = client.shadow_report(name, alias=alias)
+    print_outcome(found.model_dump(mode="json"), _report_table(found), as_json=as_json)
 
 
 def delete(
@@ -218,6 +321,48 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
             return candidate.alias, candidate.role.value, "-", share
         case CandidateEventKind.END:
             return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
+
+
+def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
+    from nunatak_registry import CandidateEventKind
+
+    candidate = event.candidate
+    name = (f"{candidate.task}@{candidate.alias}", "cyan")
+    match event.kind:
+        case CandidateEventKind.SET:
+            run = f"{candidate.role} version {candidate.version}"
+            already = "" if is_new else " already; nothing changed"
+            share = f"{candidate.share:.2%} of its requests"
+            return Text.assemble(name, f" has {run} on {share}{already}")
+        case CandidateEventKind.END:
+            return Text.assemble(
+                name, f" has no {candidate.role} any more (was version {candidate.version})"
+            )
+
+
+def _report_table(report: "ShadowReport") -> Table:
+    bounds = {
+        "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
+        for it in report.drift_histogram
+    }
+    return facts_table(
+        {
+            "task": f"{report.task}@{report.alias}",
+            "answers": f"version {report.version}",
+            "shadow": f"version {report.shadow_version} on {report.share:.2%} of requests",
+            "compared": counted(report.compared, "input"),
+            "agreement": _number(report.agreement),
+            "mean drift": _number(report.mean_drift),
+            "max drift": _number(report.max_drift),
+            **{f"drift {bound}": counted(inputs, "input") for bound, inputs in bounds.items()},
+            "errors": counted(report.errors, "input"),
+            "dropped": counted(report.dropped, "input"),
+        }
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _aliases(task: "ListedTask") -> str:
