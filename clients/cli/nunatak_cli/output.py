@@ -8,12 +8,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -129,12 +128,5 @@ def _json(value: Mapping[str, object], *, indent: int | None) -> str:
 
 
 def _members(value: object) -> object:
-    match value:
-        case BaseModel():
-            return value.model_dump(mode="json")
-        case datetime():
-            return value.isoformat()
-        case Path():
-            return str(value)
-        case _:
-            return {field.name: getattr(value, field.name) for field in fields(cast("Any", value))}
+    # The time of a record has its offset, and not the letter Z.
+    return value.isoformat() if isinstance(value, datetime) else to_jsonable_python(value)

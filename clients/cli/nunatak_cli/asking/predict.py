@@ -3,8 +3,8 @@
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -135,23 +135,23 @@ def _ask_file(
     parameters: "Parameters",
 ) -> bool:
     """Print one line for every input, in order; return whether a task failed."""
-    waiting = list[PlacedInput]()
-
-    def sources() -> Iterator[Input]:
-        for placed in inputs:
-            waiting.append(placed)
-            yield placed.source
-
+    asked, unanswered = tee(inputs)
+    answered = predictor.ask((it.source for it in asked), tasks, parameters=parameters)
     has_failed = False
     # Answers on a terminal are progress enough.
-    with shown_progress(quiet=sys.stdout.isatty()) as progress, _placed(waiting):
+    with shown_progress(quiet=sys.stdout.isatty()) as progress:
         progress.begin(Work("asked", unit="input"))
-        for answers in predictor.ask(sources(), tasks, parameters=parameters):
-            placed = waiting.pop(0)
-            has_failed = has_failed or any(it.error is not None for it in answers)
-            results: list[JsonValue] = [_answer_json(answer) for answer in answers]
-            print_json_line({"place": placed.where, "results": results})
-            progress.advance()
+        try:
+            for answers, placed in zip(answered, unanswered, strict=True):
+                has_failed = has_failed or any(it.error is not None for it in answers)
+                results: list[JsonValue] = [_answer_json(answer) for answer in answers]
+                print_json_line({"place": placed.where, "results": results})
+                progress.advance()
+        except NunatakError as error:
+            if error.position is None:
+                raise
+            # The answers to all inputs before the refused one are printed.
+            raise bad_row(next(unanswered).where, error.problem) from error
     return has_failed
 
 
@@ -162,17 +162,6 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
     else:
         console().print(_answers_table(found))
     return any(answer.error is not None for answer in found)
-
-
-@contextmanager
-def _placed(waiting: Sequence[PlacedInput]) -> Generator[None]:
-    """Name the place of a refused input; the answers to all inputs before are printed."""
-    try:
-        yield
-    except NunatakError as error:
-        if waiting and error.position is not None:
-            raise bad_row(waiting[0].where, error.problem) from error
-        raise
 
 
 def _source(

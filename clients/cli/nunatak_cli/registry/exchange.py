@@ -110,11 +110,10 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_exchange import importing
         from nunatak_exchange.checkpoint import Checkpoint
         from nunatak_exchange.checks import ImportChoices
         from nunatak_exchange.hub import fetched
-        from nunatak_exchange.importing import draft_imported, import_folder
+        from nunatak_exchange.importing import FILES, draft_imported, import_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
     choices = ImportChoices(
         labels=None if labels is None else _labels(labels),
@@ -133,8 +132,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         check_task_name(task)
         progress.begin(Work(f"import {task}", total=3))
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
-        files = importing.FILES
-        with fetched(place, revision=revision, files=files) as there:
+        with fetched(place, revision=revision, files=FILES) as there:
             progress.step(f"found the files of {place}")
             folder = Checkpoint(there.folder)
             imported = import_folder(folder, loaded, kind=kind, choices=choices)
@@ -230,11 +228,10 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_exchange import hub
-        from nunatak_exchange.hub import draft_pulled, fetched, read_hub_folder
+        from nunatak_exchange.hub import FILES, draft_pulled, fetched, read_hub_folder
         from nunatak_model import load_backbone, source_of
     with publishing_registry(registry, create=create) as opened:
-        with fetched(place, revision=revision, files=hub.FILES) as there:
+        with fetched(place, revision=revision, files=FILES) as there:
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or source_of(found.manifest.backbone.name))
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)

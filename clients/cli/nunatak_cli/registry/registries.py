@@ -2,8 +2,7 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -159,17 +158,14 @@ FAILURES_OF_A_TASK = {
 """Errors that concern one task or document; the copy goes on with the next."""
 
 
-@contextmanager
-def existing_registry(location: str | None) -> Generator["Registry"]:
+def existing_registry(location: str | None) -> "Registry":
     """Open a registry that exists: a mistyped place must not become a new, empty registry."""
     from nunatak_registry import Registry, default_location
 
-    with Registry.open(location or default_location(), create=False) as registry:
-        yield registry
+    return Registry.open(location or default_location(), create=False)
 
 
-@contextmanager
-def publishing_registry(location: str | None, *, create: bool) -> Generator["Registry"]:
+def publishing_registry(location: str | None, *, create: bool) -> "Registry":
     """Open a registry to publish to.
 
     The default registry is made at its first use. A registry that the user names is made only with
@@ -177,9 +173,7 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
     """
     from nunatak_registry import Registry, default_location
 
-    place = location or default_location()
-    with Registry.open(place, create=create or not location) as registry:
-        yield registry
+    return Registry.open(location or default_location(), create=create or not location)
 
 
 def promote(
