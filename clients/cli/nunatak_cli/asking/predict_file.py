@@ -31,7 +31,7 @@ from nunatak_cli.asking.corpus.chunks import (
     rejected_rows,
     score_chunks,
 )
-from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
+from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion
 from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_cli.asking.predictors import backbone_of
 from nunatak_cli.output import error_console, print_outcome
@@ -39,7 +39,6 @@ from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import TaskReference
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_contract.requests import Parameters
@@ -292,17 +291,13 @@ def _record(
 ) -> CorpusRecord:
     shaping = {name: it for name, it in asdict(job.options).items() if name not in OF_NO_ROW}
     read = {"max_text_chars": settings.max_text_chars, "chunk_rows": job.chunk_rows}
+    stats = ((it.name, it.path.stat()) for it in files)
     return CorpusRecord(
         release=distribution_version("nunatak"),
-        files=scored_files(files),
+        files={name: (it.st_size, it.st_mtime_ns) for name, it in stats},
         tasks=tuple(
-            ScoredVersion(
-                reference=name,
-                task=manifest.task,
-                version=manifest.version,
-                digest=manifest.content_digest(),
-            )
-            for name, manifest in versions.items()
+            ScoredVersion(reference=name, meant=it.reference, digest=it.content_digest())
+            for name, it in versions.items()
         ),
         backbone=settings.backbone,
         numerics=numerics,
@@ -318,7 +313,7 @@ def _versions(
         raise invalid_option("--task names one reference twice")
     if begun is None:
         return {name: registry.resolve(name) for name in job.references}
-    meant = {it.reference: TaskReference(task=it.task, version=it.version) for it in begun.tasks}
+    meant = {it.reference: it.meant for it in begun.tasks}
     # A reference that the run did not have makes another record, which `begin` refuses.
     return {name: registry.resolve(meant.get(name, name)) for name in job.references}
 

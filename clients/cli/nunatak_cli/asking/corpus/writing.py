@@ -307,13 +307,8 @@ def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
 def _arrow_type(kind: ColumnType) -> "DataType":
     import pyarrow as pa
 
-    match kind:
-        case ColumnType.TEXT | ColumnType.JSON:
-            return pa.string()
-        case ColumnType.NUMBER:
-            return pa.float64()
-        case ColumnType.FLAG:
-            return pa.bool_()
+    types = {ColumnType.NUMBER: pa.float64(), ColumnType.FLAG: pa.bool_()}
+    return types.get(kind, pa.string())
 
 
 def _json_text(value: JsonValue, kind: ColumnType) -> JsonValue:
