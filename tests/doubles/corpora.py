@@ -10,7 +10,7 @@ from typing import Any, Final
 from doubles.backbones import save_tiny_backbone
 from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
-from nunatak_cli.asking.corpus.chunks import Chunk, OnBatch
+from nunatak_cli.asking.chunks import Chunk, OnBatch
 from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, Outcome, run_job
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora

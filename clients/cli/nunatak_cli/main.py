@@ -27,7 +27,6 @@ from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
 from nunatak_cli.serving.memory import memory_app, savings
 from nunatak_cli.serving.serve import ServeCommand, serve
-from nunatak_cli.training.cache import cache_app
 from nunatak_cli.training.convert import convert
 from nunatak_cli.training.evaluate import doubts, evaluate
 from nunatak_cli.training.init import init
@@ -36,6 +35,7 @@ from nunatak_cli.training.train import (
     MultitaskCommand,
     TrainCommand,
     adopt,
+    cache_app,
     multitask,
     train,
     train_all,

@@ -20,7 +20,7 @@ import typer
 from pydantic_core import to_jsonable_python
 
 from nunatak_cli import options
-from nunatak_cli.asking.corpus.chunks import (
+from nunatak_cli.asking.chunks import (
     CHUNK_ROWS,
     Chunk,
     OnBatch,
@@ -31,9 +31,9 @@ from nunatak_cli.asking.corpus.chunks import (
     rejected_rows,
     score_chunks,
 )
-from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion
-from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_of
+from nunatak_cli.asking.parts import CorpusRecord, RunFolder, ScoredVersion
 from nunatak_cli.asking.predictors import backbone_of
+from nunatak_cli.asking.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong

@@ -28,7 +28,7 @@ from doubles.corpora import (
 )
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
-from nunatak_cli.asking.corpus.chunks import Chunk, ahead
+from nunatak_cli.asking.chunks import Chunk, ahead
 from nunatak_cli.asking.predict_file import ChunkProgress
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.progress import Progress, Work

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_cli.asking.corpus.writing import PartLayout
+from nunatak_cli.asking.writing import PartLayout
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.record import Record
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from pydantic import JsonValue
 
-from nunatak_cli.asking.corpus.writing import AnswerColumns, AnsweredRow
+from nunatak_cli.asking.writing import AnswerColumns, AnsweredRow
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
