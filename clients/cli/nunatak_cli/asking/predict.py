@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 has_failed = _print_stream(answers, as_json=as_json)
         else:
             with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
-                found = next(predictor.ask([source], task, parameters=parameters))
+                found = predictor.ask_one(source, task, parameters)
             has_failed = _print_answers(found, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)

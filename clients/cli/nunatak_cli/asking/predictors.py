@@ -27,7 +27,7 @@ from nunatak_rows.inputs import bad_row
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from nunatak_client import Client, Entity, PredictedValue, TaskResult
+    from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
     from nunatak_client.payloads import ShownOptions
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
@@ -53,6 +53,11 @@ class ServerPredictor:
                 "release of the server"
             ) from error
 
+    def ask_one(
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Sequence[TaskResult]":
+        return self.client.predict_many(source, tasks, parameters=parameters).results
+
     def ask(
         self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
     ) -> "Iterator[Sequence[TaskResult]]":
@@ -69,6 +74,11 @@ class RegistryPredictor:
 
     def manifest(self, reference: str) -> "TaskManifest":
         return self.registry.resolve(reference)
+
+    def ask_one(
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Sequence[TaskResult]":
+        return next(self.ask([source], tasks, parameters=parameters))
 
     def ask(
         self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
