@@ -248,7 +248,6 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
-            check_sources,
             in_order,
             read_task_file,
             results_json,
@@ -259,7 +258,6 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     listed = read_task_file(file, options.assignments("--set", settings))
     compute.prepare()
     runs = runs_of(listed, file, strict=strict)
-    check_sources(runs, file)
     backbone = compute.backbone(listed.backbone)
     ordered = in_order(runs, file, backbone)
     with (
