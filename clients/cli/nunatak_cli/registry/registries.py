@@ -180,7 +180,7 @@ def promote(
     registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
 ) -> tuple["AliasEvent", bool]:
     """Let an alias point to a version; return its last move, and whether this call moved it."""
-    earlier = _moves(registry, task, alias)
+    earlier = registry.history(task, alias) if alias in registry.aliases(task) else []
     move = registry.promote(task, alias, version, expected_version=expect)
     return move, move not in earlier
 
@@ -205,15 +205,6 @@ def published_line(reference: str, *, is_new: bool) -> str:
         if is_new
         else f"{reference} was there already with the same content; nothing was published"
     )
-
-
-def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
-    try:
-        return registry.history(task, alias)
-    except NunatakError as error:
-        if error.code != "alias_not_found":
-            raise
-        return []
 
 
 def _tried(
