@@ -124,12 +124,9 @@ def score(
 ) -> Outcome | None:
     """Score a corpus in this process, in small chunks."""
     settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
+    asked = CorpusOptions(**options)
     job = CorpusJob(
-        corpus=str(corpus),
-        out=out,
-        references=tuple(tasks),
-        options=CorpusOptions(**options),
-        chunk_rows=CHUNK_ROWS,
+        corpus=str(corpus), out=out, references=(*tasks,), options=asked, chunk_rows=CHUNK_ROWS
     )
     with Registry.open(place / "registry", create=False) as registry:
         return run_job(job, registry, settings=settings, on_chunk=on_chunk, on_batch=on_batch)

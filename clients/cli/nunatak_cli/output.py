@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -92,6 +91,10 @@ def wire_json(kind: type[BaseModel], found: object) -> dict[str, Any]:
     return kind.model_validate(found).model_dump(mode="json")
 
 
+def json_value(value: object) -> Any:  # noqa: ANN401 - any value of JSON
+    return TypeAdapter[object](object).dump_python(value, mode="json")
+
+
 def print_json(value: Mapping[str, object]) -> None:
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
@@ -129,4 +132,4 @@ def _json(value: Mapping[str, object], *, indent: int | None) -> str:
 
 def _members(value: object) -> object:
     # The time of a record has its offset, and not the letter Z.
-    return value.isoformat() if isinstance(value, datetime) else to_jsonable_python(value)
+    return value.isoformat() if isinstance(value, datetime) else json_value(value)

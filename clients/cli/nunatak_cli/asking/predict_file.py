@@ -17,7 +17,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic_core import to_jsonable_python
 
 from nunatak_cli import options
 from nunatak_cli.asking.chunks import (
@@ -34,7 +33,7 @@ from nunatak_cli.asking.chunks import (
 from nunatak_cli.asking.parts import CorpusRecord, RunFolder, ScoredVersion
 from nunatak_cli.asking.predictors import backbone_of
 from nunatak_cli.asking.writing import AnswerColumns, ColumnType, layout_of
-from nunatak_cli.output import error_console, print_outcome
+from nunatak_cli.output import error_console, json_value, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import invalid_option, needs_extra
@@ -301,7 +300,7 @@ def _record(
         ),
         backbone=settings.backbone,
         numerics=numerics,
-        options=to_jsonable_python({**shaping, **read}),
+        options=json_value({**shaping, **read}),
     )
 
 
