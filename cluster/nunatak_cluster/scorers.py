@@ -5,7 +5,7 @@ actor whose node dies is started again elsewhere, and its chunks are scored agai
 chunk depend on the chunk alone, so the second answer equals the first.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -75,40 +75,38 @@ class RayScorers:
 
         Items are taken only while an actor has room, so the memory holds a few chunks.
         """
-        waiting = deque[tuple[Item, Any]]()
-        loads = [0] * len(self._actors)
-        owners = dict[Any, int]()
+        waiting, owners = deque[tuple[Item, Any]](), dict[Any, int]()
         for item, inputs in items:
-            if inputs is None:
-                waiting.append((item, None))
-            else:
-                if len(owners) == IN_FLIGHT * len(loads):
-                    done, _ = ray.wait(list(owners), num_returns=1)
-                    for reference in done:
-                        loads[owners.pop(reference)] -= 1
-                chosen = min(range(len(loads)), key=loads.__getitem__)
+            reference = None
+            if inputs is not None:
+                chosen = self._actor_with_room(owners)
                 reference = self._actors[chosen].score.remote(inputs, self.numerics)
-                loads[chosen] += 1
                 owners[reference] = chosen
-                waiting.append((item, reference))
+            waiting.append((item, reference))
             # The memory also holds answers that wait for an earlier chunk.
             while waiting and (
-                waiting[0][1] not in owners or len(waiting) > 2 * IN_FLIGHT * len(loads)
+                waiting[0][1] not in owners or len(waiting) > 2 * IN_FLIGHT * len(self._actors)
             ):
-                yield _first(waiting, owners, loads)
+                yield _first(waiting, owners)
         while waiting:
-            yield _first(waiting, owners, loads)
+            yield _first(waiting, owners)
+
+    def _actor_with_room(self, owners: dict[Any, int]) -> int:
+        """Return the actor with the fewest chunks in work; if all are full, wait for one."""
+        if len(owners) == IN_FLIGHT * len(self._actors):
+            done, _ = ray.wait(list(owners), num_returns=1)
+            for reference in done:
+                del owners[reference]
+        loads = Counter(owners.values())
+        return min(range(len(self._actors)), key=loads.__getitem__)
 
 
 def _first(
-    waiting: "deque[tuple[Item, Any]]", owners: dict[Any, int], loads: list[int]
+    waiting: "deque[tuple[Item, Any]]", owners: dict[Any, int]
 ) -> tuple[Item, ScoredInputs | None]:
     item, reference = waiting.popleft()
-    if reference is None:
-        return item, None
-    scored: ScoredInputs = _result(reference)
-    if reference in owners:
-        loads[owners.pop(reference)] -= 1
+    scored = None if reference is None else _result(reference)
+    owners.pop(reference, None)
     return item, scored
 
 

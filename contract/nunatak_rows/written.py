@@ -10,7 +10,7 @@ from typing import Final
 
 from nunatak_contract.errors import invalid_option
 from nunatak_rows.files import FileFormat, FileOfRows, file_of_rows
-from nunatak_rows.text import DELIMITED, header_of
+from nunatak_rows.reading import DELIMITED, header_of
 
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """The first characters of a formula of a spreadsheet."""

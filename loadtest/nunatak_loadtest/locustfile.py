@@ -71,7 +71,6 @@ class Asked:
     """The run of this process: its questions, and the measures that Locust does not keep."""
 
     scenario: Scenario = SCENARIOS[0]
-    tasks: tuple[str, ...] = ()
     gaps: Iterator[float] = field(default_factory=lambda: iter(()))
     due_s: float = 0.0
     """The last due time that a user took, by `time.perf_counter`."""
@@ -330,7 +329,7 @@ def _prepare(environment: Environment) -> None:
     if not is_worker:
         RUN.pid = listening_pid(server)
         gevent.spawn(_watch, environment)
-    RUN.scenario, RUN.tasks, RUN.due_s = scenario, tasks, time.perf_counter()
+    RUN.scenario, RUN.due_s = scenario, time.perf_counter()
     RUN.draws = Requests(scenario, tasks, seed=seed, texts=texts)
     RUN.gaps = gaps(scenario.rate_per_s or 1.0, scenario.cv, seed=seed)
     if isinstance(environment.shape_class, ScenarioShape):

@@ -10,8 +10,8 @@ from typing import Any, Final
 from doubles.backbones import save_tiny_backbone
 from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
-from nunatak_cli.asking.corpus.chunks import Chunk
-from nunatak_cli.asking.corpus.job import CorpusJob, Outcome, run_job
+from nunatak_cli.asking.chunks import Chunk, OnBatch
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, Outcome, run_job
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora
 from nunatak_model import load_backbone
@@ -27,7 +27,7 @@ import signal
 import sys
 from pathlib import Path
 
-from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server.predict import scoring
 from nunatak_server.settings import ServerSettings
@@ -118,14 +118,15 @@ def score(
     out: Path,
     *,
     tasks: Iterable[str] = ("tone",),
-    on_chunk: Callable[[Chunk, int], None] | None = None,
-    on_batch: Callable[[Chunk, int, float], None] = lambda *_: None,
-    **options: Any,  # noqa: ANN401 - the other fields of a job
+    on_chunk: Callable[[Chunk], None] = lambda _: None,
+    on_batch: OnBatch = lambda *_: None,
+    **options: Any,  # noqa: ANN401 - those of the command
 ) -> Outcome | None:
     """Score a corpus in this process, in small chunks."""
     settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
+    asked = CorpusOptions(**options)
     job = CorpusJob(
-        corpus=str(corpus), out=out, references=tuple(tasks), chunk_rows=CHUNK_ROWS, **options
+        corpus=str(corpus), out=out, references=(*tasks,), options=asked, chunk_rows=CHUNK_ROWS
     )
     with Registry.open(place / "registry", create=False) as registry:
         return run_job(job, registry, settings=settings, on_chunk=on_chunk, on_batch=on_batch)

@@ -13,7 +13,7 @@ import yaml
 
 from demo.server_process import ServerProcess
 from doubles.terminals import nunatak
-from nunatak_cli.training.init import PLACES, READY_PLACES, ReadyTask
+from nunatak_cli.training.init import ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
 from nunatak_server.settings import ServerSettings
 from nunatak_training.data import load_task_data
@@ -42,9 +42,9 @@ def test_a_project_has_every_file_that_its_readme_names(project: Path) -> None:
     files = {it.relative_to(project).as_posix() for it in project.rglob("*") if it.is_file()}
     readme = (project / "README.md").read_text(encoding="utf-8")
 
-    own = {f"data/personal_data/{it}" for it in READY_PLACES.values()}
-    assert files == set(PLACES.values()) | own
-    assert all(f"`{Path(it).name}`" in readme or it in readme for it in {*PLACES.values()})
+    own = {f"data/personal_data/{it}" for it in ("README.md", "train.jsonl", "test.jsonl")}
+    assert own | {"tasks.yaml", "data/urgent/train.csv"} < files
+    assert all(f"`{Path(it).name}`" in readme or it in readme for it in files - own)
 
 
 def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from rich.text import Text
 from typer.core import TyperGroup
 
-from nunatak_cli.output import error_console, plain
+from nunatak_cli.output import error_console
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.plain_text import visible_lines
 from nunatak_contract.record import problems_of
 
 _format_warning = warnings.formatwarning
@@ -82,7 +83,7 @@ class PlainFormatter(logging.Formatter):
     """Formats the log events of packages without a handler."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
+        return visible_lines(super().format(record))
 
 
 def plain_warning(
@@ -93,7 +94,7 @@ def plain_warning(
     line: str | None = None,
 ) -> str:
     """Return the lines of a warning like `warnings.formatwarning`, control characters spelt out."""
-    return plain(_format_warning(message, category, filename, lineno, line))
+    return visible_lines(_format_warning(message, category, filename, lineno, line))
 
 
 class FailureGroup(TyperGroup):
@@ -113,7 +114,8 @@ class FailureGroup(TyperGroup):
 
 def print_failure(code: str, message: str) -> None:
     """Print an error as one line, even if its message has several lines."""
-    line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
+    told = visible_lines(" ".join(message.split()))
+    line = Text.assemble(("error", "bold red"), f" [{code}]: {told}")
     error_console().print(line, soft_wrap=True)
 
 

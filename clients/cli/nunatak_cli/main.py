@@ -19,24 +19,23 @@ from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.options import example, group, spread
 from nunatak_cli.output import print_text
 from nunatak_cli.registry import task
-from nunatak_cli.registry.backbone import backbone_app
 from nunatak_cli.registry.documents import question_app
+from nunatak_cli.registry.exchange import backbone_app
 from nunatak_cli.registry.registries import registry_app, replicas
 from nunatak_cli.serving.cluster import cluster_app
 from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
 from nunatak_cli.serving.memory import memory_app, savings
 from nunatak_cli.serving.serve import ServeCommand, serve
-from nunatak_cli.training.cache import cache_app
 from nunatak_cli.training.convert import convert
-from nunatak_cli.training.doubts import doubts
-from nunatak_cli.training.evaluate import evaluate
+from nunatak_cli.training.evaluate import doubts, evaluate
 from nunatak_cli.training.init import init
 from nunatak_cli.training.sweep import sweep_app
 from nunatak_cli.training.train import (
     MultitaskCommand,
     TrainCommand,
     adopt,
+    cache_app,
     multitask,
     train,
     train_all,

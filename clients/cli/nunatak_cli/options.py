@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import MissingExtraError, invalid_option
-from nunatak_contract.names import TaskReference
+from nunatak_contract.names import TaskReference, check_alias_name
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
@@ -162,7 +162,12 @@ SetOption = Annotated[
 ]
 ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 NewAliasOption = Annotated[
-    str | None, typer.Option(metavar="ALIAS", help="Point this alias at the new version.")
+    str | None,
+    typer.Option(
+        metavar="ALIAS",
+        help="Point this alias at the new version.",
+        callback=lambda given: given if given is None else check_alias_name(given),
+    ),
 ]
 RevisionOption = Annotated[
     str | None,
@@ -239,6 +244,14 @@ class LabelledRows(TextColumns):
         """Return the same format; the file for the bad rows has the name of the task."""
         is_skipped = self.on_bad_row is OnBadRow.SKIP
         return replace(self.spelt, rejected=Path(f"{task}.rejected.jsonl") if is_skipped else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryOptions:
+    """The options of a command that asks a registry and prints the outcome."""
+
+    registry: RegistryOption = None
+    as_json: JsonOption = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,14 +439,14 @@ class SettingsCommand(TyperCommand):
     def get_params(self, ctx: typer.Context) -> list[Any]:  # pyrefly: ignore[bad-override] - see above
         own: list[Any] = super().get_params(ctx)
         try:
-            return [*own, *_setting_options(type(self))]
+            return [*own, *self.setting_options()]
         except MissingExtraError:
             return own
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyrefly: ignore[bad-override] - see above
         """Parse the command line; only its help can do without the package of the settings."""
         if not {*ctx.help_option_names} & {*args}:
-            _setting_options(type(self))
+            self.setting_options()
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override] - see above
@@ -441,8 +454,3 @@ class SettingsCommand(TyperCommand):
         own = {param.name for param in self.params}
         ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
         return super().invoke(ctx)
-
-
-@cache
-def _setting_options(command: type[SettingsCommand]) -> tuple[Any, ...]:
-    return command.setting_options()

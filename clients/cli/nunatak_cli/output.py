@@ -4,24 +4,20 @@ No other file of this package prints. This file spells out control characters in
 the text may come from a model's author, a data file or a server.
 """
 
-# ruff: noqa: PLC0415 - only a text with control characters needs the registry package
-
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_contract.plain_text import counted
+from nunatak_contract.plain_text import counted, visible_json, visible_lines
 from nunatak_rows import RowFormat
 
 PIPE_WIDTH: Final = 10_000
@@ -35,7 +31,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - the signature of the base class
-        return super().render_str(plain(text), **options)
+        return super().render_str(visible_lines(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -90,6 +86,15 @@ def facts_table(facts: Mapping[str, RenderableType]) -> Table:
     return table
 
 
+def wire_json(kind: type[BaseModel], found: object) -> dict[str, Any]:
+    """Return a value in the shape that a server gives it."""
+    return kind.model_validate(found).model_dump(mode="json")
+
+
+def json_value(value: object) -> Any:  # noqa: ANN401 - any value of JSON
+    return TypeAdapter[object](object).dump_python(value, mode="json")
+
+
 def print_json(value: Mapping[str, object]) -> None:
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
@@ -100,7 +105,7 @@ def print_json_line(value: Mapping[str, object]) -> None:
 
 
 def print_text(value: str) -> None:
-    print(plain(value), end="")  # noqa: T201 - rich would wrap lines
+    print(visible_lines(value), end="")  # noqa: T201 - rich would wrap lines
 
 
 def tell_rejected(spelt: RowFormat) -> None:
@@ -115,40 +120,16 @@ def _plain_segment(segment: Segment) -> Segment:
     # The title of a panel always reads markup, and markup may hold links.
     if style is not None and style.link is not None:
         style = style.update_link(None)
-    return Segment(plain(segment.text), style)
+    return Segment(visible_lines(segment.text), style)
 
 
 def _json(value: Mapping[str, object], *, indent: int | None) -> str:
     # Other encodings lack characters, which JSON can spell out.
     is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=_members)
-    if _is_printable(document):
-        return document
-    from nunatak_contract.plain_text import visible_json
-
     return visible_json(document)
 
 
 def _members(value: object) -> object:
-    match value:
-        case BaseModel():
-            return value.model_dump(mode="json")
-        case datetime():
-            return value.isoformat()
-        case Path():
-            return str(value)
-        case _:
-            return {field.name: getattr(value, field.name) for field in fields(cast("Any", value))}
-
-
-def plain(text: str) -> str:
-    """Return a text with its control characters spelt out, except line ends."""
-    if _is_printable(text):
-        return text
-    from nunatak_contract.plain_text import visible_lines
-
-    return visible_lines(text)
-
-
-def _is_printable(text: str) -> bool:
-    return text.replace("\n", "").isprintable()
+    # The time of a record has its offset, and not the letter Z.
+    return value.isoformat() if isinstance(value, datetime) else json_value(value)

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.terminals import nunatak
-from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
@@ -34,8 +34,7 @@ def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: obj
         out=out,
         references=TASKS,
         chunk_rows=CHUNK_ROWS,
-        on=on,
-        num_scorers=None if on is None else 2,
+        options=CorpusOptions(on=on, scorers=None if on is None else 2),
     )
     with Registry.open(place / "registry", create=False) as registry:
         run_job(job, registry, settings=settings, on_chunk=on_chunk)  # pyrefly: ignore[bad-argument-type]

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 from nunatak_training.sweeps.running import RunContext
@@ -77,7 +77,7 @@ def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(tmp_path: Path) -
             written = list[object]()
 
             def advance(
-                chunk: object, _: int, on: str | None = on, written: list[object] = written
+                chunk: object, on: str | None = on, written: list[object] = written
             ) -> None:
                 written.append(chunk)
                 if on is not None and len(written) % 15 == 1:
@@ -88,8 +88,7 @@ def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(tmp_path: Path) -
                 out=tmp_path / f"{name}.jsonl",
                 references=TASKS,
                 chunk_rows=CHUNK_ROWS,
-                on=on,
-                num_scorers=NUM_NODES,
+                options=CorpusOptions(on=on, scorers=NUM_NODES),
             )
             with Registry.open(place / "registry", create=False) as registry:
                 run_job(job, registry, settings=settings, on_chunk=advance)

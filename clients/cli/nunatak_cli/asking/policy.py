@@ -31,14 +31,14 @@ from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import ProblemType, VerdictAction
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.evidence import wilson_bounds
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import counted
+from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_contract.progress import Progress, Work, shown_progress
 from nunatak_rows import RowFormat
 from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
-    from nunatak_contract.policies import Condition, Policy, Rule
     from nunatak_server.verdicts.rules import TextDecision
     from nunatak_training.data.examples import ReadExample
 

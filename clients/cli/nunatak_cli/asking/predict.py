@@ -3,8 +3,8 @@
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,11 +23,12 @@ from nunatak_cli.asking.predictors import (
     predicted_of,
 )
 from nunatak_cli.output import console, plain_table, print_json, print_json_line
-from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
 from nunatak_contract.requests import Input, Query, Question
+from nunatak_contract.wire import InputFacts
 from nunatak_rows import FileFormat
 from nunatak_rows.inputs import bad_row
 
@@ -92,7 +93,14 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
 ) -> None:
     """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""
-    parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
+    from nunatak_client import Client, Parameters
+
+    parameters = Parameters(
+        on_long=on_long,
+        aggregation_strategy=aggregation,
+        # A ranking shows its documents as texts.
+        return_documents=True if document else None,
+    )
     if file is not None:
         if stream or any(it is not None for it in (text, pair, question, document)):
             raise invalid_option(
@@ -109,8 +117,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         if stream:
             if server is None:
                 raise invalid_option("--stream needs a server; name one with --server")
-            answers = _stream_server(server, source, task, parameters=parameters)
-            has_failed = _print_stream(answers, as_json=as_json)
+            with Client(server) as client:
+                answers = client.stream(source, task, parameters=parameters)
+                has_failed = _print_stream(answers, as_json=as_json)
         else:
             with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
                 found = predictor.ask_one(source, task, parameters)
@@ -126,23 +135,23 @@ def _ask_file(
     parameters: "Parameters",
 ) -> bool:
     """Print one line for every input, in order; return whether a task failed."""
-    waiting = list[PlacedInput]()
-
-    def sources() -> Iterator[Input]:
-        for placed in inputs:
-            waiting.append(placed)
-            yield placed.source
-
+    asked, unanswered = tee(inputs)
+    answered = predictor.ask((it.source for it in asked), tasks, parameters=parameters)
     has_failed = False
     # Answers on a terminal are progress enough.
-    with shown_progress(quiet=sys.stdout.isatty()) as progress, _placed(waiting):
+    with shown_progress(quiet=sys.stdout.isatty()) as progress:
         progress.begin(Work("asked", unit="input"))
-        for answers in predictor.ask(sources(), tasks, parameters=parameters):
-            placed = waiting.pop(0)
-            has_failed = has_failed or any(it.error is not None for it in answers)
-            results: list[JsonValue] = [_answer_json(answer) for answer in answers]
-            print_json_line({"place": placed.where, "results": results})
-            progress.advance()
+        try:
+            for answers, placed in zip(answered, unanswered, strict=True):
+                has_failed = has_failed or any(it.error is not None for it in answers)
+                results: list[JsonValue] = [_answer_json(answer) for answer in answers]
+                print_json_line({"place": placed.where, "results": results})
+                progress.advance()
+        except NunatakError as error:
+            if error.position is None:
+                raise
+            # The answers to all inputs before the refused one are printed.
+            raise bad_row(next(unanswered).where, error.problem) from error
     return has_failed
 
 
@@ -153,17 +162,6 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
     else:
         console().print(_answers_table(found))
     return any(answer.error is not None for answer in found)
-
-
-@contextmanager
-def _placed(waiting: Sequence[PlacedInput]) -> Generator[None]:
-    """Name the place of a refused input; the answers to all inputs before are printed."""
-    try:
-        yield
-    except NunatakError as error:
-        if waiting and error.position is not None:
-            raise bad_row(waiting[0].where, error.problem) from error
-        raise
 
 
 def _source(
@@ -183,26 +181,6 @@ def _source(
                 "expected at most one of --pair, --question and --document; "
                 "use one command for each"
             )
-
-
-def _parameters(
-    *, ranks: bool, aggregation: AggregationStrategy | None, on_long: OnLong | None
-) -> "Parameters":
-    """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import Parameters
-
-    return Parameters(
-        on_long=on_long, aggregation_strategy=aggregation, return_documents=True if ranks else None
-    )
-
-
-def _stream_server(
-    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
-) -> "Iterator[TaskResult]":
-    from nunatak_client import Client
-
-    with Client(server) as client:
-        yield from client.stream(source, tasks, parameters=parameters)
 
 
 def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
@@ -229,12 +207,12 @@ def _answers_table(answers: "Iterable[TaskResult]") -> Table:
         if answer.error is not None:
             table.add_row(answer.reference, version, "-", Text(_failure(answer), style="red"), "")
             continue
-        first, others = _shown(answer)
+        (first, others), mark = _shown(answer), _truncation_mark(answer)
         table.add_row(
             answer.reference,
             version,
             f"{first[0]['score']:.4f}" if first else "-",
-            Text.assemble((_items_text(first), "bold"), _truncation_mark(answer)),
+            Text.assemble((", ".join(map(_item_text, first)) or NOTHING, "bold"), mark),
             _scored_text(others),
         )
     return table
@@ -264,10 +242,6 @@ def _shown(answer: "TaskResult") -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     predicted = tuple(item for item in items if item["label"] in named)
     others = tuple(item for item in items if item["label"] not in named)
     return predicted, others[: SHOWN_ITEMS - 1]
-
-
-def _items_text(items: Iterable[Item]) -> str:
-    return ", ".join(map(_item_text, items)) or NOTHING
 
 
 def _scored_text(items: Iterable[Item]) -> str:
@@ -304,7 +278,6 @@ def _item_text(item: Item) -> str:
 def _answer_json(answer: "TaskResult") -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
     from nunatak_client.replies import error_of
-    from nunatak_contract.wire import InputFacts
 
     if answer.error is not None:
         detail = error_of(answer.error).problem

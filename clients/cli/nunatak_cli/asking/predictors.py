@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import unreadable
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
     from nunatak_client.calls import ShownOptions
-    from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
 
@@ -42,7 +43,6 @@ class ServerPredictor:
     def manifest(self, reference: str) -> "TaskManifest":
         """Return the manifest of the version that a reference means now."""
         from nunatak_client import InvalidResponseError
-        from nunatak_contract.manifest import TaskManifest
 
         described = self.client.task(reference).manifest
         try:
@@ -85,7 +85,6 @@ class RegistryPredictor:
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         from nunatak_client.calls import wire_parameters
-        from nunatak_contract import requests
         from nunatak_server.local import result_of
 
         options = requests.Parameters.model_validate(wire_parameters(**shown))

@@ -7,7 +7,8 @@ also counts the texts that servers collected.
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 import typer
 
 from nunatak_cli.failures import content_of
-from nunatak_cli.options import JsonOption, RegistryOption, group
-from nunatak_cli.output import console, plain_table, print_json, print_outcome
+from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
+from nunatak_cli.output import console, plain_table, print_json, print_outcome, wire_json
 from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import check_version
 from nunatak_contract.plain_text import counted
+from nunatak_contract.policies import Policy
+from nunatak_contract.questions import QuestionCard, card_of, text_of
+from nunatak_contract.wire import PolicyDetail, QuestionDetail
 
 if TYPE_CHECKING:
-    from nunatak_contract.policies import Policy
-    from nunatak_contract.questions import QuestionCard
-    from nunatak_registry import PublishedCard, PublishedPolicy, Registry
     from nunatak_registry.documents import DocumentStore
     from nunatak_registry.index.records import Published
 
@@ -39,7 +40,7 @@ VersionArgument = Annotated[
         metavar="NAME[/VERSION]", help="Name of the document, or a version such as guard/2."
     ),
 ]
-DocumentT = TypeVar("DocumentT", "Policy", "QuestionCard")
+DocumentT = TypeVar("DocumentT", Policy, QuestionCard)
 
 
 def _read(path: Path) -> object:
@@ -74,106 +75,94 @@ def _version_named(reference: str) -> tuple[str, int | None]:
 class Documents(Generic[DocumentT]):
     """The commands that each kind of document has."""
 
-    group: str
+    kind: str
     listing: str
-    read: "Callable[[Path], DocumentT]"
-    store_of: "Callable[[Registry], DocumentStore[DocumentT]]"
-    json_of: "Callable[[Published[DocumentT]], dict[str, object]]"
+    """The plural of `kind`, and the name of the store of a registry."""
+    read: Callable[[Path], DocumentT]
+    detail: type[PolicyDetail] | type[QuestionDetail]
     columns: tuple[str, ...]
-    cells_of: "Callable[[DocumentT], tuple[str, ...]]"
+    cells_of: Callable[[DocumentT], tuple[str, ...]]
 
-    def put(
-        self, file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-    ) -> None:
+    def put(self, file: FileArgument, *, asked: RegistryOptions) -> None:
         """Publish a document under its next number. Servers use the newest version at once."""
         document = self.read(file)
-        with existing_registry(registry) as opened:
-            before = self.store_of(opened).numbers().get(document.name, 0)
-            published = self.store_of(opened).put(document)
-        self._print_published(published, before=before, as_json=as_json)
+        with self._store(asked.registry) as store:
+            before = store.numbers().get(document.name, 0)
+            published = store.put(document)
+        self._print_published(published, before=before, as_json=asked.as_json)
 
-    def list(self, *, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    def list(self, *, asked: RegistryOptions) -> None:
         """List the newest versions."""
-        with existing_registry(registry) as opened:
-            newest = self.store_of(opened).newest()
+        with self._store(asked.registry) as store:
+            newest = store.newest()
         table = plain_table("name", "version", *self.columns)
         for it in newest:
             table.add_row(it.document.name, str(it.version), *self.cells_of(it.document))
         print_outcome(
-            {self.listing: [self.json_of(it) for it in newest]},
+            {self.listing: [wire_json(self.detail, it) for it in newest]},
             table,
-            as_json=as_json,
-            empty=f"no {self.listing} yet; `nunatak {self.group} put FILE` publishes one",
+            as_json=asked.as_json,
+            empty=f"no {self.listing} yet; `nunatak {self.kind} put FILE` publishes one",
         )
 
     def show(self, reference: VersionArgument, *, registry: RegistryOption = None) -> None:
         """Print the newest version as JSON, or an older one. `put` reads it again."""
-        with existing_registry(registry) as opened:
-            found = self.store_of(opened).get(*_version_named(reference))
+        with self._store(registry) as store:
+            found = store.get(*_version_named(reference))
         print_json(found.document.model_dump(mode="json"))
 
-    def history(
-        self, name: NameArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-    ) -> None:
+    def history(self, name: NameArgument, *, asked: RegistryOptions) -> None:
         """List all versions, the newest first."""
-        with existing_registry(registry) as opened:
-            versions = self.store_of(opened).history(name)
+        with self._store(asked.registry) as store:
+            versions = store.history(name)
         table = plain_table("version", "published", "by", *self.columns)
         for it in versions:
             at = it.published_at.isoformat(sep=" ", timespec="seconds")
             table.add_row(str(it.version), at, it.by, *self.cells_of(it.document))
-        document = {"versions": [self.json_of(it) for it in versions]}
-        print_outcome(document, table, as_json=as_json)
+        document = {"versions": [wire_json(self.detail, it) for it in versions]}
+        print_outcome(document, table, as_json=asked.as_json)
 
-    def rollback(
-        self,
-        reference: VersionArgument,
-        *,
-        registry: RegistryOption = None,
-        as_json: JsonOption = False,
-    ) -> None:
+    def rollback(self, reference: VersionArgument, *, asked: RegistryOptions) -> None:
         """Publish an older version again, under the next number. Servers use it at once.
 
         A name alone means the version before the newest.
         """
         name, version = _version_named(reference)
+        with self._store(asked.registry) as store:
+            before = store.numbers().get(name, 0)
+            published = store.rollback(name, version)
+        self._print_published(published, before=before, as_json=asked.as_json)
+
+    @contextmanager
+    def _store(self, registry: str | None) -> "Generator[DocumentStore[DocumentT]]":
         with existing_registry(registry) as opened:
-            before = self.store_of(opened).numbers().get(name, 0)
-            published = self.store_of(opened).rollback(name, version)
-        self._print_published(published, before=before, as_json=as_json)
+            yield getattr(opened, self.listing)
 
     def _print_published(
         self, published: "Published[DocumentT]", *, before: int, as_json: bool
     ) -> None:
         is_new = published.version > before
         line = published_line(published.reference, is_new=is_new)
-        print_outcome({**self.json_of(published), "changed": is_new}, line, as_json=as_json)
+        print_outcome(
+            {**wire_json(self.detail, published), "changed": is_new}, line, as_json=as_json
+        )
 
 
-def read_policy(path: Path) -> "Policy":
-    from nunatak_contract.policies import Policy
-
+def read_policy(path: Path) -> Policy:
     with content_of(path, "invalid_policy_file"):
         return Policy.model_validate(_read(path))
 
 
-def _policy_cells(policy: "Policy") -> tuple[str, ...]:
+def _policy_cells(policy: Policy) -> tuple[str, ...]:
     rules = ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
     return policy.mode.value, policy.on_failure.value, rules, ", ".join(policy.references)
 
 
-def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
-    from nunatak_contract.wire import PolicyDetail
-
-    return PolicyDetail.model_validate(published).model_dump(mode="json")
-
-
-POLICIES: "Documents[Policy]" = Documents(
-    group="policy",
+POLICIES = Documents(
+    kind="policy",
     listing="policies",
     read=read_policy,
-    store_of=lambda registry: registry.policies,
-    json_of=_policy_json,
+    detail=PolicyDetail,
     columns=("mode", "on failure", "rules", "tasks"),
     cells_of=_policy_cells,
 )
@@ -187,30 +176,18 @@ def check_card(file: FileArgument, *, registry: RegistryOption = None) -> None:
     console().print(f"{card.name}: task {card.task} can answer the question")
 
 
-def read_card(path: Path) -> "QuestionCard":
-    from nunatak_contract.questions import QuestionCard
-
+def read_card(path: Path) -> QuestionCard:
     with content_of(path, "invalid_question_file"):
         return QuestionCard.model_validate(_read(path))
 
 
-def read_question(path: Path) -> "QuestionCard":
+def read_question(path: Path) -> QuestionCard:
     """Read a card, or a question alone."""
-    from nunatak_contract.questions import card_of
-
     with content_of(path, "invalid_question_file"):
         return card_of(_read(path))
 
 
-def _card_json(published: "PublishedCard") -> dict[str, object]:
-    from nunatak_contract.wire import QuestionDetail
-
-    return QuestionDetail.model_validate(published).model_dump(mode="json")
-
-
-def _card_cells(card: "QuestionCard") -> tuple[str, ...]:
-    from nunatak_contract.questions import text_of
-
+def _card_cells(card: QuestionCard) -> tuple[str, ...]:
     asked = text_of(card.question.instructions or card.question.yes or "")
     return card.question.type, card.task, asked
 
@@ -227,8 +204,6 @@ def collected(
     as_json: JsonOption = False,
 ) -> None:
     """Count the collected texts of each question; `--clear` removes them. No text is printed."""
-    from nunatak_contract.questions import text_of
-
     with needs_extra("server"):
         from nunatak_server.decisions.collection import Collection
     collection = Collection(folder)
@@ -248,12 +223,11 @@ def collected(
     )
 
 
-CARDS: "Documents[QuestionCard]" = Documents(
-    group="question",
+CARDS = Documents(
+    kind="question",
     listing="questions",
     read=read_card,
-    store_of=lambda registry: registry.questions,
-    json_of=_card_json,
+    detail=QuestionDetail,
     columns=("type", "task", "question"),
     cells_of=_card_cells,
 )

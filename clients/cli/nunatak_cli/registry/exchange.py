@@ -1,4 +1,4 @@
-"""`nunatak task import|export|push|pull`: exchange versions with other programs and the hub."""
+"""`nunatak task import|export|push|pull` and `nunatak backbone`: exchange with other programs."""
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 import csv
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nunatak_cli import options
-from nunatak_cli.output import print_outcome
+from nunatak_cli.output import facts_table, plain_table, print_outcome
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.registries import existing_registry, publishing_registry
+from nunatak_contract.cards import shared_text
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import invalid_option, needs_extra
-from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import DEFAULT_BACKBONE, check_task_name
 from nunatak_contract.progress import Work, shown_progress
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
+    from nunatak_exchange.backbones import AddedBackbone
     from nunatak_registry import Registry
     from nunatak_versions import VersionDraft
 
@@ -109,12 +111,11 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_exchange import importing
         from nunatak_exchange.checkpoint import Checkpoint
         from nunatak_exchange.checks import ImportChoices
         from nunatak_exchange.hub import fetched
-        from nunatak_exchange.importing import draft_imported, import_folder
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_exchange.importing import FILES, draft_imported, import_folder
+        from nunatak_model import load_backbone
     choices = ImportChoices(
         labels=None if labels is None else _labels(labels),
         problem_type=problem_type,
@@ -130,11 +131,9 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         check_task_name(task)
-        _check_alias(promote)
         progress.begin(Work(f"import {task}", total=3))
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
-        files = importing.FILES
-        with fetched(place, revision=revision, files=files) as there:
+        with fetched(place, revision=revision, files=FILES) as there:
             progress.step(f"found the files of {place}")
             folder = Checkpoint(there.folder)
             imported = import_folder(folder, loaded, kind=kind, choices=choices)
@@ -163,8 +162,7 @@ def export(
         options.ExportFormat, typer.Option("--format", help="Format of the folder.")
     ] = options.ExportFormat.TRANSFORMERS,
     backbone: options.BackboneOption = None,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
@@ -177,7 +175,7 @@ def export(
         from nunatak_model import load_backbone, source_of
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
         writers = {
             options.ExportFormat.TRANSFORMERS: export_transformers,
@@ -192,7 +190,7 @@ def export(
             write(version, target, loaded)
     document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
     line = f"wrote {manifest.reference} to {folder} ({wanted})"
-    print_outcome(document, line, as_json=as_json)
+    print_outcome(document, line, as_json=asked.as_json)
 
 
 def push(
@@ -200,18 +198,17 @@ def push(
     place: PlaceArgument,
     *,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
         from nunatak_exchange.hub import push
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
         blobs = _blobs(opened, manifest)
         pushed = push(manifest, blobs, place, private=not public)
     document = {"reference": manifest.reference, "place": pushed}
-    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
+    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=asked.as_json)
 
 
 def pull(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -232,12 +229,10 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_exchange import hub
-        from nunatak_exchange.hub import draft_pulled, fetched, read_hub_folder
+        from nunatak_exchange.hub import FILES, draft_pulled, fetched, read_hub_folder
         from nunatak_model import load_backbone, source_of
     with publishing_registry(registry, create=create) as opened:
-        _check_alias(promote)
-        with fetched(place, revision=revision, files=hub.FILES) as there:
+        with fetched(place, revision=revision, files=FILES) as there:
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or source_of(found.manifest.backbone.name))
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)
@@ -266,18 +261,10 @@ def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
     return found
 
 
-def _check_alias(alias: str | None) -> None:
-    """Refuse a malformed alias before the work, not after it."""
-    if alias is not None:
-        check_alias_name(alias)
-
-
 def _publish(
     draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str, as_json: bool
 ) -> None:
     """Publish a version, point the alias at it, and print what was found and published."""
-    from nunatak_contract.cards import shared_text
-
     known = registry.version_of(draft.manifest)
     manifest = registry.publish(draft.manifest, draft.blobs)
     is_new, head = manifest.version != known, manifest.head
@@ -307,3 +294,122 @@ def _publish(
         "note": manifest.note,
     }
     print_outcome(document, *lines, as_json=as_json)
+
+
+AddedArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of an added backbone, for --backbone.")
+]
+
+
+def add_backbone(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|HUB_ID",
+            help="A checkpoint folder, written as a path (./name), or a repository on the hub.",
+        ),
+    ],
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name for --backbone. Absent: the last part of the path or hub id."
+        ),
+    ] = None,
+    revision: options.RevisionOption = None,
+    quiet: options.QuietOption = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
+    with needs_extra("training"):
+        from nunatak_exchange import backbones
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        progress.begin(Work("adding the backbone"))
+        progress.tell("reading the checkpoint and comparing its vectors with transformers'")
+        added = backbones.add_backbone(place, name=name, revision=revision)
+    print_outcome(
+        added.model_dump(mode="json"),
+        f"added {added.name}: {_shape(added)}\n"
+        f"vectors equal transformers' to {added.difference:.1e} of their size\n"
+        f"use it with --backbone {added.name}",
+        as_json=as_json,
+    )
+
+
+def list_backbones(*, as_json: options.JsonOption = False) -> None:
+    """List the added backbones, and name the built-in one."""
+    with needs_extra("model"):
+        from nunatak_exchange import backbones
+    found = backbones.list_backbones()
+    table = plain_table("name", "architecture", "layers", "width", "tokens", "digest")
+    for it in found:
+        numbers = (it.num_layers, it.hidden_width, it.max_tokens)
+        table.add_row(it.name, it.model_type, *map(str, numbers), it.digest[:12])
+    print_outcome(
+        {"backbones": found},
+        table,
+        f"built in: {DEFAULT_BACKBONE} (all-MiniLM-L6-v2, English); "
+        "`nunatak backbone add` adds others",
+        as_json=as_json,
+    )
+
+
+def show_backbone(name: AddedArgument, *, as_json: options.JsonOption = False) -> None:
+    """Show the origin, the shape and the digest of an added backbone."""
+    with needs_extra("model"):
+        from nunatak_exchange.backbones import read_backbone
+        from nunatak_model.checkpoint import added_backbones
+    found = read_backbone(name)
+    folder = str(added_backbones() / name)
+    facts = {
+        "name": found.name,
+        "source": found.source,
+        "shape": _shape(found),
+        "digest": found.digest,
+        "difference": f"{found.difference:.1e} of the vectors' size, from transformers",
+        "folder": folder,
+    }
+    print_outcome({**found.model_dump(), "folder": folder}, facts_table(facts), as_json=as_json)
+
+
+def verify_backbones(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only this backbone. Absent: all.")
+    ] = None,
+    *,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Load the added backbones and compare their digests; exit 1 if one is damaged."""
+    with needs_extra("model"):
+        from nunatak_exchange import backbones
+    names = [it.name for it in backbones.list_backbones()] if name is None else [name]
+    problems = {it: backbones.verify_backbone(it) for it in names}
+    print_outcome(
+        {"backbones": [{"name": it, "problem": found} for it, found in problems.items()]},
+        *(f"{it}: {found or 'whole'}" for it, found in problems.items()),
+        as_json=as_json,
+    )
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def _shape(added: "AddedBackbone") -> str:
+    return (
+        f"{added.model_type}, {added.num_layers} layers of width {added.hidden_width}, up to "
+        f"{added.max_tokens} tokens"
+    )
+
+
+backbone_app = options.group(
+    "backbone",
+    "Add checkpoints as backbones, list them and check them.",
+    {
+        "add": (
+            add_backbone,
+            "nunatak backbone add sentence-transformers/all-MiniLM-L6-v2 --name my-minilm",
+        ),
+        "list": (list_backbones, "nunatak backbone list"),
+        "show": (show_backbone, "nunatak backbone show my-minilm"),
+        "verify": (verify_backbones, "nunatak backbone verify"),
+    },
+)

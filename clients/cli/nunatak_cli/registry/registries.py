@@ -2,9 +2,8 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,14 @@ import typer
 from rich.filesize import decimal
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, QuietOption, RegistryOption, group
+from nunatak_cli.options import (
+    CreateOption,
+    JsonOption,
+    QuietOption,
+    RegistryOption,
+    RegistryOptions,
+    group,
+)
 from nunatak_cli.output import console, error_console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
@@ -46,7 +52,7 @@ def copy(
 
     Repeat the command to go on after a kill.
     """
-    outcomes = list[Copied]()
+    copied, failed = list[dict[str, object]](), list[dict[str, object]]()
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
@@ -59,15 +65,14 @@ def copy(
             names += [("question", name) for name in opened.questions.numbers()]
         progress.begin(Work("copy", unit="name", total=len(names)))
         for kind, name in names:
-            outcomes.append(done := _copied(kind, name, opened, receiver))
+            document, line, error = _tried(kind, name, opened, receiver)
+            (copied if error is None else failed).append(document)
             progress.advance()
-            if done.error is not None and not as_json:
-                print_failure(done.error.code, done.line)
+            if error is not None and not as_json:
+                print_failure(error.code, line)
             elif not (as_json or quiet):
-                console().print(done.line, soft_wrap=True)
-    failed = [it.document for it in outcomes if it.error is not None]
-    if as_json or not outcomes:
-        copied = [it.document for it in outcomes if it.error is None]
+                console().print(line, soft_wrap=True)
+    if as_json or not (copied or failed):
         empty = "the source has no tasks, no policies and no question cards"
         print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
     if failed:
@@ -117,9 +122,9 @@ def upgrade(
         raise typer.Exit(1)
 
 
-def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+def replicas(*, asked: RegistryOptions) -> None:
     """List the server processes of a registry: what they serve, their load and their memory."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         listing = opened.replicas.listing()
     empty = "no server process is listed in this registry"
     document = listing.model_dump(mode="json")
@@ -139,20 +144,7 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
             f"{counted(load.versions, 'version')}, {decimal(load.version_bytes)} of "
             f"{decimal(load.process_bytes)}",
         )
-    print_outcome(document, table, as_json=as_json, empty=empty)
-
-
-def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them."""
-    found = registry.replicas.wait(seconds).replicas
-    without_lease = sum(it.lease_s is None for it in found)
-    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
-    if without_lease:
-        line += (
-            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
-            "lease that the registry has not heard of for two minutes is not counted"
-        )
-    return line
+    print_outcome(document, table, as_json=asked.as_json, empty=empty)
 
 
 FAILURES_OF_A_TASK = {
@@ -166,25 +158,14 @@ FAILURES_OF_A_TASK = {
 """Errors that concern one task or document; the copy goes on with the next."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
-    line: str
-    document: Mapping[str, object]
-    error: NunatakError | None = None
-    """The reason if it was not copied."""
-
-
-@contextmanager
-def existing_registry(location: str | None) -> Generator["Registry"]:
+def existing_registry(location: str | None) -> "Registry":
     """Open a registry that exists: a mistyped place must not become a new, empty registry."""
     from nunatak_registry import Registry, default_location
 
-    with Registry.open(location or default_location(), create=False) as registry:
-        yield registry
+    return Registry.open(location or default_location(), create=False)
 
 
-@contextmanager
-def publishing_registry(location: str | None, *, create: bool) -> Generator["Registry"]:
+def publishing_registry(location: str | None, *, create: bool) -> "Registry":
     """Open a registry to publish to.
 
     The default registry is made at its first use. A registry that the user names is made only with
@@ -192,16 +173,14 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
     """
     from nunatak_registry import Registry, default_location
 
-    place = location or default_location()
-    with Registry.open(place, create=create or not location) as registry:
-        yield registry
+    return Registry.open(location or default_location(), create=create or not location)
 
 
 def promote(
     registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
 ) -> tuple["AliasEvent", bool]:
     """Let an alias point to a version; return its last move, and whether this call moved it."""
-    earlier = _moves(registry, task, alias)
+    earlier = registry.history(task, alias) if alias in registry.aliases(task) else []
     move = registry.promote(task, alias, version, expected_version=expect)
     return move, move not in earlier
 
@@ -228,38 +207,34 @@ def published_line(reference: str, *, is_new: bool) -> str:
     )
 
 
-def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
+def _tried(
+    kind: str, name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str, NunatakError | None]:
+    """Copy a task or a document; return the outcome for programs and for people, and the error."""
     try:
-        return registry.history(task, alias)
-    except NunatakError as error:
-        if error.code != "alias_not_found":
-            raise
-        return []
-
-
-def _copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
-    try:
-        if kind == "task":
-            return _task_copied(name, source, target)
-        return _document_copied(kind, name, source, target)
+        return *_copied(kind, name, source, target), None
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
-        document = {kind: name, "code": error.code, "detail": str(error)}
-        return Copied(line=str(error), document=document, error=error)
+        return {kind: name, "code": error.code, "detail": str(error)}, str(error), error
 
 
-def _document_copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
+def _copied(
+    kind: str, name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str]:
+    if kind == "task":
+        return _task_copied(name, source, target)
     if kind == "policy":
         versions = target.policies.take(name, source.policies)
     else:
         versions = target.questions.take(name, source.questions)
     done = _versions_text(versions) if versions else "everything was there already"
-    document = {kind: name, "versions": list(versions)}
-    return Copied(line=f"{kind} {name}: {done}", document=document)
+    return {kind: name, "versions": versions}, f"{kind} {name}: {done}"
 
 
-def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+def _task_copied(
+    name: str, source: "Registry", target: "Registry"
+) -> tuple[dict[str, object], str]:
     done = target.copies.take(name, source.copies)
     parts = [
         _versions_text(done.versions) if done.versions else "no new version",
@@ -268,15 +243,15 @@ def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
         decimal(done.num_bytes),
     ]
     is_same = not done.versions and not done.num_events
-    document = {
+    document: dict[str, object] = {
         "task": done.task,
-        "versions": list(done.versions),
-        "present": list(done.present),
+        "versions": done.versions,
+        "present": done.present,
         "events": done.num_events,
         "written_bytes": done.num_bytes,
     }
     shown = "everything was there already" if is_same else "; ".join(parts)
-    return Copied(line=f"{done.task}: {shown}", document=document)
+    return document, f"{done.task}: {shown}"
 
 
 def _versions_text(versions: Sequence[int]) -> str:

@@ -1,7 +1,5 @@
 """`nunatak task show`, `versions`, `diff` and `thresholds`: what a version is and how it scores."""
 
-# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
-
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -14,22 +12,33 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import JsonOption, NameArgument, ReferenceArgument, RegistryOption
+from nunatak_cli.options import NameArgument, ReferenceArgument, RegistryOptions
 from nunatak_cli.output import facts_table, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.cards import (
+    Compared,
+    compare,
+    confusion_matrix,
+    facts,
+    first_labels,
+    score_text,
+    shared_text,
+    stored_bytes,
+    task_card,
+    worst_mistakes,
+)
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import invalid_option
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    MetricRecord,
+    OperatingPoint,
+    ThresholdCurve,
+)
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
-    from nunatak_contract.cards import Compared
-    from nunatak_contract.evidence import (
-        CalibrationRecord,
-        MetricRecord,
-        OperatingPoint,
-        ThresholdCurve,
-    )
-    from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import ListedVersion
 
 SHOWN_LABELS = 5
@@ -42,43 +51,35 @@ def show(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the task card as Markdown.")
     ] = False,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    asked: RegistryOptions,
 ) -> None:
     """Show everything about one version: labels, method, scores, confusion, data and recipe."""
-    from nunatak_contract.cards import task_card
-
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
         aliases = opened.aliases(manifest.task)
-    if markdown and not as_json:
+    if markdown and not asked.as_json:
         print_text(task_card(manifest))
     else:
         document = {"aliases": dict(aliases), "manifest": manifest}
-        print_outcome(document, _card(manifest, aliases), as_json=as_json)
+        print_outcome(document, _card(manifest, aliases), as_json=asked.as_json)
 
 
-def versions(
-    name: NameArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
-) -> None:
+def versions(name: NameArgument, *, asked: RegistryOptions) -> None:
     """List all versions of a task: when each was published, its score, size and aliases."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         listed = opened.listed_versions(name)
     document = {"task": name, "versions": [_version_json(it) for it in listed]}
-    print_outcome(document, _versions_table(listed), as_json=as_json)
+    print_outcome(document, _versions_table(listed), as_json=asked.as_json)
 
 
 def diff(
     left: ReferenceArgument,
     right: Annotated[str, typer.Argument(metavar="REF", help="The version to compare with REF.")],
     *,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    asked: RegistryOptions,
 ) -> None:
     """Show two versions side by side: method, labels, scores, recipe and sizes."""
-    from nunatak_contract.cards import compare
-
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         pair = opened.resolve(left), opened.resolve(right)
     rows = compare(*pair)
     document = {
@@ -87,12 +88,10 @@ def diff(
         "properties": {row.name: {"left": row.left, "right": row.right} for row in rows},
         "differing": [row.name for row in rows if row.differs],
     }
-    print_outcome(document, _comparison_table(*pair, rows), as_json=as_json)
+    print_outcome(document, _comparison_table(*pair, rows), as_json=asked.as_json)
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    from nunatak_contract.cards import first_labels
-
     return first_labels(labels, SHOWN_LABELS)
 
 
@@ -100,7 +99,7 @@ def moment(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def score_of(manifest: "TaskManifest") -> str:
+def score_of(manifest: TaskManifest) -> str:
     if not manifest.metrics:
         return "-"
     first = manifest.metrics[0]
@@ -108,8 +107,6 @@ def score_of(manifest: "TaskManifest") -> str:
 
 
 def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
-    from nunatak_contract.cards import shared_text, stored_bytes
-
     headings = ("version", "published", "aliases", "moved by", "method", "shared", "dev score")
     table = plain_table(*headings, "stored", right=["version", "stored"])
     table.columns[0].style = "cyan"
@@ -132,8 +129,6 @@ def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
 
 def _version_json(listed: "ListedVersion") -> dict[str, object]:
     """Return one version; a damaged manifest is null."""
-    from nunatak_contract.cards import stored_bytes
-
     manifest = listed.manifest
     return {
         "version": listed.version,
@@ -147,10 +142,8 @@ def _version_json(listed: "ListedVersion") -> dict[str, object]:
     }
 
 
-def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
+def _card(manifest: TaskManifest, aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
-    from nunatak_contract.cards import facts
-
     names = [alias for alias, version in aliases.items() if version == manifest.version]
     rows = {
         "aliases": ", ".join(names) or "none",
@@ -168,9 +161,7 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     return Group(panel, *_confusion(manifest))
 
 
-def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
-    from nunatak_contract.cards import confusion_matrix, worst_mistakes
-
+def _confusion(manifest: TaskManifest) -> list[RenderableType]:
     matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
     if matrix is not None:
         return [matrix_table(manifest.head.labels, matrix)]
@@ -183,7 +174,7 @@ def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
     return [table]
 
 
-def matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> Table:
+def matrix_table(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> Table:
     table = plain_table("true \\ predicted", *labels, right=labels)
     table.columns[0].style = "bold"
     for row, (label, counts) in enumerate(zip(labels, matrix, strict=True)):
@@ -195,9 +186,7 @@ def matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> 
     return table
 
 
-def _metrics(metrics: "Sequence[MetricRecord]") -> str:
-    from nunatak_contract.cards import score_text
-
+def _metrics(metrics: Sequence[MetricRecord]) -> str:
     if not metrics:
         return "none recorded"
     examples = metrics[0].num_examples
@@ -205,14 +194,14 @@ def _metrics(metrics: "Sequence[MetricRecord]") -> str:
     return f"{scores}  ({counted(examples, 'example')})"
 
 
-def _data(manifest: "TaskManifest") -> str:
+def _data(manifest: TaskManifest) -> str:
     data = manifest.data
     if data is None:
         return "not recorded"
     return f"{data.name}: {data.num_train} train, {data.num_dev} dev  {data.train_digest[:12]}..."
 
 
-def _recipe(manifest: "TaskManifest") -> str:
+def _recipe(manifest: TaskManifest) -> str:
     recipe = manifest.recipe
     if recipe is None:
         return "not recorded"
@@ -224,9 +213,7 @@ def _recipe(manifest: "TaskManifest") -> str:
     return f"{settings}  {recipe.digest[:12]}..."
 
 
-def _comparison_table(
-    left: "TaskManifest", right: "TaskManifest", rows: "Iterable[Compared]"
-) -> Table:
+def _comparison_table(left: TaskManifest, right: TaskManifest, rows: Iterable[Compared]) -> Table:
     """Return one row per property; equal properties are dim."""
     table = plain_table()
     table.add_column("")
@@ -255,7 +242,7 @@ def _value_text(value: JsonValue) -> str:
             return str(value)
 
 
-def _change(row: "Compared") -> str:
+def _change(row: Compared) -> str:
     change = row.change
     if not change:
         return ""
@@ -267,7 +254,7 @@ POINT_MEMBERS = (
     *("num_found", "num_right"),
 )
 """The members of a point, in the order of JSON."""
-Chosen = list[tuple["ThresholdCurve", "tuple[OperatingPoint, ...]"]]
+Chosen = list[tuple[ThresholdCurve, tuple[OperatingPoint, ...]]]
 """The points to show of each curve."""
 
 
@@ -295,16 +282,25 @@ def thresholds(
             help="The threshold with the largest precision of those with at least this recall.",
         ),
     ] = None,
-    registry: RegistryOption = None,
-    as_json: JsonOption = False,
+    asked: RegistryOptions,
 ) -> None:
     """Show thresholds on the scores of a calibrated version, and what they find on dev examples."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         manifest = opened.resolve(reference)
-    calibration = _calibration_of(manifest)
+    calibration = manifest.calibration
+    if calibration is None:
+        raise invalid_option(
+            f"{manifest.reference} has no record of thresholds: expected a version that "
+            "was trained with --calibrate; train the task again with this option"
+        )
+    curves = [it for it in calibration.curves if label in {None, it.label}]
+    if label is not None and not curves:
+        known = ", ".join(map(repr, manifest.head.labels))
+        raise invalid_option(f"--label expects one of {known}, got {label!r}")
+    is_wanted = precision is not None or recall is not None
     chosen: Chosen = []
-    for curve in _curves(calibration, manifest, label):
-        if label is not None and precision is None and recall is None:
+    for curve in curves:
+        if label is not None and not is_wanted:
             points = curve.operating_points
         else:
             best = curve.best(precision=precision or 0.0, recall=recall or 0.0)
@@ -312,34 +308,13 @@ def thresholds(
         chosen.append((curve, points))
     num_examples = calibration.dev.num_examples
     remark = f"Counts of {counted(num_examples, 'dev example')}, with 95 % intervals (Wilson)."
-    if precision is not None or recall is not None:
+    if is_wanted:
         remark += " The threshold was chosen on these examples; check it on others."
     document = _thresholds_json(manifest, calibration, chosen)
-    print_outcome(document, _thresholds_table(manifest, chosen), remark, as_json=as_json)
+    print_outcome(document, _thresholds_table(manifest, chosen), remark, as_json=asked.as_json)
 
 
-def _calibration_of(manifest: "TaskManifest") -> "CalibrationRecord":
-    if manifest.calibration is None:
-        raise invalid_option(
-            f"{manifest.reference} has no record of thresholds: expected a version that "
-            "was trained with --calibrate; train the task again with this option"
-        )
-    return manifest.calibration
-
-
-def _curves(
-    calibration: "CalibrationRecord", manifest: "TaskManifest", label: str | None
-) -> "tuple[ThresholdCurve, ...]":
-    if label is None:
-        return calibration.curves
-    found = tuple(curve for curve in calibration.curves if curve.label == label)
-    if not found:
-        known = ", ".join(map(repr, manifest.head.labels))
-        raise invalid_option(f"--label expects one of {known}, got {label!r}")
-    return found
-
-
-def _thresholds_table(manifest: "TaskManifest", chosen: Chosen) -> Table:
+def _thresholds_table(manifest: TaskManifest, chosen: Chosen) -> Table:
     """Return one row per point; a label without a point has a row that says why."""
     is_multi = manifest.head.problem_type is ProblemType.MULTI_LABEL
     # Narrow enough for a terminal of 80 columns.
@@ -371,7 +346,7 @@ def _share_text(share: float, interval: tuple[float, float]) -> str:
 
 
 def _thresholds_json(
-    manifest: "TaskManifest", calibration: "CalibrationRecord", chosen: Chosen
+    manifest: TaskManifest, calibration: CalibrationRecord, chosen: Chosen
 ) -> dict[str, object]:
     return {
         "reference": manifest.reference,

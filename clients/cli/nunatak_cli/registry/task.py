@@ -1,4 +1,4 @@
-"""`nunatak task`: list tasks, move aliases, delete and clean.
+"""`nunatak task`: list tasks, move aliases, run candidates next to them, delete and clean.
 
 The files next to this one hold the other commands of the group.
 """
@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli import options
-from nunatak_cli.output import plain_table, print_outcome
+from nunatak_cli.output import facts_table, plain_table, print_outcome, wire_json
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_cli.registry.rollout import canary, candidate_json, shadow
 from nunatak_cli.registry.show import (
     diff,
     labels_text,
@@ -30,10 +29,14 @@ from nunatak_cli.registry.show import (
     versions,
 )
 from nunatak_cli.registry.verify import ProvingOptions, verify
+from nunatak_contract.cards import shared_text
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import invalid_option
 from nunatak_contract.plain_text import counted
+from nunatak_contract.wire import PastCandidate, PastMove, TaskSummary
 
 if TYPE_CHECKING:
+    from nunatak_client import ShadowReport
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, Registry
 
 
@@ -59,19 +62,28 @@ class MoveOptions:
     ] = 30
 
     def followed(self, registry: "Registry") -> list[str]:
-        """Wait for the replicas if asked to; return the line about them, if any."""
-        return [registries.wait_for_replicas(registry, self.timeout)] if self.wait else []
+        """Wait until every live replica follows, if asked to; return the line about them."""
+        if not self.wait:
+            return []
+        found = registry.replicas.wait(self.timeout).replicas
+        line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
+        if without_lease := sum(it.lease_s is None for it in found):
+            line += (
+                f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without "
+                "a lease that the registry has not heard of for two minutes is not counted"
+            )
+        return [line]
 
 
-def list_tasks(
-    *, registry: options.RegistryOption = None, as_json: options.JsonOption = False
-) -> None:
+def list_tasks(*, asked: options.RegistryOptions) -> None:
     """List the tasks, each with the version that its bare name serves."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         tasks = opened.tasks()
-    document = {"tasks": [_summary_json(task) for task in tasks]}
+    known = [wire_json(TaskSummary, it) for it in tasks]
+    for it in known:
+        del it["resident_versions"]  # which only a server knows
     empty = "no tasks yet; publish one with `nunatak train`"
-    print_outcome(document, _tasks_table(tasks), as_json=as_json, empty=empty)
+    print_outcome({"tasks": known}, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
 def history(
@@ -80,11 +92,10 @@ def history(
     alias: Annotated[
         str | None, typer.Option(metavar="ALIAS", help="Only this alias. Absent: all aliases.")
     ] = None,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         aliases = opened.aliases(name) if alias is None else [alias]
         moves = [move for each in aliases for move in opened.history(name, each)]
         changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
@@ -92,11 +103,11 @@ def history(
     changes.sort(key=lambda change: change.at)
     document = {
         "task": name,
-        "events": [_event_json(move) for move in moves],
-        "candidates": [candidate_json(change) for change in changes],
+        "events": [wire_json(PastMove, move) for move in moves],
+        "candidates": [wire_json(PastCandidate, change) for change in changes],
     }
     empty = f"task {name!r} has no aliases; its newest version is served"
-    print_outcome(document, _history_table(moves, changes), as_json=as_json, empty=empty)
+    print_outcome(document, _history_table(moves, changes), as_json=asked.as_json, empty=empty)
 
 
 def promote(
@@ -111,7 +122,7 @@ def promote(
         )
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=has_moved)
-    document = {**_event_json(move), "moved": has_moved}
+    document = {**wire_json(PastMove, move), "moved": has_moved}
     print_outcome(document, line, *followed, as_json=proving.as_json)
 
 
@@ -126,19 +137,111 @@ def rollback(name: options.NameArgument, *, asked: MoveOptions, proving: Proving
         move = opened.rollback(name, alias, expected_version=expect)
         followed = asked.followed(opened)
     line = registries.moved_line(move, has_moved=True)
-    print_outcome(_event_json(move), line, *followed, as_json=proving.as_json)
+    print_outcome(wire_json(PastMove, move), line, *followed, as_json=proving.as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateOptions:
+    share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of the requests, above 0 and up to 1. Absent: 1 for a shadow.",
+        ),
+    ] = None
+    end: Annotated[bool, typer.Option("--end", help="End the candidate.")] = False
+    alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")] = "prod"
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Change only if version N is the candidate now (0: no candidate).",
+        ),
+    ] = None
+
+
+CandidateArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[/VERSION]",
+        help="The candidate version, such as tone/3; the task alone if no candidate starts.",
+    ),
+]
+
+
+def canary(
+    candidate: CandidateArgument, *, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
+    """Start a canary, which answers a share of an alias's requests, or end it."""
+    if not asked.end and asked.share is None:
+        raise invalid_option("a canary needs --share, or --end")
+    _change(CandidateRole.CANARY, candidate, asked, proving)
+
+
+def shadow(
+    candidate: CandidateArgument,
+    *,
+    asked: CandidateOptions,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
+    ] = False,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Address of a server.")] = None,
+    proving: ProvingOptions,
+) -> None:
+    """Start a shadow, which runs without answering, show its report, or end it."""
+    if report:
+        _report(candidate, asked.alias, server=server, as_json=proving.as_json)
+        return
+    _change(CandidateRole.SHADOW, candidate, asked, proving)
+
+
+def _change(
+    role: CandidateRole, named: str, asked: CandidateOptions, proving: ProvingOptions
+) -> None:
+    """Set a candidate of an alias, or end it, and print the change."""
+    from nunatak_registry import Candidate
+
+    alias, share = asked.alias, asked.share
+    if asked.end and ("/" in named or share is not None):
+        raise invalid_option("--end takes the name of the task alone, and no --share")
+    name, version = (named, None) if asked.end else options.version_named(named)
+    earlier = list["CandidateEvent"]()
+    with existing_registry(proving.registry) as opened:
+        if version is None:
+            event = opened.rollouts.end(name, alias, role, expected_version=asked.expect)
+        else:
+            proving.prove(opened, name, version)
+            earlier = opened.rollouts.history(name, alias)
+            full = 1.0 if share is None else share
+            candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
+            event = opened.rollouts.set(candidate, expected_version=asked.expect)
+    is_new = event not in earlier
+    document = {**wire_json(PastCandidate, event), "changed": is_new}
+    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=proving.as_json)
+
+
+def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:
+    from nunatak_client import Client
+
+    if server is None:
+        raise invalid_option("--report needs --server, because each server has its own report")
+    with Client(server) as client:
+        found = client.shadow_report(name, alias=alias)
+    print_outcome(found.model_dump(mode="json"), _report_table(found), as_json=as_json)
 
 
 def delete(
     reference: options.VersionArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Delete a version that no alias or server holds; its number is never used again."""
     name, version = options.version_named(reference)
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         reference = opened.resolve(reference).reference
         if not yes:
             try:
@@ -147,7 +250,7 @@ def delete(
                 raise invalid_option(f"{reference} stays: give --yes to delete it") from error
         opened.delete(name, version)
     document = {"task": name, "version": version, "deleted": True}
-    print_outcome(document, f"deleted {reference}", as_json=as_json)
+    print_outcome(document, f"deleted {reference}", as_json=asked.as_json)
 
 
 def collect(
@@ -161,11 +264,10 @@ def collect(
             "longest load or publish takes.",
         ),
     ] = 3600.0,
-    registry: options.RegistryOption = None,
-    as_json: options.JsonOption = False,
+    asked: options.RegistryOptions,
 ) -> None:
     """Remove the blobs of deleted versions and the files that killed writers left."""
-    with existing_registry(registry) as opened:
+    with existing_registry(asked.registry) as opened:
         collected = opened.gc(grace)
     line = (
         f"removed {counted(len(collected.removed_blobs), 'blob')} and "
@@ -174,12 +276,10 @@ def collect(
     )
     members = ("removed_blobs", "removed_temporary", "kept_young")
     document = {name: getattr(collected, name) for name in members}
-    print_outcome(document, line, as_json=as_json)
+    print_outcome(document, line, as_json=asked.as_json)
 
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
-    from nunatak_contract.cards import shared_text
-
     table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     table.add_column("version", no_wrap=True)
@@ -223,18 +323,46 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
             return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
 
 
-def _summary_json(task: "ListedTask") -> dict[str, object]:
-    """Return a task in the shape of the server's `GET /v1/tasks`."""
-    from nunatak_contract.wire import TaskSummary
+def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
+    from nunatak_registry import CandidateEventKind
 
-    summary = TaskSummary.model_validate(task)
-    return summary.model_dump(mode="json", exclude={"resident_versions"})
+    candidate = event.candidate
+    name = (f"{candidate.task}@{candidate.alias}", "cyan")
+    match event.kind:
+        case CandidateEventKind.SET:
+            run = f"{candidate.role} version {candidate.version}"
+            already = "" if is_new else " already; nothing changed"
+            share = f"{candidate.share:.2%} of its requests"
+            return Text.assemble(name, f" has {run} on {share}{already}")
+        case CandidateEventKind.END:
+            return Text.assemble(
+                name, f" has no {candidate.role} any more (was version {candidate.version})"
+            )
 
 
-def _event_json(event: "AliasEvent") -> dict[str, object]:
-    from nunatak_contract.wire import PastMove
+def _report_table(report: "ShadowReport") -> Table:
+    bounds = {
+        "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
+        for it in report.drift_histogram
+    }
+    return facts_table(
+        {
+            "task": f"{report.task}@{report.alias}",
+            "answers": f"version {report.version}",
+            "shadow": f"version {report.shadow_version} on {report.share:.2%} of requests",
+            "compared": counted(report.compared, "input"),
+            "agreement": _number(report.agreement),
+            "mean drift": _number(report.mean_drift),
+            "max drift": _number(report.max_drift),
+            **{f"drift {bound}": counted(inputs, "input") for bound, inputs in bounds.items()},
+            "errors": counted(report.errors, "input"),
+            "dropped": counted(report.dropped, "input"),
+        }
+    )
 
-    return PastMove.model_validate(event).model_dump(mode="json")
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _aliases(task: "ListedTask") -> str:

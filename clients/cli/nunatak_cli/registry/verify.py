@@ -2,7 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +16,6 @@ from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
-    from nunatak_model import Backbone
     from nunatak_registry import Finding, Registry
 
 
@@ -55,7 +53,7 @@ def verify(
         checks = [_check_of(finding) for finding in opened.verify(name, quarantine=quarantine)]
         if probe:
             damaged = {check.subject for check in checks}
-            checks += _probe_versions(opened, name, skipped=damaged, source=backbone)
+            checks += _failed_probes(opened, name, skipped=damaged, source=backbone)
     errors = sum(check.is_error for check in checks)
     shown = _check_table(checks) if checks else "every version is whole"
     print_outcome({"errors": errors, "checks": checks}, shown, as_json=as_json)
@@ -92,39 +90,29 @@ class ProvingOptions:
         load_task(manifest, data, loaded)
 
 
-def _probe_versions(
+def _failed_probes(
     registry: "Registry", task: str | None, *, skipped: Collection[str], source: str | None
-) -> list[Check]:
-    """Load every version except `skipped` as a server does, and return the failures."""
+) -> Iterator[Check]:
+    """Load every version except `skipped` as a server does, and yield the failures."""
     with needs_extra("server"):
         from nunatak_model import load_backbone, source_of
+        from nunatak_versions import load_task
 
     loaded = cache(load_backbone)
     names = registry.names() if task is None else [task]
-    listed = [version.manifest for name in names for version in registry.listed_versions(name)]
-    checks = (
-        _probe(registry, manifest, loaded(source or source_of(manifest.backbone.name)))
-        for manifest in listed
-        if manifest is not None and manifest.reference not in skipped
-    )
-    return [check for check in checks if check is not None]
-
-
-def _probe(registry: "Registry", manifest: "TaskManifest", backbone: "Backbone") -> Check | None:
-    from nunatak_versions import load_task
-
-    if manifest.backbone.digest != backbone.digest:
-        return Check(
-            subject=manifest.reference,
-            kind="not_probed",
-            is_error=False,
-            message=f"trained on backbone {manifest.backbone.name!r}; name that with --backbone",
-        )
-    try:
-        load_task(manifest, registry.read_blob(manifest), backbone)
-    except NunatakError as error:
-        return Check(subject=manifest.reference, kind=error.code, is_error=True, message=str(error))
-    return None
+    for manifest in (it.manifest for name in names for it in registry.listed_versions(name)):
+        if manifest is None or manifest.reference in skipped:
+            continue
+        subject, own = manifest.reference, manifest.backbone
+        backbone = loaded(source or source_of(own.name))
+        if own.digest != backbone.digest:
+            message = f"trained on backbone {own.name!r}; name that with --backbone"
+            yield Check(subject=subject, kind="not_probed", is_error=False, message=message)
+            continue
+        try:
+            load_task(manifest, registry.read_blob(manifest), backbone)
+        except NunatakError as error:
+            yield Check(subject=subject, kind=error.code, is_error=True, message=str(error))
 
 
 def _check_of(finding: "Finding") -> Check:

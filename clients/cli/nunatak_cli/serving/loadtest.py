@@ -13,60 +13,6 @@ from nunatak_cli.output import error_console, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 
-ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="Name of a scenario.")]
-TasksOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--task",
-        metavar="REF",
-        help="Task: name, name@alias or name/version; a policy for the scenario of verdicts. "
-        "Repeatable. Absent: all tasks of the server that read a single text.",
-    ),
-]
-UsersOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="N users, each of whom waits for an answer before the next request; replaces the "
-        "scenario's arrivals.",
-    ),
-]
-RateOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.01,
-        metavar="PER_S",
-        help="Requests per second. Bursts of the scenario stay bursts; users become independent "
-        "(Poisson) arrivals.",
-    ),
-]
-DurationOption = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        metavar="SECONDS",
-        help="Replaces the scenario's duration; the steps of a scenario keep theirs.",
-    ),
-]
-TextFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="Texts to send: .txt with one per line, or .jsonl, .csv or .tsv with a column text.",
-    ),
-]
-ProcessesOption = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Processes that send requests, for high rates.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Write the report, Locust's page and its CSV files to this folder, which must not "
-        "hold a report of the scenario yet.",
-    ),
-]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 
 
@@ -82,15 +28,64 @@ def find_locust() -> None:
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
-    scenario: ScenarioArgument = "users",
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="Name of a scenario.")
+    ] = "users",
     server: ServerOption = DEFAULT_SERVER,
-    task: TasksOption = None,
-    users: UsersOption = None,
-    rate: RateOption = None,
-    duration: DurationOption = None,
-    text_file: TextFileOption = None,
-    processes: ProcessesOption = 1,
-    out: OutOption = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="REF",
+            help="Task: name, name@alias or name/version; a policy for the scenario of verdicts. "
+            "Repeatable. Absent: all tasks of the server that read a single text.",
+        ),
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="N users, each of whom waits for an answer before the next request; replaces the "
+            "scenario's arrivals.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            metavar="PER_S",
+            help="Requests per second. Bursts of the scenario stay bursts; users become "
+            "independent (Poisson) arrivals.",
+        ),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Replaces the scenario's duration; the steps of a scenario keep theirs.",
+        ),
+    ] = None,
+    text_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Texts to send: .txt with one per line, or .jsonl, .csv or .tsv with a column "
+            "text.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Processes that send requests, for high rates.")
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the report, Locust's page and its CSV files to this folder, which must not "
+            "hold a report of the scenario yet.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send the requests of a scenario to a server; exit 1 if a request fails."""

@@ -15,7 +15,7 @@ from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
 
 if TYPE_CHECKING:
-    from nunatak_client import MemoryReport
+    from nunatak_client import Client, MemoryReport
 
 
 NameArgument = Annotated[
@@ -25,9 +25,7 @@ NameArgument = Annotated[
 
 def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
     """Show the task versions in memory and the bytes of each."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
+    with _client(server) as client:
         report = client.memory()
     device, host = report.tiers.device, report.tiers.host
     budgets = (
@@ -41,46 +39,42 @@ def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
 
 def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
     """Load a version, so that its first request does not wait."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
+    with _client(server) as client:
         held = client.preload(reference)
     console().print(f"{held.task}/{held.version} is in memory ({decimal(held.bytes)})")
 
 
 def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
     """Load a version and keep it in memory, even if other requests need the memory."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
+    with _client(server) as client:
         held = client.pin(reference)
     console().print(f"{held.task}/{held.version} is pinned ({decimal(held.bytes)})")
 
 
 def unpin(reference: NameArgument, *, server: ServerOption) -> None:
     """Allow the server to evict pinned versions again."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
+    with _client(server) as client:
         freed = client.unpin(reference)
-    nothing = f"no version of {reference} was pinned"
-    console().print(_changed("unpinned", freed.task, freed.versions) or nothing)
+    names = _names(freed.task, freed.versions)
+    console().print(f"unpinned: {names}" if names else f"no version of {reference} was pinned")
 
 
 def evict(reference: NameArgument, *, server: ServerOption) -> None:
     """Drop versions from memory; the server refuses while one is in use or pinned."""
+    with _client(server) as client:
+        dropped = client.evict(reference)
+    names = _names(dropped.task, dropped.versions)
+    console().print(f"evicted: {names}" if names else f"no version of {reference} was in memory")
+
+
+def _client(server: str) -> "Client":
     from nunatak_client import Client
 
-    with Client(server) as client:
-        dropped = client.evict(reference)
-    nothing = f"no version of {reference} was in memory"
-    console().print(_changed("evicted", dropped.task, dropped.versions) or nothing)
+    return Client(server)
 
 
-def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
-    """Return the line about changed versions; an empty one if there are none."""
-    names = ", ".join(f"{task}/{version}" for version in versions)
-    return names and f"{what}: {names}"
+def _names(task: str, versions: tuple[int, ...]) -> str:
+    return ", ".join(f"{task}/{version}" for version in versions)
 
 
 def saved_line(report: "MemoryReport") -> str:
@@ -137,9 +131,7 @@ def savings(
         from nunatak_model import DEFAULT_BACKBONE
     found, lines = _by_formula(backbone or DEFAULT_BACKBONE, tasks), list[str]()
     if server is not None:
-        from nunatak_client import Client
-
-        with Client(server) as client:
+        with _client(server) as client:
             report = client.memory()
         found["server"] = report.model_dump(mode="json")
         lines.append(saved_line(report))

@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - the command imports the server when it runs, not for the help of others
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -38,6 +39,7 @@ LISTS: Final = frozenset({"backbone", "other_backbones", "cors_origins", "oidc_a
 """The settings whose option may be repeated."""
 
 
+@cache
 def server_options() -> tuple[Any, ...]:
     with needs_extra("server"):
         from nunatak_server.settings import ServerSettings

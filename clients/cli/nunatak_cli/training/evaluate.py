@@ -1,6 +1,10 @@
-"""`nunatak evaluate`: score a task version on labelled examples, on a server or in this process."""
+"""`nunatak evaluate` and `doubts`: what labelled examples say of a task version, and of each other.
 
-# ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
+`evaluate` scores a version on a server or in this process. `doubts` lists examples whose label is
+likely wrong.
+"""
+
+# ruff: noqa: PLC0415 - a command imports training when it runs, not for --help
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, ExampleSet, TaggedWords
     from nunatak_training.data.examples import ReadExample
+    from nunatak_training.doubts import Doubt
     from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer
 
@@ -43,6 +48,9 @@ SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
 DOCUMENTS_OF_A_QUERY = 16
 """Documents of one request, which every server accepts."""
+SHOWN_DOUBTS = 20
+"""Doubts that people see; a file and JSON have all."""
+DOUBT_CHARACTERS = 80
 OUTSIDE = "O"
 """The tag of a word without tokens, if the task has this tag."""
 
@@ -349,4 +357,66 @@ def _labels_table(found: "Evaluation") -> Table:
     for label in found.labels:
         scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
         table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
+    return table
+
+
+def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    data: Annotated[
+        str, typer.Option(metavar="PATH", help="Examples with one label each, as for `train`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Write all doubts to this file."),
+    ] = None,
+    rows: options.LabelledRows,
+    escape_formulas: options.EscapeFormulasOption = False,
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that are read of a text (128).")
+    ] = None,
+    quiet: options.QuietOption = False,
+    as_json: options.JsonOption = False,
+    cache: options.CacheOption = True,
+    compute: options.ComputeOptions,
+    backbone: options.BackboneOption = None,
+) -> None:
+    """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
+    check_rows_file("--out", out, Path(data))
+    with needs_extra("training"):
+        from nunatak_training.doubts import find_doubts
+        from nunatak_training.report import Report
+        from nunatak_training.trunk import DiskTrunkStore
+    spelt = rows.spelt_in(data)
+    compute.prepare()
+    with shown_progress(quiet=quiet, as_json=as_json) as progress:
+        found = find_doubts(
+            data,
+            compute.backbone(backbone),
+            spelt=spelt,
+            max_length=max_length,
+            trunks=DiskTrunkStore() if cache else None,
+            report=Report("doubts", progress),
+        )
+    tell_rejected(spelt)
+    listed = [_doubt_row(doubt) for doubt in found]
+    if out is not None:
+        kept = [{**doubt.others, **row} for doubt, row in zip(found, listed, strict=True)]
+        like = dialect_like(Path(data), delimiter=rows.delimiter, escapes_formulas=escape_formulas)
+        write_rows("--out", out, kept, like)
+    line = f"{counted(len(found), 'example')} in doubt"
+    rest = f"; the first {SHOWN_DOUBTS} are shown" if len(found) > SHOWN_DOUBTS else ""
+    print_outcome({"doubts": listed}, _doubts_table(found), line + rest, as_json=as_json)
+
+
+def _doubt_row(doubt: "Doubt") -> dict[str, JsonValue]:
+    names = ("place", "text", "text_pair", "label", "label_probability")
+    return {name: getattr(doubt, name) for name in (*names, "likely_label", "likely_probability")}
+
+
+def _doubts_table(found: "Sequence[Doubt]") -> Table:
+    table = plain_table("place", "label", "likely", "text")
+    for doubt in found[:SHOWN_DOUBTS]:
+        label = f"{doubt.label} {doubt.label_probability:.2f}"
+        likely = f"{doubt.likely_label} {doubt.likely_probability:.2f}"
+        table.add_row(*map(Text, (doubt.place, label, likely, doubt.text[:DOUBT_CHARACTERS])))
     return table

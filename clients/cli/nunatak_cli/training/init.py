@@ -14,16 +14,6 @@ from nunatak_cli.options import JsonOption
 from nunatak_cli.output import print_outcome
 from nunatak_contract.errors import invalid_option
 
-PLACES: Mapping[str, str] = {
-    "README.md": "README.md",
-    "tasks.yaml": "tasks.yaml",
-    "triage.json": "triage.json",
-    "compose.yaml": "compose.yaml",
-    "train.csv": "data/urgent/train.csv",
-    "dev.csv": "data/urgent/dev.csv",
-}
-"""The templates, and the place of each in a project."""
-
 
 class ReadyTask(StrEnum):
     """Tasks whose examples and cards come with this package."""
@@ -39,12 +29,6 @@ RECIPES: Mapping[ReadyTask, str] = {
     ReadyTask.INTENT: "method: topk, layers: 2",
     ReadyTask.PERSONAL_DATA: "method: topk, layers: 1, default_label: none",
     ReadyTask.TONE: "method: topk, layers: 2",
-}
-# The examples that choose the best epoch in the demo choose nothing in a project.
-READY_PLACES: Mapping[str, str] = {
-    "README.md": "README.md",
-    "train.jsonl": "train.jsonl",
-    "dev.jsonl": "test.jsonl",
 }
 
 
@@ -67,15 +51,12 @@ def init(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         problem = f"expected a new or empty folder, but {folder} exists; name another FOLDER"
         raise invalid_option(problem)
-    tasks = dict.fromkeys(ready or ())
-    places = {f"project/{name}": place for name, place in PLACES.items()}
-    for task in tasks:
-        places |= {f"ready/{task}/{it}": f"data/{task}/{to}" for it, to in READY_PLACES.items()}
     try:
-        _write(folder, places, tasks)
+        with as_file(files("nunatak_cli.training")) as ours:
+            _write(folder, ours, dict.fromkeys(ready or ()))
     except OSError as error:
         raise invalid_option(f"{folder} cannot be made: {error.strerror}") from error
-    found = sorted(places.values())
+    found = sorted(it.relative_to(folder).as_posix() for it in folder.rglob("*") if it.is_file())
     print_outcome(
         {"folder": str(folder), "files": found},
         f"made {folder} with {', '.join(found)}; its README.md has the first commands",
@@ -83,15 +64,23 @@ def init(
     )
 
 
-def _write(folder: Path, places: Mapping[str, str], tasks: Iterable[ReadyTask]) -> None:
-    with as_file(files("nunatak_cli.training")) as ours:
-        for name, place in places.items():
-            made = folder / place
-            made.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ours / name, made)
+def _write(folder: Path, ours: Path, tasks: Iterable[ReadyTask]) -> None:
+    _copy(ours / "project", folder)
+    for task in tasks:
+        made = folder / "data" / task
+        _copy(ours / "ready" / task, made)
+        # The examples that choose the best epoch in the demo choose nothing in a project.
+        (made / "dev.jsonl").rename(made / "test.jsonl")
     compose = folder / "compose.yaml"
     text = compose.read_text(encoding="utf-8")
     compose.write_text(text.replace("VERSION", version("nunatak")), encoding="utf-8")
     with (folder / "tasks.yaml").open("a", encoding="utf-8") as recipes:
         for task in tasks:
             recipes.write(f"  {task}: {{data: data/{task}, {RECIPES[task]}, promote: prod}}\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in filter(Path.is_file, source.rglob("*")):
+        made = target / path.relative_to(source)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, made)

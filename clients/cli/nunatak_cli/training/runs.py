@@ -210,6 +210,7 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
 
 def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
+    """Return the runs of a file, after a check that the examples of all are there."""
     runs = list[TrainSettings]()
     for task, said in listed.tasks.items():
         with _named(file, task):
@@ -224,15 +225,9 @@ def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[Trai
                 spelt=LabelledRows(**said.model_dump(include=SPELT)).spelt_of(task),
                 strict=strict,
             )
+            check_is_there(said.data, said.dev)
         runs.append(run)
     return tuple(runs)
-
-
-def check_sources(runs: Sequence[TrainSettings], file: Path) -> None:
-    """Return if the examples of all runs are there, before the first run."""
-    for run in runs:
-        with _named(file, run.task):
-            check_is_there(str(run.data), run.dev)
 
 
 def in_order(

@@ -16,7 +16,6 @@ from nunatak_cli.failures import print_failure
 from nunatak_cli.output import console, plain_table, print_outcome, print_text
 from nunatak_cli.registry import registries
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
-from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import counted, visible
 from nunatak_contract.progress import shown_progress
 
@@ -152,8 +151,6 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.report import Report
         from nunatak_training.sweeps.reporting import run_text
         from nunatak_training.sweeps.running import RunContext, best_run, publish_best
-    if promote is not None:
-        check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
     recorded = best.environment.get("threads")
     threads = threads or (recorded if isinstance(recorded, int) else None)

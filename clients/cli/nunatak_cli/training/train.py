@@ -1,23 +1,23 @@
-"""`nunatak train`, `adopt`, `train-all` and `multitask`: their options.
+"""`nunatak train`, `adopt`, `train-all`, `multitask`: their options; and `cache`, which they share.
 
-`adopt` is `train` on texts whose probabilities a teacher gives.
-
-`runs` does the work of the first two; it imports torch.
+`adopt` is `train` on texts whose probabilities a teacher gives. `runs` does the work of `train` and
+`train-all`; it imports torch. The cache keeps files on disk so that later runs do less work.
 """
 
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from pydantic import JsonValue
+from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli import options
-from nunatak_cli.output import console, facts_table, print_outcome, tell_rejected
+from nunatak_cli.output import console, facts_table, plain_table, print_outcome, tell_rejected
 from nunatak_cli.registry.documents import read_question
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
@@ -25,6 +25,7 @@ from nunatak_contract.progress import shown_progress
 from nunatak_rows.files import check_is_there
 
 if TYPE_CHECKING:
+    from nunatak_training.cache import CacheContents
     from nunatak_training.multitask import MultitaskOutcome
     from nunatak_training.teachers import TeacherChoice
 
@@ -39,6 +40,7 @@ CHOICE = "nunatak.teacher"
 """The place of the choice of a teacher in the context of a command; there is none to train."""
 
 
+@cache
 def options_of(*names: str) -> tuple[Any, ...]:
     with needs_extra("training"):
         from nunatak_training.recipes import recipe_settings
@@ -246,7 +248,6 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
         from nunatak_cli.training.runs import (
-            check_sources,
             in_order,
             read_task_file,
             results_json,
@@ -257,7 +258,6 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     listed = read_task_file(file, options.assignments("--set", settings))
     compute.prepare()
     runs = runs_of(listed, file, strict=strict)
-    check_sources(runs, file)
     backbone = compute.backbone(listed.backbone)
     ordered = in_order(runs, file, backbone)
     with (
@@ -353,3 +353,51 @@ def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, object]:
         "best_epoch": fitted.best_epoch,
         "seconds": outcome.seconds,
     }
+
+
+def show_cache(*, as_json: options.JsonOption = False) -> None:
+    """Show the trunk states of data sets, and the checkpoints of killed runs."""
+    with needs_extra("training"):
+        from nunatak_training.cache import cache_contents
+    contents = cache_contents()
+    document = {
+        "folder": str(contents.folder),
+        "num_bytes": contents.num_bytes,
+        "states": [{"used_at": it.used_at, **it.facts.model_dump()} for it in contents.states],
+        "checkpoints": [
+            {"written_at": it.written_at, "num_bytes": it.num_bytes} for it in contents.checkpoints
+        ],
+    }
+    print_outcome(document, _contents_table(contents), _total_line(contents), as_json=as_json)
+
+
+def clear_kept() -> None:
+    """Remove every file that no running process needs."""
+    with needs_extra("training"):
+        from nunatak_training.cache import clear_cache
+    console().print(_total_line(clear_cache()))
+
+
+def _contents_table(contents: "CacheContents") -> Table:
+    """Return one row per file, the least recently used first."""
+    table = plain_table("what", "backbone", "depth", "texts", "tokens", "size", "last used")
+    for stored in contents.states:
+        facts = stored.facts
+        counts = (str(facts.depth), f"{facts.num_inputs:,}", f"{facts.num_tokens:,}")
+        size, used = decimal(facts.num_bytes), f"{stored.used_at:%Y-%m-%d %H:%M}"
+        table.add_row("trunk states", facts.backbone, *counts, size, used)
+    for stored in contents.checkpoints:
+        written = f"{stored.written_at:%Y-%m-%d %H:%M}"
+        table.add_row("checkpoint", "", "", "", "", decimal(stored.num_bytes), written)
+    return table
+
+
+def _total_line(contents: "CacheContents") -> str:
+    return f"{decimal(contents.num_bytes)} in {contents.folder}"
+
+
+cache_app = options.group(
+    "cache",
+    "Show and clear the cache of training on disk (folder: NUNATAK_CACHE).",
+    {"show": (show_cache, "nunatak cache show"), "clear": (clear_kept, "nunatak cache clear")},
+)

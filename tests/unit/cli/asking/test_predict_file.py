@@ -28,7 +28,7 @@ from doubles.corpora import (
 )
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
-from nunatak_cli.asking.corpus.chunks import Chunk, ahead
+from nunatak_cli.asking.chunks import Chunk, ahead
 from nunatak_cli.asking.predict_file import ChunkProgress
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.progress import Progress, Work
@@ -147,7 +147,7 @@ def test_a_kept_column_is_all_that_the_answers_stand_next_to(place: Path, tmp_pa
     with corpus.open("a") as file:
         file.write('\n{"text": "a", "rare": 1}')
 
-    score(place, corpus, tmp_path / "out.jsonl", keep=("id", "rare"))
+    score(place, corpus, tmp_path / "out.jsonl", keep=["id", "rare"])
 
     *first, last = map(list, jsonl(tmp_path / "out.jsonl"))
     assert first == 3 * [["id", "tone", "tone_score"]]
@@ -221,7 +221,7 @@ def test_a_run_of_another_corpus_or_other_options_is_refused(place: Path, tmp_pa
 
     other: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         (("tone", "stars"), {}, "tasks"),
-        (("tone",), {"has_all_scores": True}, "options"),
+        (("tone",), {"scores": True}, "options"),
     ]
     for tasks, options, changed in other:
         with pytest.raises(NunatakError, match=f"has the parts of another run: .*: {changed}; "):
@@ -399,14 +399,14 @@ def test_rows_of_a_killed_run_and_the_time_to_load_count_for_no_rate() -> None:
             end=end,
             is_done=not index,
         )
-        for index, (begin, end) in enumerate(((0, 100), (100, 300), (300, 400)))
+        for index, (begin, end) in enumerate(((0.0, 0.1), (0.1, 0.3), (0.3, 0.4)))
     )
-    tell(done, 1000)
+    tell(done)
     # The thread that scores is ahead of the thread that writes.
     for chunk, scored in ((first, 0.5), (first, 1.0), (last, 0.5)):
-        tell(chunk, 1000, scored)
-    tell(first, 1000)
-    tell(last, 1000)
+        tell(chunk, scored)
+    tell(first)
+    tell(last)
 
     assert begun == [(0, 0.0), (1000, 0.1), (1500, 0.2)]
     assert advanced == [(500, 0.3), (500, 0.35), (500, 0.4)]
@@ -422,7 +422,7 @@ def test_a_chunk_that_takes_long_tells_its_rows_before_it_is_written(
         place,
         corpus,
         tmp_path / "out.jsonl",
-        on_batch=lambda _, __, scored: told.append(scored),
+        on_batch=lambda _, scored: told.append(scored),
         on_chunk=lambda *_: told.append(math.inf),
     )
 
@@ -451,7 +451,7 @@ def test_an_interrupted_run_waits_for_no_chunk_ahead(
             assert stopped.wait(60)
         return answer(scorer, read)
 
-    def interrupt(_: Chunk, __: int) -> None:
+    def interrupt(_: Chunk) -> None:
         raise KeyboardInterrupt
 
     def stop(_: Scorer) -> None:

@@ -7,7 +7,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from nunatak_cli.options import LabelledRows, OnBadRow
-from nunatak_cli.training.runs import TaskSettings, check_sources, in_order, read_task_file, runs_of
+from nunatak_cli.training.runs import TaskSettings, in_order, read_task_file, runs_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, TopK
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.run_settings import read_settings
@@ -64,8 +64,9 @@ def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its
 
 def test_shared_settings_of_methods_reach_the_tasks_of_these_methods(tmp_path: Path) -> None:
     shared = "shared: {rank: 4, first_layer: 3, size: 16, on_bad_row: skip}\n"
-    tasks = "tasks: {a: {data: a, method: lora}, b: {data: b, method: bottleneck}, c.1: {data: c}}"
-    path = written(tmp_path, shared + tasks)
+    names = {"a": "method: lora", "b": "method: bottleneck", "c.1": "epochs: 1"}
+    tasks = ", ".join(f"{name}: {{data: datasets:x, {said}}}" for name, said in names.items())
+    path = written(tmp_path, f"{shared}tasks: {{{tasks}}}")
 
     lora, bottleneck, topk = (run for run in runs_of(read_task_file(path), path))
 
@@ -77,7 +78,7 @@ def test_shared_settings_of_methods_reach_the_tasks_of_these_methods(tmp_path: P
 
 @pytest.mark.parametrize("said", ["tapt: {epochs: 2}", "tapt.epochs: 2"])
 def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> None:
-    path = written(tmp_path, f"tasks: {{tone: {{data: a, {said}}}}}")
+    path = written(tmp_path, f"tasks: {{tone: {{data: datasets:a, {said}}}}}")
 
     (run,) = runs_of(read_task_file(path), path)
 
@@ -96,7 +97,7 @@ def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> Non
 def test_a_setting_that_does_not_fit_is_refused_with_its_task(
     tmp_path: Path, said: str, problem: str
 ) -> None:
-    path = written(tmp_path, f"tasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}")
+    path = written(tmp_path, f"tasks: {{a: {{data: datasets:a}}, b: {{data: datasets:b, {said}}}}}")
 
     with raises("invalid_task_file", match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
         in_order(runs_of(read_task_file(path), path), path, tiny_backbone())
@@ -119,7 +120,7 @@ def test_examples_that_are_not_there_are_told_before_the_first_run(
     path = written(tmp_path, f"tasks: {{a: {{data: a.jsonl}}, b: {{{said}}}}}")
 
     with raises("invalid_task_file", match=r"tasks\.yaml: tasks\.b: "):
-        check_sources(runs_of(read_task_file(path), path), path)
+        runs_of(read_task_file(path), path)
 
 
 @pytest.mark.parametrize(

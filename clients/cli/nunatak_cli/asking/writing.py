@@ -10,10 +10,10 @@ import gzip
 import io
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -36,7 +36,7 @@ from nunatak_rows.reading import table_schema
 from nunatak_rows.written import dialect_of, json_text
 
 if TYPE_CHECKING:
-    from pyarrow import DataType, RecordBatch, Schema, Table
+    from pyarrow import DataType, Schema, Table
 
     from nunatak_server.predict.types import TaskPrediction
 
@@ -252,10 +252,9 @@ def layout_of(
 
 def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
     """Return the columns that all files have; None for JSON lines."""
-    if files[0].kind.family in {"jsonl", "txt"}:
+    first, is_typed = fixed_columns(files[0]), files[0].kind is FileFormat.PARQUET
+    if first is None:
         return None
-    is_typed = files[0].kind is FileFormat.PARQUET
-    first = fixed_columns(files[0]) or []
     for file in files[1:]:
         found = fixed_columns(file) or []
         is_equal = sorted(found) == sorted(first)
@@ -301,28 +300,15 @@ def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
     import pyarrow as pa
 
     # Arrow cannot take rows of every type (such as string views), but it can slice.
-    taken = [batch.select(names).slice(begin, length) for batch, begin, length in _slices(rows)]
+    taken = [it.batch.select(names).slice(it.index, 1) for it in rows if it.batch is not None]
     return pa.Table.from_batches(taken).combine_chunks() if taken else None
-
-
-def _slices(rows: Sequence[FileRow]) -> "Iterator[tuple[RecordBatch, int, int]]":
-    numbered = enumerate(row for row in rows if row.batch is not None)
-    for _, group in groupby(numbered, key=lambda it: (id(it[1].batch), it[1].index - it[0])):
-        them = [row for _, row in group]
-        if them[0].batch is not None:
-            yield them[0].batch, them[0].index, len(them)
 
 
 def _arrow_type(kind: ColumnType) -> "DataType":
     import pyarrow as pa
 
-    match kind:
-        case ColumnType.TEXT | ColumnType.JSON:
-            return pa.string()
-        case ColumnType.NUMBER:
-            return pa.float64()
-        case ColumnType.FLAG:
-            return pa.bool_()
+    types = {ColumnType.NUMBER: pa.float64(), ColumnType.FLAG: pa.bool_()}
+    return types.get(kind, pa.string())
 
 
 def _json_text(value: JsonValue, kind: ColumnType) -> JsonValue:

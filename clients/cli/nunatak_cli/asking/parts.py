@@ -23,10 +23,9 @@ from typing import BinaryIO, Final
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_cli.asking.corpus.writing import PartLayout
+from nunatak_cli.asking.writing import PartLayout
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.record import Record
-from nunatak_rows import FileOfRows
 
 PARTS: Final = ".parts"
 REJECTED: Final = ".rejected.jsonl"
@@ -40,20 +39,11 @@ OWN: Final = re.compile(
 """The names of all files of a run. Others in a folder without a record are the user's."""
 
 
-class ScoredFile(Record, frozen=True):
-    """A file of the corpus, as it was at the begin of the run."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-
 class ScoredVersion(Record, frozen=True):
     """A task version, which a reference meant at the begin of the run."""
 
     reference: str
-    task: str
-    version: int
+    meant: str
     digest: str
     """Of the content of the version."""
 
@@ -62,13 +52,13 @@ class CorpusRecord(Record, frozen=True):
     """What a run scores, and how. A part may be kept only by a run with an equal record."""
 
     release: str
-    files: tuple[ScoredFile, ...]
+    files: dict[str, tuple[int, int]]
+    """The size and the time of change (in ns) of each file of the corpus."""
     tasks: tuple[ScoredVersion, ...]
     backbone: str
     numerics: str
     """The type of device and the number format."""
     options: dict[str, JsonValue]
-    chunk_rows: int
 
     def changes(self, other: "CorpusRecord") -> list[str]:
         names = type(self).model_fields
@@ -191,7 +181,7 @@ class RunFolder:
                 path.unlink()
         shutil.rmtree(self._path)
 
-    def _write(self, name: str, pieces: Iterable[bytes]) -> Path:
+    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = self._path / name
         partial = path.with_name(name + WRITING)
         with _synced(partial) as file:
@@ -199,17 +189,9 @@ class RunFolder:
         partial.replace(path)
         # A part must not outlive the rejected rows of its chunk in a power failure.
         _sync_folder(self._path)
-        return path
 
     def _changed(self, problem: str) -> NunatakError:
         return NunatakError("corpus_changed", folder=str(self._path), problem=problem)
-
-
-def scored_files(files: Iterable[FileOfRows]) -> tuple[ScoredFile, ...]:
-    found = [(it.name, it.path.stat()) for it in files]
-    return tuple(
-        ScoredFile(path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns) for name, stat in found
-    )
 
 
 @contextmanager

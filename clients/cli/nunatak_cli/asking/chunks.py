@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pydantic import JsonValue
 
-from nunatak_cli.asking.corpus.writing import AnswerColumns, AnsweredRow
+from nunatak_cli.asking.writing import AnswerColumns, AnsweredRow
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
@@ -42,9 +42,9 @@ class Chunk:
     """Empty if an earlier run has written the chunk."""
     first_row: int
     num_rows: int
-    begin: int
-    end: int
-    """Bytes of the corpus up to the begin and the end of the chunk."""
+    begin: float
+    end: float
+    """Shares of the bytes of the corpus before the begin and before the end of the chunk."""
     is_done: bool = False
     inputs: list[Input] = field(default_factory=list[Input])
     places: list[int] = field(default_factory=list[int])
@@ -90,7 +90,7 @@ def read_chunks(
 
     `taken` are the columns of the answers, which no row may have.
     """
-    rows, index, begin = _all_rows(files, spelt), 0, 0
+    rows, index, begin = _all_rows(files, spelt), 0, 0.0
     while part := list(islice(rows, size)):
         chunk = Chunk(
             index=index,
@@ -106,12 +106,13 @@ def read_chunks(
         index, begin = index + 1, chunk.end
 
 
-def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, int]]:
-    begin = 0
-    for file in files:
+def _all_rows(files: Sequence[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, float]]:
+    """Yield all rows, each with the share of the bytes of the corpus up to its end."""
+    sizes = [it.path.stat().st_size for it in files]
+    total, begins = sum(sizes), accumulate(sizes, initial=0)
+    for file, begin in zip(files, begins, strict=False):
         for row in read_rows(file, columns=spelt.inputs):
-            yield row, begin + row.end
-        begin += file.path.stat().st_size
+            yield row, (begin + row.end) / total
 
 
 def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None:
@@ -153,16 +154,15 @@ def ahead(items: Iterable[Item], stop: Callable[[], None] = lambda: None) -> Gen
 
 
 OnBatch = Callable[[Chunk, float], None]
-"""Gets the scored share of a chunk, from 0 to 1, on the thread that scores."""
+"""Gets the scored share of a chunk, from 0 to 1, on the thread that scores, after each batch."""
+ScoreChunks = Callable[[Iterable[Chunk], OnBatch], "Generator[tuple[Chunk, ScoredInputs | None]]"]
+"""Yields each chunk with its answers; None if an earlier run has written the chunk."""
 
 
 def score_chunks(
     chunks: Iterable[Chunk], on_batch: OnBatch, *, scorer: "Scorer"
 ) -> "Generator[tuple[Chunk, ScoredInputs | None]]":
-    """Yield each chunk with its answers; None if an earlier run has written the chunk.
-
-    `on_batch` is called after each batch.
-    """
+    """Score chunks in this process (see `ScoreChunks`)."""
 
     def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
         for chunk in chunks:
