@@ -80,7 +80,7 @@ class TrainedTask:
     scores: Mapping[Metric, MetricRecord]
     """On the dev examples; the recipe's metric comes first."""
     confusion: Mapping[tuple[str, str], int] | None
-    """The number of dev examples of each pair of true and predicted label."""
+    """The number of dev texts or words of each pair of true and predicted label."""
     num_long: tuple[int, int]
     """Train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
