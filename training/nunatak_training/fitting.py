@@ -150,9 +150,7 @@ def fit_task(
     )
     best = fitted.best
     finished = stored_parameters(spec, objective.finished(best.parameters), backbone)
-    logits = best.logits
-    if logits is None or any(finished[name] is not it for name, it in best.parameters.items()):
-        logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
+    logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
     if recipe.calibrate:
         calibration = calibrated(

@@ -70,8 +70,6 @@ class DevScore:
     loss: float
     score: float
     """Higher is better; the epoch with the highest score is kept."""
-    logits: Sequence[Tensor] | None = None
-    """The best epoch keeps them."""
 
 
 def run_epochs(  # noqa: PLR0913 - a run has many parts
@@ -125,7 +123,7 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
                         seconds=time.perf_counter() - started,
                     )
                     state.history.append(result)
-                    state.best.offer(result, state.parameters, found.logits)
+                    state.best.offer(result, state.parameters)
                     report.evaluated(result)
                 state.place = Place(epoch=epoch + 1)
                 save_if_due()
@@ -190,8 +188,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
 
     def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)
-        loss = batch_loss(logits, dev.targets).item()
-        return DevScore(loss=loss, score=dev_score(logits), logits=logits)
+        return DevScore(loss=batch_loss(logits, dev.targets).item(), score=dev_score(logits))
 
     return run_epochs(
         parameters,

@@ -184,15 +184,10 @@ class Best:
     score: float = -math.inf
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)
-    logits: Sequence[Tensor] | None = None
-    """Of the dev examples, unless the epoch ran before a resumption."""
 
-    def offer(
-        self, result: EpochResult, parameters: Mapping[str, Tensor], logits: Sequence[Tensor] | None
-    ) -> None:
+    def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
         # The loss decides between equal scores, which are frequent on small dev sets.
         if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
             return
         self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss
         self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}
-        self.logits = logits
