@@ -205,13 +205,10 @@ def _objective(data: TaskData, recipe: Recipe) -> Objective:
 def _judged(
     data: TaskData, examples: ExampleSet, logits: Sequence[Float[Tensor, " labels"]]
 ) -> JudgedLogits:
-    number_of = {label: number for number, label in enumerate(data.labels)}
-    truth = np.zeros((len(examples), len(number_of)), dtype=bool)
-    for row, example in zip(truth, examples.examples, strict=True):
-        row[[number_of[name] for name in names_in(example.label)]] = True
+    own = [names_in(example.label) for example in examples.examples]
     return JudgedLogits(
         logits=torch.stack(list(logits)).double().cpu().numpy(),
-        truth=truth,
+        truth=np.array([[label in names for label in data.labels] for names in own]),
         is_single=data.kind is TaskKind.SINGLE_LABEL,
     )
 

@@ -8,7 +8,7 @@ train examples becomes dev.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -43,29 +43,14 @@ PARTS = ("train", "dev", "test")
 IN_MEMORY = "data in memory"
 
 
-class Frame(Protocol):
-    """A pandas DataFrame, as far as it is read."""
+class Table(Protocol):
+    """A DataFrame of pandas, or a table of a library that speaks Arrow: polars, DuckDB, pyarrow."""
 
     @property
     def columns(self) -> Iterable[object]: ...
 
-    def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
-        ...
 
-    def notna(self) -> Any:  # noqa: ANN401
-        ...
-
-
-class ArrowTable(Protocol):
-    """A table of polars, pyarrow, DuckDB or another library that speaks Arrow."""
-
-    @property
-    def columns(self) -> Iterable[object]: ...
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
-
-
-Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | ArrowTable | Dataset"
+Rows: TypeAlias = "Iterable[Mapping[str, object]] | Table | Dataset"
 """Rows in memory: mappings by column, a DataFrame of pandas, a table of Arrow, a `Dataset` of
 `datasets`, or texts and pairs for a teacher."""
 Part: TypeAlias = "str | Path | Rows"
@@ -73,8 +58,8 @@ Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
 
 
-class DatasetLoader(Protocol):
-    def __call__(self, name: str, config: str | None) -> "Mapping[str, Dataset]": ...
+DatasetLoader: TypeAlias = "Callable[[str, str | None], Mapping[str, Dataset]]"
+"""Loads a data set by its name and its configuration."""
 
 
 def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
@@ -356,17 +341,16 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
 
 
-def _rows_of_table(table: Rows, part: str) -> Rows:
+def _rows_of_table(table: Any, part: str) -> Rows:  # noqa: ANN401 - the types of pandas and Arrow
     if hasattr(table, "notna"):
-        frame = cast("Frame", table)
         # pandas leaves out all but the last of equal names.
-        check_header([str(it) for it in frame.columns], part)
+        check_header([str(it) for it in table.columns], part)
         # pandas spells a missing value as NaN, which would be a number to predict.
-        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return table.astype(object).where(table.notna(), None).to_dict("records")
     if hasattr(table, "__arrow_c_stream__"):
         from pyarrow import table as arrow_table  # noqa: PLC0415 - only these rows need it
 
-        read = arrow_table(cast("Any", table))
+        read = arrow_table(table)
         check_header(read.column_names, part)
         return read.to_pylist()
     return table

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 
@@ -287,53 +287,56 @@ def _group(read: ReadExample) -> str:
     return label.group if isinstance(label, Relevance) else ""
 
 
-class DataProblem(StrEnum):
-    """Problems of examples that have a valid form but harm training or scores."""
-
-    IN_TRAIN_AND_DEV = "in train and dev"
-    IN_TRAIN_AND_TEST = "in train and test"
-    CONTRADICTION = "different labels for one text"
-    WHITE_SPACE = "white space around labels"
-    LOOK_ALIKE = "labels that look alike"
-    IMBALANCE = "label imbalance"
-    CUT = "longer than max_length"
-    ONE_ANSWER = "dev examples with one label"
-
-
 _OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"
-ADVICE = {
-    DataProblem.IN_TRAIN_AND_DEV: _OF_BOTH,
-    DataProblem.IN_TRAIN_AND_TEST: _OF_BOTH,
-    DataProblem.CONTRADICTION: (
-        "keep one label for each text; nothing can be learnt from a contradiction"
-    ),
-    DataProblem.WHITE_SPACE: (
-        "remove the white space; it makes another label, and callers must send it exactly"
-    ),
-    DataProblem.LOOK_ALIKE: (
-        "write one label in one way; each way is a label of its own to the task"
-    ),
-    DataProblem.IMBALANCE: ("add examples of rare labels, and choose the epoch by metric=f1_macro"),
-    DataProblem.CUT: (
-        "raise max_length; training and scoring read only the beginning, whatever on_long says "
-        "of the server"
-    ),
-    DataProblem.ONE_ANSWER: (
-        "give dev examples of other labels too; no score tells a task from a constant answer"
-    ),
-}
+
+
+class DataProblem(StrEnum):
+    """Problems of examples that have a valid form but harm training or scores; ways out of them."""
+
+    advice: str
+
+    IN_TRAIN_AND_DEV = "in train and dev", _OF_BOTH
+    IN_TRAIN_AND_TEST = "in train and test", _OF_BOTH
+    CONTRADICTION = (
+        "different labels for one text",
+        "keep one label for each text; nothing can be learnt from a contradiction",
+    )
+    WHITE_SPACE = (
+        "white space around labels",
+        "remove the white space; it makes another label, and callers must send it exactly",
+    )
+    LOOK_ALIKE = (
+        "labels that look alike",
+        "write one label in one way; each way is a label of its own to the task",
+    )
+    IMBALANCE = (
+        "label imbalance",
+        "add examples of rare labels, and choose the epoch by metric=f1_macro",
+    )
+    CUT = (
+        "longer than max_length",
+        (
+            "raise max_length; training and scoring read only the beginning, whatever on_long "
+            "says of the server"
+        ),
+    )
+    ONE_ANSWER = (
+        "dev examples with one label",
+        "give dev examples of other labels too; no score tells a task from a constant answer",
+    )
+
+    def __new__(cls, value: str, advice: str) -> Self:
+        problem = str.__new__(cls, value)
+        problem._value_, problem.advice = value, advice
+        return problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWarning:
-    """One problem of the data, with its extent and a way out."""
+    """One problem of the data, with its extent."""
 
     problem: DataProblem
     found: str
-
-    @property
-    def advice(self) -> str:
-        return ADVICE[self.problem]
 
 
 def data_warnings(

@@ -105,10 +105,10 @@ class BatchLogits(Protocol):
     ) -> list[Float[Tensor, "*vectors outputs"]]: ...
 
 
-class BatchLoss(Protocol):
-    def __call__(
-        self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
-    ) -> Float[Tensor, ""]: ...
+BatchLoss = Callable[
+    [Sequence[Float[Tensor, "*vectors outputs"]], Sequence[Tensor]], Float[Tensor, ""]
+]
+"""The loss of the logits of a batch and its targets."""
 
 
 class Stepper:

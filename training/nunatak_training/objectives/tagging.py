@@ -80,11 +80,11 @@ class Tagging(Objective):
         self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
     ) -> tuple[str, ...]:
         """A word without any token counts as outside."""
-        tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
+        tags = [OUTSIDE if OUTSIDE in self._number_of else self._labels[0]] * len(words)
         for found, row in zip(first_tokens(windows, words), numbers, strict=True):
             for word, token in found.items():
-                tags[word] = row[token]
-        return tuple(self._labels[number] for number in tags)
+                tags[word] = self._labels[row[token]]
+        return tuple(tags)
 
 
 def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:

@@ -36,7 +36,6 @@ class _Classifying(OfTexts):
         self, data: TaskData, positive_label: str | None, temperature: float = 1.0
     ) -> None:
         super().__init__(data, positive_label)
-        self._number_of = {label: number for number, label in enumerate(data.labels)}
         self._temperature = temperature
 
     @abstractmethod
@@ -60,7 +59,7 @@ class _Classifying(OfTexts):
             for it, shares in zip(examples.examples, said, strict=True)
         ]
         softened, hard = (
-            torch.tensor([[shares.get(name, 0.0) for name in self._number_of] for shares in rows])
+            torch.tensor([[shares.get(name, 0.0) for name in self._labels] for shares in rows])
             for rows in (said, own)
         )
         return list(torch.stack([self.softened(softened), hard], dim=1))
@@ -89,7 +88,8 @@ class SingleLabel(_Classifying):
     of_labels = staticmethod(functional.cross_entropy)
 
     def labelled(self, examples: ExampleSet) -> list[Tensor]:
-        return [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
+        number_of = {label: number for number, label in enumerate(self._labels)}
+        return [torch.tensor(number_of[label]) for label in examples.labels(str)]
 
     def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         return (shares.log() / self._temperature).softmax(dim=1)
@@ -108,12 +108,8 @@ class MultiLabel(_Classifying):
     of_labels = staticmethod(functional.binary_cross_entropy_with_logits)
 
     def labelled(self, examples: ExampleSet) -> list[Tensor]:
-        targets = list[Tensor]()
-        for label in examples.labels(LabelSet):
-            target = torch.zeros(len(self._number_of))
-            target[[self._number_of[name] for name in label.names]] = 1.0
-            targets.append(target)
-        return targets
+        sets = [label.names for label in examples.labels(LabelSet)]
+        return [torch.tensor([float(it in names) for it in self._labels]) for names in sets]
 
     def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         return (shares.logit() / self._temperature).sigmoid()

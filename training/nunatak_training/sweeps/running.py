@@ -121,8 +121,7 @@ def _finished(trained: TrainedTask) -> Finished:
         weights_digest=hashlib.sha256(save(tensors)).hexdigest(),
         best_epoch=trained.best_epoch,
         epochs=tuple(
-            EpochRecord(**{name: getattr(it, name) for name in EpochRecord.model_fields})
-            for it in trained.history
+            EpochRecord.model_validate(it, from_attributes=True) for it in trained.history
         ),
     )
 
