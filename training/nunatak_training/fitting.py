@@ -80,7 +80,7 @@ class TrainedTask:
     scores: Mapping[Metric, MetricRecord]
     """On the dev examples; the recipe's metric comes first."""
     confusion: Mapping[tuple[str, str], int] | None
-    """The number of dev examples of each pair of true and predicted label."""
+    """The number of dev texts or words of each pair of true and predicted label."""
     num_long: tuple[int, int]
     """Train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
@@ -150,9 +150,7 @@ def fit_task(
     )
     best = fitted.best
     finished = stored_parameters(spec, objective.finished(best.parameters), backbone)
-    logits = best.logits
-    if logits is None or any(finished[name] is not it for name, it in best.parameters.items()):
-        logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
+    logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
     if recipe.calibrate:
         calibration = calibrated(
@@ -207,13 +205,10 @@ def _objective(data: TaskData, recipe: Recipe) -> Objective:
 def _judged(
     data: TaskData, examples: ExampleSet, logits: Sequence[Float[Tensor, " labels"]]
 ) -> JudgedLogits:
-    number_of = {label: number for number, label in enumerate(data.labels)}
-    truth = np.zeros((len(examples), len(number_of)), dtype=bool)
-    for row, example in zip(truth, examples.examples, strict=True):
-        row[[number_of[name] for name in names_in(example.label)]] = True
+    own = [names_in(example.label) for example in examples.examples]
     return JudgedLogits(
         logits=torch.stack(list(logits)).double().cpu().numpy(),
-        truth=truth,
+        truth=np.array([[label in names for label in data.labels] for names in own]),
         is_single=data.kind is TaskKind.SINGLE_LABEL,
     )
 

@@ -21,7 +21,7 @@ from nunatak_training.data.rows import label_of
 from nunatak_training.fitting import TrainedTask, branch_spec, evaluate
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
-from nunatak_training.scoring.evaluation import ExampleAnswer, evaluation_of
+from nunatak_training.scoring.evaluation import statistics_of
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4
@@ -157,12 +157,10 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
         return evaluate(trained, examples, backbone, (metric,)).values[metric]
 
     def score_of_teacher() -> evidence.MetricRecord:
-        answers = list[ExampleAnswer]()
-        for it in labelled.examples:
-            label = said_by(it)
-            value = label.names if isinstance(label, LabelSet) else cast("str | float", label)
-            answers.append(ExampleAnswer(value=value, scores=dict(it.shares)))
-        return evaluation_of(data.kind, data.labels, labelled, answers).scores[metric]
+        said = map(said_by, labelled.examples)
+        answers = [it.names if isinstance(it, LabelSet) else cast("str | float", it) for it in said]
+        statistics = statistics_of(data.kind, data.labels, labelled, answers)
+        return statistics.scores([metric], labelled, seed=0)[metric]
 
     return evidence.TeacherRecord(
         name=teacher.name if teacher else data.name,
@@ -176,13 +174,14 @@ def _teacher_record(trained: TrainedTask, backbone: Backbone) -> evidence.Teache
 
 
 def _confusion_record(trained: TrainedTask) -> evidence.ConfusionRecord | None:
-    """None if the task has none, or it is too large for a manifest."""
-    if trained.confusion is None or len(trained.confusion) > evidence.MAX_CONFUSION_CELLS:
+    """None if texts have no single label, or there are too many cells for a manifest."""
+    found = trained.confusion if trained.data.kind is TaskKind.SINGLE_LABEL else None
+    if found is None or len(found) > evidence.MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
     cells = tuple(
         evidence.ConfusionCell(truth=truth, predicted=predicted, count=count)
-        for (truth, predicted), count in sorted(trained.confusion.items())
+        for (truth, predicted), count in sorted(found.items())
     )
     return evidence.ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
 

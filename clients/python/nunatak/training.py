@@ -293,6 +293,6 @@ def _row(text: object, label: object, kind: str | None = None) -> dict[str, obje
 
 def _warn(found: "Sequence[DataWarning]") -> None:
     for each in found:
-        message = f"{each.problem}: {each.found}; {each.advice}"
+        message = f"{each.problem}: {each.found}; {each.problem.advice}"
         # The level of the caller of `nunatak.train`.
         warnings.warn(message, UserWarning, stacklevel=4)

@@ -16,7 +16,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak as run_command
 from nunatak_registry import Registry
-from nunatak_training.data.splits import ADVICE
+from nunatak_training.data import DataProblem
 
 EXAMPLES = tuple({it.text: it for it in toy_examples(60, seed=1)}.values())[:48]
 TEXTS = [it.text for it in EXAMPLES]
@@ -136,7 +136,7 @@ def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
         trained(places, texts, labels, task="odd")
     with pytest.raises(nunatak.NunatakError, match="different labels for one text"):
         trained(places, texts, labels, task="odd", strict=True)
-    assert "--" not in "".join(ADVICE.values())
+    assert "--" not in "".join(it.advice for it in DataProblem)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ class BadRows:
         for row, error in self._found:
             by_reason[_reason(error)].append(row)
         ordered = sorted(by_reason.items(), key=lambda it: -len(it[1]))
-        shown = "; ".join(f"{len(rows):,}: {text} ({_places(rows)})" for text, rows in ordered[:10])
+        shown = "; ".join(
+            f"{len(rows):,}: {text} ({_places(rows)})" for text, rows in ordered[:SHOWN]
+        )
         more = f"; and {len(ordered) - SHOWN:,} other reasons" if len(ordered) > SHOWN else ""
         return (
             f"{len(self._found):,} of {counted(self._num_rows, 'row')} cannot be used. "

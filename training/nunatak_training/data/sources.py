@@ -8,8 +8,8 @@ train examples becomes dev.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -39,33 +39,18 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ROWS_THAT_TELL = 1000
-PARTS = ("train", *DEV_NAMES, "test")
+PARTS = ("train", "dev", "test")
 IN_MEMORY = "data in memory"
 
 
-class Frame(Protocol):
-    """A pandas DataFrame, as far as it is read."""
+class Table(Protocol):
+    """A DataFrame of pandas, or a table of a library that speaks Arrow: polars, DuckDB, pyarrow."""
 
     @property
     def columns(self) -> Iterable[object]: ...
 
-    def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
-        ...
 
-    def notna(self) -> Any:  # noqa: ANN401
-        ...
-
-
-class ArrowTable(Protocol):
-    """A table of polars, pyarrow, DuckDB or another library that speaks Arrow."""
-
-    @property
-    def columns(self) -> Iterable[object]: ...
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
-
-
-Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | ArrowTable | Dataset"
+Rows: TypeAlias = "Iterable[Mapping[str, object]] | Table | Dataset"
 """Rows in memory: mappings by column, a DataFrame of pandas, a table of Arrow, a `Dataset` of
 `datasets`, or texts and pairs for a teacher."""
 Part: TypeAlias = "str | Path | Rows"
@@ -73,8 +58,8 @@ Data: TypeAlias = "Part | Mapping[str, Part]"
 """All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
 
 
-class DatasetLoader(Protocol):
-    def __call__(self, name: str, config: str | None) -> "Mapping[str, Dataset]": ...
+DatasetLoader: TypeAlias = "Callable[[str, str | None], Mapping[str, Dataset]]"
+"""Loads a data set by its name and its configuration."""
 
 
 def load_from_hub(name: str, config: str | None) -> "Mapping[str, Dataset]":
@@ -110,12 +95,7 @@ def _named(value: object, names: list[str]) -> object:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    name: str
-    train: Iterator[FileRow]
-    dev: Iterator[FileRow] | None
-    test: Iterator[FileRow] | None = None
+_Rows = Iterator[FileRow] | None
 
 
 def load_task_data(
@@ -142,10 +122,11 @@ def load_task_data(
         load_dataset: loads a data set that is no path.
     """
     spelt = spelt or RowFormat()
-    found = _open_source(source, spelt, load_dataset)
-    bad = BadRows(source=found.name, spelt=spelt, teacher=teacher)
-    dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt)
-    parts = [found.train, dev_rows, found.test]
+    name, parts = _open_source(source, spelt, load_dataset)
+    bad = BadRows(source=name, spelt=spelt, teacher=teacher)
+    if dev is not None:
+        parts[1] = _file_rows(Path(dev).expanduser(), spelt)
+    _, has_dev, has_test = (part is not None for part in parts)
     if teacher is not None:
         if kind not in {None, teacher.kind}:
             raise invalid_option(f"the teacher makes a {teacher.kind} task, got kind {kind}")
@@ -164,25 +145,22 @@ def load_task_data(
         bad.without(splits.in_words_of(labels, part), fault) for part in (chosen_dev, tested)
     )
     bad.settle()
-    splits.check_train(train, kind, found.name)
-    if dev_rows is None:
-        train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=found.name)
+    splits.check_train(train, kind, name)
+    if not has_dev:
+        train, chosen_dev = splits.draw_dev(train, kind, seed=seed, name=name)
         labels = taught or splits.label_names(train, kind)
-    splits.check_scored(chosen_dev, found.name, split="dev")
-    if found.test is not None:
-        splits.check_scored(tested, found.name, split="test")
+    splits.check_scored(chosen_dev, name, split="dev")
+    if has_test:
+        splits.check_scored(tested, name, split="test")
     return TaskData(
-        name=found.name,
+        name=name,
         kind=kind,
         train=_set_of(train),
         dev=_set_of(chosen_dev),
-        test=None if found.test is None else _set_of(tested),
+        test=_set_of(tested) if has_test else None,
         labels=labels,
         teacher=teacher,
     )
-
-
-_Rows = Iterator[FileRow] | None
 
 
 def ask_teacher(
@@ -228,10 +206,9 @@ def load_labelled(
 ) -> tuple[TaskKind, list[ReadExample]]:
     """The examples of all parts of a source, with their rows; the first row tells the kind."""
     spelt = spelt or RowFormat()
-    found = _open_source(source, spelt, load_dataset)
-    parts = [part for part in (found.train, found.dev, found.test) if part is not None]
-    bad = BadRows(source=found.name, spelt=spelt, keeps_columns=True)
-    kind, read = _read(chain(*parts), None, bad)
+    name, parts = _open_source(source, spelt, load_dataset)
+    bad = BadRows(source=name, spelt=spelt, keeps_columns=True)
+    kind, read = _read(chain.from_iterable(filter(None, parts)), None, bad)
     bad.settle()
     return kind, read
 
@@ -289,39 +266,56 @@ def _kind_told(row: FileRow, spelt: RowFormat) -> TaskKind:
     return kind_of_row({"labels" if isinstance(label, list) else "label": label})
 
 
-def _open_source(source: Data, spelt: RowFormat, load_dataset: DatasetLoader) -> _Source:
+def _open_source(
+    source: Data, spelt: RowFormat, load_dataset: DatasetLoader
+) -> tuple[str, list[_Rows]]:
+    """The name of a source, and the rows of its parts: train, dev and test."""
+    name, place = IN_MEMORY, ""
     if isinstance(source, Mapping):
-        return _open_parts(cast("Mapping[str, Part]", source), spelt)
-    if not isinstance(source, str | Path):
-        return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
+        parts = _checked(cast("Mapping[str, Part]", source))
+    elif not isinstance(source, str | Path):
+        parts = {"train": source}
     # A typing error in the name of a file must not become a search of the hub.
-    if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        return _open_hub(source.removeprefix(HUB_PREFIX), load_dataset)
-    return _open_path(Path(source).expanduser(), spelt)
+    elif isinstance(source, str) and source.startswith(HUB_PREFIX):
+        name = source.removeprefix(HUB_PREFIX)
+        place, parts = f"{name}/", _hub_parts(name, load_dataset)
+    else:
+        path = Path(source).expanduser()
+        name, files = printable(path.resolve().name), part_files(path)
+        parts = {part: it for part, it in zip(PARTS, files, strict=True) if it is not None}
+
+    def rows_of(part: str) -> _Rows:
+        given = parts.get(part)
+        if isinstance(given, str | Path):
+            return _file_rows(Path(given).expanduser(), spelt)
+        return None if given is None else _given_rows(given, f"{place}{part}")
+
+    dev_name = next((it for it in DEV_NAMES if it in parts), "dev")
+    return name, [rows_of(part) for part in ("train", dev_name, "test")]
 
 
-def _open_parts(parts: Mapping[str, Part], spelt: RowFormat) -> _Source:
-    is_clear = parts.keys() <= set(PARTS) and not parts.keys() >= set(DEV_NAMES)
-    if not is_clear or "train" not in parts:
+def _checked(parts: Mapping[str, Part]) -> Mapping[str, Part]:
+    known = {*PARTS, *DEV_NAMES}
+    if not {"train"} <= parts.keys() <= known or parts.keys() >= set(DEV_NAMES):
         found = ", ".join(map(repr, parts)) or "none"
         raise data_not_found(
             IN_MEMORY,
             "expected the part train, maybe dev (or validation) and test, got "
             f"{found}; give rows as a list, a DataFrame or a data set",
         )
+    return parts
 
-    def rows_of(part: Part, name: str) -> Iterator[FileRow]:
-        if isinstance(part, str | Path):
-            return _file_rows(Path(part).expanduser(), spelt)
-        return _given_rows(part, name)
 
-    opened = {name: rows_of(part, name) for name, part in parts.items()}
-    return _Source(
-        name=IN_MEMORY,
-        train=opened["train"],
-        dev=next((opened[name] for name in DEV_NAMES if name in opened), None),
-        test=opened.get("test"),
-    )
+def _hub_parts(reference: str, load_dataset: DatasetLoader) -> Mapping[str, Part]:
+    """The parts of a data set of the hub, `NAME` or `NAME:CONFIG`; its test part has no labels."""
+    name, _, config = reference.partition(":")
+    found = load_dataset(name, config or None)
+    if "train" not in found:
+        raise data_not_found(
+            reference, f"the data set must have a split 'train', it has {sorted(found)}"
+        )
+    dev_name = "validation" if "validation" in found else "dev"
+    return {part: found[part] for part in ("train", dev_name) if part in found}
 
 
 def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
@@ -347,17 +341,16 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         yield FileRow(file=where, values={str(name): _plain(it) for name, it in named.items()})
 
 
-def _rows_of_table(table: Rows, part: str) -> Rows:
+def _rows_of_table(table: Any, part: str) -> Rows:  # noqa: ANN401 - the types of pandas and Arrow
     if hasattr(table, "notna"):
-        frame = cast("Frame", table)
         # pandas leaves out all but the last of equal names.
-        check_header([str(it) for it in frame.columns], part)
+        check_header([str(it) for it in table.columns], part)
         # pandas spells a missing value as NaN, which would be a number to predict.
-        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return table.astype(object).where(table.notna(), None).to_dict("records")
     if hasattr(table, "__arrow_c_stream__"):
         from pyarrow import table as arrow_table  # noqa: PLC0415 - only these rows need it
 
-        read = arrow_table(cast("Any", table))
+        read = arrow_table(table)
         check_header(read.column_names, part)
         return read.to_pylist()
     return table
@@ -382,32 +375,6 @@ def _no_rows(where: str, found: object) -> NunatakError:
         where,
         "expected rows by column, such as {'text': ..., 'label': ...}, got "
         f"{type(found).__name__}",
-    )
-
-
-def _open_path(path: Path, spelt: RowFormat) -> _Source:
-    train, dev, test = part_files(path)
-    return _Source(
-        name=printable(path.resolve().name),
-        train=_file_rows(train, spelt),
-        dev=None if dev is None else _file_rows(dev, spelt),
-        test=None if test is None else _file_rows(test, spelt),
-    )
-
-
-def _open_hub(reference: str, load_dataset: DatasetLoader) -> _Source:
-    """A data set of the hub, `NAME` or `NAME:CONFIG`."""
-    name, _, config = reference.partition(":")
-    found = load_dataset(name, config or None)
-    if "train" not in found:
-        raise data_not_found(
-            reference, f"the data set must have a split 'train', it has {sorted(found)}"
-        )
-    dev_name = next((name for name in ("validation", "dev") if name in found), None)
-    return _Source(
-        name=reference,
-        train=read_split(found["train"], f"{reference}/train"),
-        dev=None if dev_name is None else read_split(found[dev_name], f"{reference}/{dev_name}"),
     )
 
 

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 
@@ -43,27 +43,25 @@ NAMED_KINDS = frozenset(
 )
 """Kinds whose labels are names: two different labels of one text cannot both be right."""
 
-PartOf = Callable[[ReadExample], str]
+Parts = tuple[list[ReadExample], list[ReadExample]]
 
 
-def split_off_share(
-    examples: list[ReadExample], *, stratum_of: PartOf, seed: int
-) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split in the given order, with `DEV_SHARE` of every stratum in dev.
+def split_off_share(examples: list[ReadExample], *, seed: int) -> Parts:
+    """Split in the given order, with `DEV_SHARE` of every label in dev.
 
     Equal texts (`same_text`) are on one side, so that dev holds no text that training sees. A text
-    of several strata stays in train, and so does a stratum of one distinct text; dev is empty where
+    of several labels stays in train, and so does a label of one distinct text; dev is empty where
     every text stays. The same examples and seed give the same split, here and below.
     """
     texts: defaultdict[str, list[list[int]]] = defaultdict(list)
     for positions in _positions_by_text(examples):
-        strata = {stratum_of(examples[position]) for position in positions}
-        if len(strata) == 1:
-            texts[strata.pop()].append(positions)
+        labels = {_first_name(examples[position]) for position in positions}
+        if len(labels) == 1:
+            texts[labels.pop()].append(positions)
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     in_dev: set[int] = set()
-    for stratum in sorted(texts):
-        members = texts[stratum]
+    for label in sorted(texts):
+        members = texts[label]
         if len(members) > 1:
             drawn = generator.sample(members, max(1, round(DEV_SHARE * len(members))))
             in_dev.update(position for positions in drawn for position in positions)
@@ -77,16 +75,14 @@ def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
     return list(found.values())
 
 
-def split_off_named(
-    examples: list[ReadExample], *, names_of: Callable[[ReadExample], Collection[str]], seed: int
-) -> tuple[list[ReadExample], list[ReadExample]]:
+def split_off_named(examples: list[ReadExample], *, seed: int) -> Parts:
     """Split in the given order, with up to `DEV_SHARE` in dev, and equal texts on one side.
 
     Every name of dev is one of train too; dev is empty where no text can be spared.
     """
     texts = _positions_by_text(examples)
     names = [
-        frozenset(name for position in positions for name in names_of(examples[position]))
+        frozenset(name for position in positions for name in _names(examples[position]))
         for positions in texts
     ]
     size = max(1, round(DEV_SHARE * len(texts)))
@@ -106,19 +102,15 @@ def split_off_named(
     return examples, []
 
 
-def split_off_groups(
-    examples: list[ReadExample], *, group_of: PartOf, seed: int
-) -> tuple[list[ReadExample], list[ReadExample]]:
+def split_off_groups(examples: list[ReadExample], *, seed: int) -> Parts:
     """Split in the given order, with `DEV_SHARE` of the whole groups, at least two, in dev."""
-    groups = sorted({group_of(read) for read in examples})
+    groups = sorted({_group(read) for read in examples})
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-    return _parts(examples, {it for it, read in enumerate(examples) if group_of(read) in drawn})
+    return _parts(examples, {it for it, read in enumerate(examples) if _group(read) in drawn})
 
 
-def _parts(
-    examples: list[ReadExample], in_dev: set[int]
-) -> tuple[list[ReadExample], list[ReadExample]]:
+def _parts(examples: list[ReadExample], in_dev: set[int]) -> Parts:
     train = [read for position, read in enumerate(examples) if position not in in_dev]
     dev = [read for position, read in enumerate(examples) if position in in_dev]
     return train, dev
@@ -236,9 +228,7 @@ def lone_label(
     return fault
 
 
-def draw_dev(
-    examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
-) -> tuple[list[ReadExample], list[ReadExample]]:
+def draw_dev(examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str) -> Parts:
     """A part of every class, or whole groups of a ranking; the rest must still teach the task."""
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness((it.example.label for it in train), kind)) is not None:
@@ -249,12 +239,10 @@ def draw_dev(
     return train, dev
 
 
-def _drawn(
-    examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
-) -> tuple[list[ReadExample], list[ReadExample]]:
+def _drawn(examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str) -> Parts:
     match kind:
         case TaskKind.SINGLE_LABEL:
-            train, dev = split_off_share(examples, stratum_of=_first_name, seed=seed)
+            train, dev = split_off_share(examples, seed=seed)
             if not dev:
                 raise too_few(
                     name, "expected a label with at least 2 distinct texts, to keep one for dev"
@@ -263,11 +251,11 @@ def _drawn(
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
                 raise too_few(name, "expected at least 2 queries, to keep one for dev")
-            return split_off_groups(examples, group_of=_group, seed=seed)
+            return split_off_groups(examples, seed=seed)
         case _:
             if len(examples) < 2:
                 raise too_few(name, "expected at least 2 examples, to keep one for dev")
-            train, dev = split_off_named(examples, names_of=_names, seed=seed)
+            train, dev = split_off_named(examples, seed=seed)
             if not dev:
                 raise too_few(
                     name,
@@ -299,53 +287,56 @@ def _group(read: ReadExample) -> str:
     return label.group if isinstance(label, Relevance) else ""
 
 
-class DataProblem(StrEnum):
-    """Problems of examples that have a valid form but harm training or scores."""
-
-    IN_TRAIN_AND_DEV = "in train and dev"
-    IN_TRAIN_AND_TEST = "in train and test"
-    CONTRADICTION = "different labels for one text"
-    WHITE_SPACE = "white space around labels"
-    LOOK_ALIKE = "labels that look alike"
-    IMBALANCE = "label imbalance"
-    CUT = "longer than max_length"
-    ONE_ANSWER = "dev examples with one label"
-
-
 _OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"
-ADVICE = {
-    DataProblem.IN_TRAIN_AND_DEV: _OF_BOTH,
-    DataProblem.IN_TRAIN_AND_TEST: _OF_BOTH,
-    DataProblem.CONTRADICTION: (
-        "keep one label for each text; nothing can be learnt from a contradiction"
-    ),
-    DataProblem.WHITE_SPACE: (
-        "remove the white space; it makes another label, and callers must send it exactly"
-    ),
-    DataProblem.LOOK_ALIKE: (
-        "write one label in one way; each way is a label of its own to the task"
-    ),
-    DataProblem.IMBALANCE: ("add examples of rare labels, and choose the epoch by metric=f1_macro"),
-    DataProblem.CUT: (
-        "raise max_length; training and scoring read only the beginning, whatever on_long says "
-        "of the server"
-    ),
-    DataProblem.ONE_ANSWER: (
-        "give dev examples of other labels too; no score tells a task from a constant answer"
-    ),
-}
+
+
+class DataProblem(StrEnum):
+    """Problems of examples that have a valid form but harm training or scores; ways out of them."""
+
+    advice: str
+
+    IN_TRAIN_AND_DEV = "in train and dev", _OF_BOTH
+    IN_TRAIN_AND_TEST = "in train and test", _OF_BOTH
+    CONTRADICTION = (
+        "different labels for one text",
+        "keep one label for each text; nothing can be learnt from a contradiction",
+    )
+    WHITE_SPACE = (
+        "white space around labels",
+        "remove the white space; it makes another label, and callers must send it exactly",
+    )
+    LOOK_ALIKE = (
+        "labels that look alike",
+        "write one label in one way; each way is a label of its own to the task",
+    )
+    IMBALANCE = (
+        "label imbalance",
+        "add examples of rare labels, and choose the epoch by metric=f1_macro",
+    )
+    CUT = (
+        "longer than max_length",
+        (
+            "raise max_length; training and scoring read only the beginning, whatever on_long "
+            "says of the server"
+        ),
+    )
+    ONE_ANSWER = (
+        "dev examples with one label",
+        "give dev examples of other labels too; no score tells a task from a constant answer",
+    )
+
+    def __new__(cls, value: str, advice: str) -> Self:
+        problem = str.__new__(cls, value)
+        problem._value_, problem.advice = value, advice
+        return problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWarning:
-    """One problem of the data, with its extent and a way out."""
+    """One problem of the data, with its extent."""
 
     problem: DataProblem
     found: str
-
-    @property
-    def advice(self) -> str:
-        return ADVICE[self.problem]
 
 
 def data_warnings(

@@ -35,20 +35,13 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_training.cache import (
-    CHECKPOINTS_FOLDER,
-    LOCK,
-    SUFFIX,
-    default_cache_folder,
-    replacing,
-    usable,
-)
+from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, replacing, usable
 from nunatak_training.data import TaskData
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
-from nunatak_training.report import EpochResult, Report
+from nunatak_training.report import EpochResult
 from nunatak_training.trunk import machine_of
 
 FORMAT = "4"
@@ -153,13 +146,13 @@ def held_files(key: str, folder: Path) -> Generator[Path]:
 
 
 @contextmanager
-def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]:
+def held_checkpoint(key: str, folder: Path) -> Generator[SavedRun]:
     """Yield the checkpoint of a run, for this process alone.
 
     Within the block, torch computes with the run's first number of threads, because another number
     may give other bits.
     """
-    with held_files(key, folder or default_cache_folder()) as root:
+    with held_files(key, folder) as root:
         checkpoint, threads = SavedRun(root / f"{key}{SUFFIX}"), torch.get_num_threads()
         try:
             torch.set_num_threads(checkpoint.num_threads or threads)
@@ -305,13 +298,6 @@ def restore(state: LoopState, held: SavedState) -> None:
     state.randomness.set_state(random["regularizer"])
     if "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], state.randomness.device)
-
-
-def resume(state: LoopState, checkpoint: SavedRun | None, report: Report) -> None:
-    held = None if checkpoint is None else checkpoint.load()
-    if held is not None:
-        restore(state, held)
-        report.resumed(num_steps=state.stepper.num_steps)
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

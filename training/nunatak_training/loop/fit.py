@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model import Backbone, Branch, Encoding, Row, TrunkStates, forward
-from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, resume, snapshot
+from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, restore, snapshot
 from nunatak_training.loop.step import BatchLogits, BatchLoss, Stepper, course_of, seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import build_regularizer, check_course, random_source
@@ -70,8 +70,6 @@ class DevScore:
     loss: float
     score: float
     """Higher is better; the epoch with the highest score is kept."""
-    logits: Sequence[Tensor] | None = None
-    """The best epoch keeps them."""
 
 
 def run_epochs(  # noqa: PLR0913 - a run has many parts
@@ -110,7 +108,9 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, next(iter(parameters.values())).device):
-            resume(state, checkpoint, report)
+            if checkpoint is not None and (held := checkpoint.load()) is not None:
+                restore(state, held)
+                report.resumed(num_steps=state.stepper.num_steps)
             while state.place.epoch <= course.num_epochs and not _is_over(state, recipe.patience):
                 epoch, started = state.place.epoch, time.perf_counter()
                 train_loss = _run_epoch(state, batches, report, save_if_due)
@@ -125,7 +125,7 @@ def run_epochs(  # noqa: PLR0913 - a run has many parts
                         seconds=time.perf_counter() - started,
                     )
                     state.history.append(result)
-                    state.best.offer(result, state.parameters, found.logits)
+                    state.best.offer(result, state.parameters)
                     report.evaluated(result)
                 state.place = Place(epoch=epoch + 1)
                 save_if_due()
@@ -190,8 +190,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
 
     def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)
-        loss = batch_loss(logits, dev.targets).item()
-        return DevScore(loss=loss, score=dev_score(logits), logits=logits)
+        return DevScore(loss=batch_loss(logits, dev.targets).item(), score=dev_score(logits))
 
     return run_epochs(
         parameters,

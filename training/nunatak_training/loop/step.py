@@ -105,10 +105,10 @@ class BatchLogits(Protocol):
     ) -> list[Float[Tensor, "*vectors outputs"]]: ...
 
 
-class BatchLoss(Protocol):
-    def __call__(
-        self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
-    ) -> Float[Tensor, ""]: ...
+BatchLoss = Callable[
+    [Sequence[Float[Tensor, "*vectors outputs"]], Sequence[Tensor]], Float[Tensor, ""]
+]
+"""The loss of the logits of a batch and its targets."""
 
 
 class Stepper:
@@ -184,15 +184,10 @@ class Best:
     score: float = -math.inf
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)
-    logits: Sequence[Tensor] | None = None
-    """Of the dev examples, unless the epoch ran before a resumption."""
 
-    def offer(
-        self, result: EpochResult, parameters: Mapping[str, Tensor], logits: Sequence[Tensor] | None
-    ) -> None:
+    def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
         # The loss decides between equal scores, which are frequent on small dev sets.
         if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
             return
         self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss
         self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}
-        self.logits = logits

@@ -34,6 +34,6 @@ def objective_of(
         case TaskKind.TOKEN_CLASSIFICATION:
             return Tagging(data)
         case TaskKind.QUESTION_ANSWERING:
-            return Answering()
+            return Answering(data)
         case TaskKind.RANKING:
             return Ranking(data)

@@ -20,8 +20,6 @@ from nunatak_training.data import Answers, AnswerSpan, ExampleSet
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
-from nunatak_training.scoring.evaluation import answer_statistics
-from nunatak_training.scoring.statistics import Statistics
 
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15
@@ -52,11 +50,10 @@ class Answering(Objective):
         ]
         return torch.stack(losses).mean()
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        expected = [[span.text for span in label.spans] for label in examples.labels(Answers)]
+    def answers(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> list[str]:
         # As `nunatak evaluate` asks: "no answer" competes where the examples have such questions.
-        may_have_none = not all(expected)
-        predicted = [
+        may_have_none = not all(label.spans for label in examples.labels(Answers))
+        return [
             _answer(windows, rows, example.text_pair or "", may_have_none=may_have_none)
             for windows, rows, example in zip(
                 encoded.by_example(encoded.encodings),
@@ -65,7 +62,6 @@ class Answering(Objective):
                 strict=True,
             )
         ]
-        return answer_statistics(list(zip(predicted, expected, strict=True)))
 
 
 def _answer(windows: Sequence[Encoding], rows: Logits, context: str, *, may_have_none: bool) -> str:

@@ -10,9 +10,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from nunatak_model import Encoding, TextTokenizer
-from nunatak_training.data import ExampleSet
+from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
+from nunatak_training.scoring.evaluation import Answer, statistics_of
 from nunatak_training.scoring.statistics import Statistics
 
 LabelT = TypeVar("LabelT")
@@ -26,6 +27,9 @@ class Objective(ABC):
     reported: tuple[Metric, ...]
     """By default the first one chooses the best epoch."""
 
+    def __init__(self, data: TaskData, positive_label: str | None = None) -> None:
+        self._kind, self._labels, self._positive = data.kind, data.labels, positive_label
+
     @abstractmethod
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
@@ -36,8 +40,14 @@ class Objective(ABC):
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]: ...
 
     @abstractmethod
+    def answers(
+        self, examples: ExampleSet, encoded: EncodedSet, logits: Logits
+    ) -> Sequence[Answer]: ...
+
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Return the statistics that score the logits of encoded examples."""
+        answers = self.answers(examples, encoded, logits)
+        return statistics_of(self._kind, self._labels, examples, answers, self._positive)
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters in the form for serving."""

@@ -20,8 +20,7 @@ from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, Objective, encoded_windows
-from nunatak_training.scoring.evaluation import tag_statistics
-from nunatak_training.scoring.statistics import Statistics, uses_bio
+from nunatak_training.scoring.statistics import uses_bio
 
 NO_TARGET = -100
 """The target of tokens that begin no word, which the loss ignores."""
@@ -32,7 +31,7 @@ class Tagging(Objective):
     """One tag per word: softmax and cross-entropy over first tokens."""
 
     def __init__(self, data: TaskData) -> None:
-        self._tags = data.labels
+        super().__init__(data)
         self._number_of = {tag: number for number, tag in enumerate(data.labels)}
         by_word = (Metric.ACCURACY, Metric.F1_MACRO, Metric.F1_MICRO)
         has_entities = uses_bio(data.labels)
@@ -54,22 +53,19 @@ class Tagging(Objective):
         # A batch may have no first token of a word, and the mean of no values is NaN.
         return total / (numbers != NO_TARGET).sum().clamp(min=1)
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Entities too if the tags mark them; a sentence is a unit."""
-        labels = examples.labels(TaggedWords)
-        expected = [[word.tag for word in label.words] for label in labels]
+    def answers(
+        self, examples: ExampleSet, encoded: EncodedSet, logits: Logits
+    ) -> list[tuple[str, ...]]:
         chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
-        predicted = [
+        return [
             self._read(windows, numbers, label.words)
             for windows, numbers, label in zip(
                 encoded.by_example(encoded.encodings),
                 encoded.by_example(chosen),
-                labels,
+                examples.labels(TaggedWords),
                 strict=True,
             )
         ]
-        named = [[self._tags[number] for number in row] for row in predicted]
-        return tag_statistics(self._tags, expected, named)
 
     def _targets(
         self, windows: Sequence[Encoding], label: TaggedWords
@@ -82,13 +78,13 @@ class Tagging(Objective):
 
     def _read(
         self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
-    ) -> list[int]:
+    ) -> tuple[str, ...]:
         """A word without any token counts as outside."""
-        tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
+        tags = [OUTSIDE if OUTSIDE in self._number_of else self._labels[0]] * len(words)
         for found, row in zip(first_tokens(windows, words), numbers, strict=True):
             for word, token in found.items():
-                tags[word] = row[token]
-        return tags
+                tags[word] = self._labels[row[token]]
+        return tuple(tags)
 
 
 def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:

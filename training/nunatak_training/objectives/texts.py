@@ -5,6 +5,7 @@ Axes: rows = texts or pairs of a batch, labels.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import cast
 
 import numpy as np
@@ -18,13 +19,7 @@ from nunatak_training.data.splits import names_in
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, OfTexts, stacked
-from nunatak_training.scoring.evaluation import (
-    label_pair_statistics,
-    label_set_statistics,
-    ranking_statistics,
-    value_statistics,
-)
-from nunatak_training.scoring.statistics import LABEL_METRICS, Statistics
+from nunatak_training.scoring.statistics import LABEL_METRICS
 
 LABEL_SHARE = 0.5
 """The weight of an example's own label next to its teacher."""
@@ -40,8 +35,7 @@ class _Classifying(OfTexts):
     def __init__(
         self, data: TaskData, positive_label: str | None, temperature: float = 1.0
     ) -> None:
-        self._number_of = {label: number for number, label in enumerate(data.labels)}
-        self._positive = positive_label
+        super().__init__(data, positive_label)
         self._temperature = temperature
 
     @abstractmethod
@@ -65,7 +59,7 @@ class _Classifying(OfTexts):
             for it, shares in zip(examples.examples, said, strict=True)
         ]
         softened, hard = (
-            torch.tensor([[shares.get(name, 0.0) for name in self._number_of] for shares in rows])
+            torch.tensor([[shares.get(name, 0.0) for name in self._labels] for shares in rows])
             for rows in (said, own)
         )
         return list(torch.stack([self.softened(softened), hard], dim=1))
@@ -94,16 +88,15 @@ class SingleLabel(_Classifying):
     of_labels = staticmethod(functional.cross_entropy)
 
     def labelled(self, examples: ExampleSet) -> list[Tensor]:
-        return [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
+        number_of = {label: number for number, label in enumerate(self._labels)}
+        return [torch.tensor(number_of[label]) for label in examples.labels(str)]
 
     def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         return (shares.log() / self._temperature).softmax(dim=1)
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        names = list(self._number_of)
+    def answers(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> list[str]:
         chosen = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
-        predicted = [names[number] for number in chosen]
-        return label_pair_statistics(names, examples.labels(str), predicted, self._positive)
+        return [self._labels[number] for number in chosen]
 
 
 class MultiLabel(_Classifying):
@@ -115,25 +108,16 @@ class MultiLabel(_Classifying):
     of_labels = staticmethod(functional.binary_cross_entropy_with_logits)
 
     def labelled(self, examples: ExampleSet) -> list[Tensor]:
-        targets = list[Tensor]()
-        for label in examples.labels(LabelSet):
-            target = torch.zeros(len(self._number_of))
-            target[[self._number_of[name] for name in label.names]] = 1.0
-            targets.append(target)
-        return targets
+        sets = [label.names for label in examples.labels(LabelSet)]
+        return [torch.tensor([float(it in names) for it in self._labels]) for names in sets]
 
     def softened(self, shares: Float[Tensor, "rows labels"]) -> Float[Tensor, "rows labels"]:
         return (shares.logit() / self._temperature).sigmoid()
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Accuracy needs all labels of a text right."""
-        names = list(self._number_of)
-        expected = [label.names for label in examples.labels(LabelSet)]
-        predicted = [
-            [name for name, applies in zip(names, row >= 0, strict=True) if applies]
-            for row in logits
-        ]
-        return label_set_statistics(names, expected, predicted, self._positive)
+    def answers(
+        self, examples: ExampleSet, encoded: EncodedSet, logits: Logits
+    ) -> list[tuple[str, ...]]:
+        return [tuple(compress(self._labels, row >= 0)) for row in logits]
 
 
 class Regression(OfTexts):
@@ -147,6 +131,7 @@ class Regression(OfTexts):
     reported = metrics
 
     def __init__(self, data: TaskData) -> None:
+        super().__init__(data)
         values = np.array(data.train.labels(float))
         self._mean = float(values.mean())
         self._deviation = float(values.std())
@@ -162,10 +147,8 @@ class Regression(OfTexts):
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.mse_loss(*stacked(logits, targets))
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        expected = np.array(examples.labels(float))
-        predicted = torch.cat(list(logits)).double().cpu().numpy()
-        return value_statistics(expected, predicted)
+    def answers(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> list[float]:
+        return torch.cat(list(logits)).tolist()
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -182,6 +165,7 @@ class Ranking(OfTexts):
     reported = metrics
 
     def __init__(self, data: TaskData) -> None:
+        super().__init__(data)
         grades = [label.grade for label in data.train.labels(Relevance)]
         self._lowest = min(grades)
         self._range = max(grades) - self._lowest
@@ -193,6 +177,5 @@ class Ranking(OfTexts):
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
-    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        scores = torch.cat(list(logits)).double().cpu().numpy()
-        return ranking_statistics(examples.labels(Relevance), scores)
+    def answers(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> list[float]:
+        return torch.cat(list(logits)).tolist()

@@ -3,22 +3,34 @@
 The scores are the scores of training, computed from answers and not from logits. So the same scores
 hold for a version in this process and for a version on a server.
 
+The gate of a conversion tells whether a version answers labelled examples as its original does. A
+score alone lets broken versions through: correlations ignore an offset, examples with one label
+ignore everything, and one example proves nothing. So the examples must be able to show a loss, and
+the values of a regression must stay where they were.
+
 Axes: units.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
 import numpy as np
 
 from nunatak_contract.evidence import MetricRecord, wilson_bounds
-from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Relevance, TaggedWords
+from nunatak_training.data.examples import (
+    Answers,
+    ExampleSet,
+    Label,
+    LabelSet,
+    Relevance,
+    TaggedWords,
+)
 from nunatak_training.data.splits import majority
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.calibration import calibration_error
+from nunatak_training.scoring.calibration import MIN_EXAMPLES, calibration_error
 from nunatak_training.scoring.statistics import (
     LABEL_METRICS,
     Statistics,
@@ -38,12 +50,14 @@ from nunatak_training.scoring.statistics import (
     weights_of_all,
 )
 
+Answer = str | float | tuple[str, ...]
+"""By the kind of task: a label, an answer, a value, the score of a document, all labels that apply,
+or the tag of each word."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleAnswer:
-    value: str | float | tuple[str, ...]
-    """By the kind of task: a label, an answer, a value, the score of a document, all labels that
-    apply, or the tag of each word."""
+    value: Answer
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     """The probability of each label, of tasks that classify whole texts."""
 
@@ -71,7 +85,7 @@ class Evaluation:
     """The most frequent label and its share, which a constant answer would score."""
     labels: tuple[LabelReport, ...] = ()
     confusion: Mapping[tuple[str, str], int] | None = None
-    """The number of units of each pair of true and predicted label, if a unit has one label."""
+    """The number of texts or words of each pair of true and predicted label, if these have one."""
     calibration_error: float | None = None
     """The expected calibration error, of tasks that classify whole texts."""
     misses: tuple[float, ...]
@@ -87,95 +101,77 @@ def evaluation_of(
         KeyError: an example has a label that the task does not know.
         TypeError: the examples are of another kind of task.
     """
+    statistics = statistics_of(kind, labels, examples, [it.value for it in said])
+    counts, misses = statistics.counts, np.array(statistics.misses)
+    tally = () if counts is None else counts.tally(weights_of_all(statistics.num_units))
+    errors = {
+        "mean_absolute_error": float(misses.mean()),
+        "root_mean_squared_error": float(np.sqrt((misses**2).mean())),
+    }
+    return Evaluation(
+        scores=statistics.scores(statistics.by_metric, examples, seed=0),
+        errors=errors if kind is TaskKind.REGRESSION else {},
+        majority=majority(it.label for it in examples.examples),
+        labels=tuple(
+            _report(label, int(hits), int(expected), int(predicted))
+            for label, hits, expected, predicted in zip(
+                () if counts is None else counts.labels, *tally, strict=True
+            )
+        ),
+        confusion=statistics.confusion,
+        calibration_error=_calibration_error(kind, labels, examples, said),
+        misses=tuple(statistics.misses),
+    )
+
+
+def _calibration_error(
+    kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
+) -> float | None:
     match kind:
         case TaskKind.SINGLE_LABEL:
-            return _single_label(labels, examples, said)
+            pairs = [
+                (it.scores[str(it.value)], it.value == own)
+                for it, own in zip(said, examples.labels(str), strict=True)
+            ]
         case TaskKind.MULTI_LABEL:
-            return _multi_label(labels, examples, said)
-        case TaskKind.REGRESSION:
-            return _regression(examples, said)
-        case TaskKind.TOKEN_CLASSIFICATION:
-            return _tags(labels, examples, said)
-        case TaskKind.QUESTION_ANSWERING:
-            return _answers(examples, said)
-        case TaskKind.RANKING:
-            return _ranking(examples, said)
-
-
-def _single_label(
-    labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
-) -> Evaluation:
-    expected, predicted = examples.labels(str), [cast("str", it.value) for it in said]
-    statistics = label_pair_statistics(labels, expected, predicted)
-    is_right = np.array(expected) == np.array(predicted)
-    confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
-    return replace(
-        _scored(statistics, examples, ~is_right),
-        majority=majority(expected),
-        calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
-    )
-
-
-def _multi_label(
-    labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
-) -> Evaluation:
-    expected = [it.names for it in examples.labels(LabelSet)]
-    predicted = [cast("tuple[str, ...]", it.value) for it in said]
-    pairs = [
-        (it.scores[label], label in own)
-        for it, own in zip(said, expected, strict=True)
-        for label in labels
-    ]
+            pairs = [
+                (it.scores[label], label in own.names)
+                for it, own in zip(said, examples.labels(LabelSet), strict=True)
+                for label in labels
+            ]
+        case _:
+            return None
     confidences, outcomes = np.array(pairs, dtype=float).T
-    statistics = label_set_statistics(labels, expected, predicted)
-    return replace(
-        _scored(statistics, examples, _set_misses(expected, predicted)),
-        calibration_error=calibration_error(confidences, outcomes),
-    )
+    return calibration_error(confidences, outcomes)
 
 
-def _regression(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> Evaluation:
-    right, found = np.array(examples.labels(float), dtype=float), _numbers(said)
-    errors = np.abs(right - found)
-    return replace(
-        _scored(value_statistics(right, found), examples, errors),
-        errors={
-            "mean_absolute_error": float(errors.mean()),
-            "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
-        },
-    )
-
-
-def _tags(labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]) -> Evaluation:
-    right = [[word.tag for word in it.words] for it in examples.labels(TaggedWords)]
-    found = [list(cast("tuple[str, ...]", it.value)) for it in said]
-    misses = (own != other for own, other in zip(right, found, strict=True))
-    return replace(
-        _scored(tag_statistics(labels, right, found), examples, misses),
-        confusion=Counter(zip(chain.from_iterable(right), chain.from_iterable(found), strict=True)),
-    )
-
-
-def _answers(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> Evaluation:
-    pairs = [
-        (cast("str", it.value), [span.text for span in own.spans])
-        for it, own in zip(said, examples.labels(Answers), strict=True)
-    ]
-    return _scored(answer_statistics(pairs), examples, (1 - exact_match(*it) for it in pairs))
-
-
-def _ranking(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> Evaluation:
-    labels, scores = examples.labels(Relevance), _numbers(said)
-    gains, groups = _graded(labels)
-    misses = np.zeros(len(said))
-    for group in groups:
-        first = group[int(best_first(gains[group], scores[group])[0])]
-        misses[first] = float(gains[first] <= 0)
-    return _scored(ranking_statistics(labels, scores), examples, misses)
-
-
-def _numbers(said: Sequence[ExampleAnswer]) -> Values:
-    return np.array([cast("float", it.value) for it in said], dtype=float)
+def statistics_of(
+    kind: TaskKind,
+    labels: Sequence[str],
+    examples: ExampleSet,
+    answers: Sequence[Answer],
+    positive: str | None = None,
+) -> Statistics:
+    """Return the scores of answers, one for each example; `Metric.F1` is that of `positive`."""
+    match kind:
+        case TaskKind.SINGLE_LABEL:
+            predicted = cast("Sequence[str]", answers)
+            return label_pair_statistics(labels, examples.labels(str), predicted, positive)
+        case TaskKind.MULTI_LABEL:
+            expected = [it.names for it in examples.labels(LabelSet)]
+            sets = cast("Sequence[tuple[str, ...]]", answers)
+            return label_set_statistics(labels, expected, sets, positive)
+        case TaskKind.REGRESSION:
+            return _value_statistics(examples.labels(float), cast("Sequence[float]", answers))
+        case TaskKind.TOKEN_CLASSIFICATION:
+            tags = [tuple(word.tag for word in it.words) for it in examples.labels(TaggedWords)]
+            return _tag_statistics(labels, tags, cast("Sequence[tuple[str, ...]]", answers))
+        case TaskKind.QUESTION_ANSWERING:
+            right = [[span.text for span in it.spans] for it in examples.labels(Answers)]
+            return _answer_statistics(right, cast("Sequence[str]", answers))
+        case TaskKind.RANKING:
+            scores = cast("Sequence[float]", answers)
+            return _ranking_statistics(examples.labels(Relevance), np.array(scores, dtype=float))
 
 
 def label_pair_statistics(
@@ -194,6 +190,7 @@ def label_pair_statistics(
         proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
         confusion=Counter(zip(expected, predicted, strict=True)),
         counts=counts,
+        misses=[float(own != said) for own, said in zip(expected, predicted, strict=True)],
     )
 
 
@@ -206,80 +203,86 @@ def label_set_statistics(
     """Return the scores of sets of labels; the accuracy needs all labels of a text right."""
     right, found = ([[(name,) for name in names] for names in it] for it in (expected, predicted))
     counts = count_items(labels, right, found, positive)
+    misses = [float({*own} != {*said}) for own, said in zip(expected, predicted, strict=True)]
     return Statistics(
         num_units=len(expected),
         by_metric={
             **counts.statistics(Metric.F1_MICRO, Metric.F1_MACRO),
-            Metric.ACCURACY: mean_of(1 - np.array(_set_misses(expected, predicted))),
+            Metric.ACCURACY: mean_of(1 - np.array(misses)),
             **counts.statistics(Metric.F1),
         },
         proportions=frozenset({Metric.ACCURACY}),
         counts=counts,
+        misses=misses,
     )
 
 
-def _set_misses(
-    expected: Sequence[Collection[str]], predicted: Sequence[Collection[str]]
-) -> list[float]:
-    return [float({*own} != {*other}) for own, other in zip(expected, predicted, strict=True)]
-
-
-def value_statistics(expected: Values, predicted: Values) -> Statistics:
-    """Return the scores of values: correlations, which scale and mean do not change."""
+def _value_statistics(right: Sequence[float], found: Sequence[float]) -> Statistics:
+    """Correlations, which scale and mean do not change."""
+    expected, predicted = np.array(right, dtype=float), np.array(found, dtype=float)
     return Statistics(
         num_units=len(expected),
         by_metric={
             Metric.SPEARMAN: spearman(expected, predicted),
             Metric.PEARSON: pearson(expected, predicted),
         },
+        misses=np.abs(expected - predicted).tolist(),
     )
 
 
-def tag_statistics(
+def _tag_statistics(
     tags: Sequence[str], expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> Statistics:
-    """Return the scores of the tags of sentences; the counts are of entities, if tags mark them."""
+    """The units are sentences; the counts are of entities, if tags mark them."""
     counts = count_items(tags, placed(expected), placed(predicted))
     found = counts.statistics(Metric.ACCURACY, Metric.F1_MACRO, Metric.F1_MICRO)
     if uses_bio(tags):
         kinds = sorted({tag.partition("-")[2] for tag in tags} - {""})
         counts = count_items(kinds, map(entities_in, expected), map(entities_in, predicted))
         found = {Metric.ENTITY_F1: counts.statistics(Metric.F1_MICRO)[Metric.F1_MICRO], **found}
-    return Statistics(num_units=len(expected), by_metric=found, counts=counts)
-
-
-def answer_statistics(pairs: Sequence[tuple[str, Sequence[str]]]) -> Statistics:
+    words = (chain.from_iterable(it) for it in (expected, predicted))
     return Statistics(
-        num_units=len(pairs),
+        num_units=len(expected),
+        by_metric=found,
+        confusion=Counter(zip(*words, strict=True)),
+        counts=counts,
+        misses=[float(own != said) for own, said in zip(expected, predicted, strict=True)],
+    )
+
+
+def _answer_statistics(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Statistics:
+    exact = np.array(list(map(exact_match, predicted, expected)))
+    return Statistics(
+        num_units=len(expected),
         by_metric={
-            Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
-            Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
+            Metric.SPAN_F1: mean_of(np.array(list(map(overlap_f1, predicted, expected)))),
+            Metric.EXACT_MATCH: mean_of(exact),
         },
         proportions=frozenset({Metric.EXACT_MATCH}),
+        misses=(1 - exact).tolist(),
     )
 
 
-def ranking_statistics(labels: Sequence[Relevance], scores: Values) -> Statistics:
-    """Return the scores of the order of each group that has a grade above 0."""
-    gains, groups = _graded(labels)
-    return Statistics(
-        num_units=len(groups),
-        by_metric={
-            Metric.NDCG: mean_of(np.array([ndcg(gains[it], scores[it]) for it in groups])),
-            Metric.MRR: mean_of(
-                np.array([reciprocal_rank(gains[it], scores[it]) for it in groups])
-            ),
-        },
-    )
-
-
-def _graded(labels: Sequence[Relevance]) -> tuple[Values, list[list[int]]]:
-    """The gains, and the groups that have one above 0."""
+def _ranking_statistics(labels: Sequence[Relevance], scores: Values) -> Statistics:
+    """The units are the groups that have a grade above 0."""
     gains = np.maximum([it.grade for it in labels], 0.0)
     members = defaultdict[str, list[int]](list)
     for position, label in enumerate(labels):
         members[label.group].append(position)
-    return gains, [group for group in members.values() if gains[group].any()]
+    groups = [group for group in members.values() if gains[group].any()]
+    misses = np.zeros(len(labels))
+    for group in groups:
+        first = group[int(best_first(gains[group], scores[group])[0])]
+        misses[first] = float(gains[first] <= 0)
+    ranked = [(gains[it], scores[it]) for it in groups]
+    return Statistics(
+        num_units=len(groups),
+        by_metric={
+            Metric.NDCG: mean_of(np.array([ndcg(*it) for it in ranked])),
+            Metric.MRR: mean_of(np.array([reciprocal_rank(*it) for it in ranked])),
+        },
+        misses=misses.tolist(),
+    )
 
 
 def _report(label: str, hits: int, expected: int, predicted: int) -> LabelReport:
@@ -295,17 +298,89 @@ def _report(label: str, hits: int, expected: int, predicted: int) -> LabelReport
     )
 
 
-def _scored(statistics: Statistics, examples: ExampleSet, misses: Iterable[float]) -> Evaluation:
-    counts = statistics.counts
-    tally = () if counts is None else counts.tally(weights_of_all(statistics.num_units))
-    return Evaluation(
-        scores=statistics.scores(statistics.by_metric, examples, seed=0),
-        labels=tuple(
-            _report(label, int(hits), int(expected), int(predicted))
-            for label, hits, expected, predicted in zip(
-                () if counts is None else counts.labels, *tally, strict=True
-            )
-        ),
-        confusion=statistics.confusion,
-        misses=tuple(map(float, misses)),
+ROUNDING = 9
+"""Decimals of a loss in points, so that a loss of exactly the tolerance is within it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedScore:
+    metric: Metric
+    before: float
+    after: float
+    moved: float = 0.0
+    """Mean squared move of a regression's values, in the variance of the labels."""
+
+    def excess(self, tolerance: float) -> str | None:
+        """What exceeds the tolerance, in points of 100; None if nothing does.
+
+        A score that is no number exceeds every tolerance.
+        """
+        lost, moved = 100 * (self.before - self.after), 100 * self.moved
+        if not round(lost, ROUNDING) <= tolerance:
+            return f"{lost:.2f} points are lost"
+        if not round(moved, ROUNDING) <= tolerance:
+            return f"the values move by {moved:.2f} points of the labels' variance"
+        return None
+
+
+def compare(
+    metric: Metric,
+    examples: ExampleSet,
+    before: tuple[Evaluation, Sequence[ExampleAnswer]],
+    after: tuple[Evaluation, Sequence[ExampleAnswer]],
+    *,
+    positive: str | None = None,
+) -> ConvertedScore:
+    """Compare the answers to the same examples; `Metric.F1` is that of the label `positive`."""
+    return ConvertedScore(
+        metric=metric,
+        before=_score(before[0], metric, positive),
+        after=_score(after[0], metric, positive),
+        moved=_moved(examples, before[1], after[1]),
     )
+
+
+def shows_nothing(examples: ExampleSet, said: Sequence[ExampleAnswer]) -> str | None:
+    """Why the answers to these examples cannot show a loss; None if they can."""
+    labels = [it.label for it in examples.examples]
+    grades = defaultdict[str, set[float]](set)
+    for label in labels:
+        if isinstance(label, Relevance):
+            grades[label.group].add(max(label.grade, 0.0))
+    count = sum(len(it) > 1 for it in grades.values()) if grades else len(labels)
+    if count < MIN_EXAMPLES:
+        what = "queries with documents of different grades" if grades else "examples"
+        return f"at least {MIN_EXAMPLES} {what} are needed to compare two versions, got {count}"
+    if len({part for it in labels for part in _parts(it)}) < 2:
+        return "all examples have the same label, so every score would stay; add other examples"
+    # Equal answers to different questions are spans of different contexts.
+    is_open = any(isinstance(it, Answers) for it in labels)
+    has_tags = any(isinstance(it, TaggedWords) for it in labels)
+    answers = {
+        part
+        for it in said
+        for part in (it.value if has_tags and isinstance(it.value, tuple) else (it.value,))
+    }
+    if not is_open and len(answers) < 2:
+        return "the original gives all examples the same answer, so its score means nothing"
+    return None
+
+
+def _parts(label: Label) -> Sequence[Label]:
+    return [word.tag for word in label.words] if isinstance(label, TaggedWords) else [label]
+
+
+def _score(found: Evaluation, metric: Metric, positive: str | None) -> float:
+    if metric is Metric.F1:
+        return next(it.f1 for it in found.labels if it.label == positive)
+    return found.scores[metric].value
+
+
+def _moved(
+    examples: ExampleSet, before: Sequence[ExampleAnswer], after: Sequence[ExampleAnswer]
+) -> float:
+    labels = [it.label for it in examples.examples]
+    if not all(isinstance(it, float) for it in labels):
+        return 0.0
+    first, second = (np.array([it.value for it in said], dtype=float) for said in (before, after))
+    return float(((second - first) ** 2).mean() / np.var(np.array(labels, dtype=float)))

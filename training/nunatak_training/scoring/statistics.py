@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -42,10 +41,8 @@ ROUNDING = 1e-12
 """Scores that differ by less are equal: the order of a sum moves its last bits."""
 
 
-class Statistic(Protocol):
-    def __call__(self, weights: Weights) -> float:
-        """Return the score with a weight for each unit; weight 2 counts a unit twice."""
-        ...
+Statistic = Callable[[Weights], float]
+"""The score with a weight for each unit; weight 2 counts a unit twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +52,11 @@ class Statistics:
     proportions: frozenset[Metric] = frozenset()
     """The metrics that are a share of the units: each unit is right or wrong."""
     confusion: Mapping[tuple[str, str], int] | None = None
-    """The number of units of each pair of true and predicted label, if a unit has one label."""
+    """The number of texts or words of each pair of true and predicted label, if these have one."""
     counts: "LabelCounts | None" = None
     """Of the labels that have scores of their own."""
+    misses: Sequence[float] = ()
+    """The error of each example: 0 for a right answer, else 1, or the absolute error of a value."""
 
     def value(self, metric: Metric) -> float:
         return self.by_metric[metric](weights_of_all(self.num_units))

@@ -13,10 +13,9 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import Method
 from nunatak_contract.names import TaskName
 from nunatak_contract.record import problems_text
-from nunatak_model import DEFAULT_BACKBONE, Backbone, BackboneConfig
+from nunatak_model import DEFAULT_BACKBONE, Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
 from nunatak_training.errors import InvalidRecipeError, too_few
@@ -89,10 +88,6 @@ def _check_of_method(read: RunSettings, kind: str) -> None:
 
 def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
     return setting is not None and setting.is_list and not any(isinstance(it, list) for it in value)
-
-
-def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
@@ -334,7 +329,8 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
     for axis, *chosen in product(grid.methods, regularizers, tapts, rates, seeds):
         changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)
-        for method in methods_of(axis, backbone.config):
+        for named in axis.choices():
+            method = method_on(read_settings(named), backbone.config)
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 
 

@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
@@ -72,7 +72,8 @@ class RunContext:
         """An error of the run becomes its outcome; an error of the program is raised."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            outcome: Finished | Failed = self._outcome(run)
+            trained = self.fit(run).tested(self.backbone(run.origin.backbone))
+            outcome: Finished | Failed = _finished(trained)
         except NunatakError as error:
             outcome = Failed(code=error.code, message=str(error))
         return RunRecord(
@@ -98,9 +99,6 @@ class RunContext:
                 data, recipe, backbone, report=Report(), trunks=self.trunks, checkpoint=checkpoint
             )
 
-    def _outcome(self, run: Run) -> Finished:
-        return _finished(self.fit(run).tested(self.backbone(run.origin.backbone)))
-
 
 def _load_data(source: Source) -> TaskData:
     data = load_task_data(source.data, kind=source.kind, dev=source.dev)
@@ -123,8 +121,7 @@ def _finished(trained: TrainedTask) -> Finished:
         weights_digest=hashlib.sha256(save(tensors)).hexdigest(),
         best_epoch=trained.best_epoch,
         epochs=tuple(
-            EpochRecord(**{name: getattr(it, name) for name in EpochRecord.model_fields})
-            for it in trained.history
+            EpochRecord.model_validate(it, from_attributes=True) for it in trained.history
         ),
     )
 
@@ -147,13 +144,10 @@ class InProcesses:
                 while pending and len(busy) < self.jobs:
                     worker = idle.pop() if idle else self._start(stack, threads)
                     run = pending.pop()
-                    died = worker.give(run)
-                    if died is None:
-                        busy[worker.pipe] = worker, run
-                    else:
-                        yield died
-                # To wait for no pipe would never end.
-                for pipe in cast("list[Connection]", wait(list(busy)) if busy else []):
+                    with suppress(*_GONE):  # The answer of a process that has died says so.
+                        worker.pipe.send(run)
+                    busy[worker.pipe] = worker, run
+                for pipe in cast("list[Connection]", wait(list(busy))):
                     worker, run = busy.pop(pipe)
                     record = worker.answer(run)
                     if worker.process.is_alive():
@@ -176,27 +170,17 @@ class Worker:
     process: SpawnProcess
     pipe: Connection
 
-    def give(self, run: Run) -> RunRecord | None:
-        """Return a record of failure if the process has died."""
-        try:
-            self.pipe.send(run)
-        except _GONE:
-            return self._died(run)
-        return None
-
     def answer(self, run: Run) -> RunRecord:
+        """Return the record of a run, or one of failure if the process has died."""
         try:
             return cast("RunRecord", self.pipe.recv())
         except _GONE:
-            return self._died(run)
-
-    def _died(self, run: Run) -> RunRecord:
-        self.process.join()
-        message = (
-            f"the process of this run ended with exit code {self.process.exitcode}; a negative "
-            "code is a signal, and -9 usually means a lack of memory"
-        )
-        return dead_run(run, message)
+            self.process.join()
+            message = (
+                f"the process of this run ended with exit code {self.process.exitcode}; a negative "
+                "code is a signal, and -9 usually means a lack of memory"
+            )
+            return dead_run(run, message)
 
     def stop(self) -> None:
         self.pipe.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_rows import RowFormat
-    from nunatak_training.scoring.conversion import ConvertedScore
+    from nunatak_training.scoring.evaluation import ConvertedScore
 
 
 def convert(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -126,7 +126,7 @@ def _compared(before: Scored, after: Scored, data: Path) -> "ConvertedScore":
     """Compare by the metric that chose the version in training, or else the first of its kind."""
     from nunatak_training.errors import too_few
     from nunatak_training.kinds import Metric
-    from nunatak_training.scoring.conversion import compare, shows_nothing
+    from nunatak_training.scoring.evaluation import compare, shows_nothing
 
     examples = before.examples
     if (problem := shows_nothing(examples, before.said)) is not None:

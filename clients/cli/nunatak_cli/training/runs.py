@@ -73,7 +73,7 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
     table = plain_table("problem", "found", "what to do")
     table.title, table.title_justify = title, "left"
     for warning in warnings:
-        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
+        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.problem.advice))
     return table
 
 

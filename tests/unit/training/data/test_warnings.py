@@ -63,7 +63,7 @@ def test_texts_that_dev_shares_with_train_are_counted() -> None:
 
     assert warning.problem is DataProblem.IN_TRAIN_AND_DEV
     assert warning.found == "2 of 3 examples, such as ' Two'"
-    assert "remove" in warning.advice
+    assert "remove" in warning.problem.advice
 
 
 def test_texts_that_test_shares_with_train_are_counted() -> None:

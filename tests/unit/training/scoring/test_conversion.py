@@ -8,8 +8,13 @@ import pytest
 from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet
 from nunatak_training.data.examples import Label, LabelSet, Relevance, TaggedWords, Word
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.conversion import ConvertedScore, compare, shows_nothing
-from nunatak_training.scoring.evaluation import ExampleAnswer, evaluation_of
+from nunatak_training.scoring.evaluation import (
+    ConvertedScore,
+    ExampleAnswer,
+    compare,
+    evaluation_of,
+    shows_nothing,
+)
 
 COUNT = 200
 NAMES = ("a", "b")
