@@ -25,7 +25,13 @@ from nunatak_model import TrunkCache, on_own_thread
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server import VERSION
 from nunatak_server.catalog.catalog import Catalog, KnownFacts
-from nunatak_server.catalog.following import HoldRenewal, Membership, RegistryWatch, run_together
+from nunatak_server.catalog.following import (
+    PATIENCE_S,
+    HoldRenewal,
+    Membership,
+    RegistryWatch,
+    run_together,
+)
 from nunatak_server.decisions.collection import Collector
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.decisions.upstream import Upstream
@@ -350,11 +356,15 @@ class Runtime:
             await self._upstream.aclose()
         if self._collector is not None:
             await self._collector.aclose()
-        await self._holding.release()
-        await self._membership.leave()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self._turns.close)
-        await asyncio.to_thread(self.catalog.close)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._holding.release()
+                await self._membership.leave()
+                await asyncio.to_thread(self.catalog.close)
+        except TimeoutError:
+            logger.warning("the registry does not answer, and is left without a release of holds")
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -50,6 +50,9 @@ _LOST_PEER = {
     "keepalives_count": "3",
 }
 _LAYOUT = sa.select(StateRow.schema_version)
+# Far longer than any change holds the lock. Without a limit, a writer that is stopped in a change
+# would let all others wait for ever.
+_LONG_WAIT = sa.text("SET LOCAL lock_timeout = '60s'")
 # Half of PostgreSQL's default time until it looks for deadlocks.
 _SHORT_WAIT = sa.text("SET LOCAL lock_timeout = '500ms'")
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
@@ -168,7 +171,8 @@ class Index:
 
     def writing(self) -> AbstractContextManager[Change]:
         """Yield the change of the only writer, which is stored whole unless the body raises."""
-        return self._changing(_LAYOUT.with_for_update())
+        waits = () if self._is_sqlite else (_LONG_WAIT,)
+        return self._changing(*waits, _LAYOUT.with_for_update())
 
     def noting(self) -> AbstractContextManager[Change]:
         """Yield a change of rows that only this process writes; commits like `writing`.
@@ -176,19 +180,23 @@ class Index:
         On PostgreSQL the change neither waits for the writer nor delays it. It gives up before
         a restore by `pg_restore` could be found in a deadlock with it.
         """
-        is_sqlite = self._writer.dialect.name == "sqlite"
-        return self._changing(_LAYOUT if is_sqlite else _SHORT_WAIT)
+        return self._changing(_LAYOUT if self._is_sqlite else _SHORT_WAIT)
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._writer.dialect.name == "sqlite"
 
     @contextmanager
-    def _changing(self, lock: sa.Executable) -> Generator[Change]:
+    def _changing(self, *locks: sa.Executable) -> Generator[Change]:
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         with _refusals(), self._failed_sync_is_final():
             opened = self._follow_file()
             with self._writer.connect() as connection, connection.begin():
-                state = connection.execute(lock)
-                if state.returns_rows:
-                    check_layout(connection, state.scalar_one())
+                for lock in locks:
+                    state = connection.execute(lock)
+                    if state.returns_rows:
+                        check_layout(connection, state.scalar_one())
                 self._require_file(opened)
                 yield Change(connection)
             # A commit to a file without a name is lost.

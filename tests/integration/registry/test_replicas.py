@@ -1,14 +1,17 @@
 """Every kind of index: beats of replicas, the wait until all follow, and readers that hold."""
 
+import threading
 from datetime import UTC, datetime
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
 from doubles.replicas import NEVER, SOUND, beat
 from nunatak_registry import Generation, Registry
+from nunatak_registry.index import index
 
 READER = "host-a:4711"
 LONG_S = 3600.0
@@ -99,6 +102,24 @@ def test_a_beat_waits_for_no_writer_on_postgresql(location: str, registry: Regis
         writer.execute("SELECT id FROM nunatak_state FOR UPDATE")
 
         assert beat(registry) == 0
+
+
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_a_change_is_refused_while_another_writer_is_stopped_on_postgresql(
+    location: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_one(registry)
+    monkeypatch.setattr(index, "_LONG_WAIT", text("SET LOCAL lock_timeout = '100ms'"))
+    url = location.partition("&blobs=")[0].replace("+psycopg", "")
+    with psycopg.connect(url) as writer:
+        writer.execute("SELECT id FROM nunatak_state FOR UPDATE")
+        # A change that waits for ever would not let this test end.
+        giving_up = threading.Timer(20, writer.rollback)
+        giving_up.start()
+        with raises("store_unavailable", match="lock timeout"):
+            registry.promote("intent", "prod", 1)
+        giving_up.cancel()
+    registry.promote("intent", "prod", 1)
 
 
 def test_hold_is_seen_by_every_opener(registry: Registry, location: str) -> None:
