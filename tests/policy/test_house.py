@@ -11,27 +11,27 @@ import pytest
 MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
-    "nunatak_versions": (425, 3),
-    "nunatak_exchange": (3832, 14),
-    "nunatak_cli": (7356, 40),
-    "nunatak": (526, 3),
-    "nunatak_client": (2003, 7),
-    "nunatak_cluster": (561, 6),
-    "nunatak_contract": (4294, 19),
-    "nunatak_rows": (844, 6),
-    "nunatak_loadtest": (1050, 6),
+    "nunatak_versions": (403, 2),
+    "nunatak_exchange": (3745, 14),
+    "nunatak_cli": (7016, 34),
+    "nunatak": (525, 3),
+    "nunatak_client": (1989, 6),
+    "nunatak_cluster": (559, 6),
+    "nunatak_contract": (4286, 19),
+    "nunatak_rows": (827, 5),
+    "nunatak_loadtest": (1049, 6),
     "nunatak_model": (9095, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4305, 22),
-    "nunatak_server": (20977, 92),
-    "nunatak_training": (8878, 42),
+    "nunatak_registry": (4184, 21),
+    "nunatak_server": (20581, 89),
+    "nunatak_training": (8747, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_158, 305
-CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 76_406}
+MAX_LINES, MAX_FILES = 63_018, 291
+CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_551}
 """Most lines of the folders that judge the product, under the same rule."""
-MIN_CODE_SHARE = 0.522
+MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
 MAX_SHARED_CLASS_NAMES = 3
 LIBRARIES_OF_MODELS = {"torch", "transformers"}
