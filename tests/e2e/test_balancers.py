@@ -1,6 +1,7 @@
 """The shipped files of nginx, HAProxy and Envoy, run by these programs in front of real servers."""
 
 import re
+import signal
 import socket
 import ssl
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from doubles.access import add_key
-from doubles.lifecycles import POLL_S, Site, make_site
+from doubles.lifecycles import LIMIT_S, POLL_S, Site, make_site
 from doubles.listeners import Exchange, listening
 from doubles.policies import make_policy, make_rule, when
 from doubles.proxies import HOST, PROXIES, free_port
@@ -224,3 +226,26 @@ def test_a_process_that_is_gone_is_left_out(place: str, tmp_path: Path, proxy: P
     assert {answer.status_code for answer in predicted} == {200}
     # The dead process has received nothing, so each request reaches one server only once.
     assert {answer.json()["code"] for answer in rolled_back} == {"alias_not_found"}
+
+
+@pytest.mark.skipif("haproxy" not in PROXIES, reason="HAProxy is not installed (apt-get)")
+def test_a_reload_leaves_a_connection_open_until_its_next_answer(
+    place: str, tmp_path: Path
+) -> None:
+    with PROXIES["haproxy"](tmp_path / "proxy", place, place) as client:
+        client.post(PREDICT, json={"inputs": "hi"}).raise_for_status()
+        (balancer,) = [it for it in psutil.Process().children() if it.name() == "haproxy"]
+        # What a master sends to the process before the reload.
+        balancer.send_signal(signal.SIGUSR1)
+        ends_at = time.monotonic() + LIMIT_S
+        while listens(client.base_url.port):
+            assert time.monotonic() < ends_at, "the balancer takes new connections"
+            time.sleep(POLL_S)
+        answer = client.post(PREDICT, json={"inputs": "hi"})
+
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+def listens(port: int | None) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
