@@ -49,6 +49,10 @@ class Site:
         """Block or unblock the device."""
         _put(self.faults / "held", is_there=is_held)
 
+    def mute(self) -> None:
+        """Let the registry give no answer from now on."""
+        _put(self.faults / "mute", is_there=True)
+
     def lose(self) -> None:
         """Let the device be lost from now on."""
         _put(self.faults / "lost", is_there=True)

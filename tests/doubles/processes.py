@@ -32,10 +32,18 @@ import time
 from pathlib import Path
 
 import torch
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from nunatak_cli.main import app
 
 FAULTS, join = Path({faults!r}), torch.cat
+
+
+@event.listens_for(Engine, "before_cursor_execute")
+def wait(*_):
+    while (FAULTS / "mute").exists():
+        time.sleep(0.005)
 
 
 def faulty_join(*args, **kwargs):
@@ -49,7 +57,7 @@ def faulty_join(*args, **kwargs):
 torch.cat = faulty_join
 app(["serve"])
 """
-"""The command itself, on a device that a file blocks or loses."""
+"""The command itself, on a device that a file blocks or loses, and a registry that one blocks."""
 NOISY_SCRIPT = """
 import logging
 import sys

@@ -153,3 +153,13 @@ def test_a_lost_device_ends_the_process_with_its_own_status(site: Site) -> None:
 
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     assert status == START_AGAIN
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_ends_though_its_registry_gives_no_answer(
+    site: Site, number: signal.Signals
+) -> None:
+    with site.server() as server:
+        site.mute()
+        server.send(number)
+        assert server.wait(timeout=LIMIT_S) in {0, -signal.SIGTERM}

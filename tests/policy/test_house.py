@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9095, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4184, 21),
-    "nunatak_server": (20581, 89),
-    "nunatak_training": (8747, 41),
+    "nunatak_server": (20591, 89),
+    "nunatak_training": (8748, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_018, 291
-CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_551}
+MAX_LINES, MAX_FILES = 63_029, 291
+CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_598}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

@@ -55,9 +55,13 @@ History = tuple[list[AliasEvent], list[CandidateEvent]]
 """All moves of aliases and all changes of their candidates, both oldest first."""
 
 
+THREADS: Final = "nunatak-registry"
+"""Begins the names of the threads that wait for the registry."""
+
+
 class CallThreads:
     def __init__(self, kind: str, *, num_threads: int = 1) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"nunatak-registry_{kind}")
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"{THREADS}_{kind}")
 
     async def __call__(
         self,

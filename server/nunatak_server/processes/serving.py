@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -22,9 +23,10 @@ from nunatak_contract.errors import invalid_settings
 from nunatak_registry import Registry
 from nunatak_server.access.keys import check_exposure, read_keys
 from nunatak_server.app import Application, create_app
+from nunatak_server.catalog.catalog import THREADS
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
-from nunatak_server.errors import EngineFailedError
+from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.processes.supervisor import ReplicaPlace, bound
 from nunatak_server.processes.template import Template
@@ -303,6 +305,10 @@ class DrainingServer(uvicorn.Server):
                 yield
             finally:
                 logs.write_log()
+        # SIGINT has ended nothing, and a thread that waits for the registry would keep the process.
+        is_kept = any(it.name.startswith(THREADS) for it in threading.enumerate())
+        if is_kept and threading.current_thread() is threading.main_thread():
+            os._exit(0 if self.failure is None else START_AGAIN)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight for the grace time, then end the open connections."""

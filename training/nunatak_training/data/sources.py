@@ -281,7 +281,8 @@ def _open_source(
         place, parts = f"{name}/", _hub_parts(name, load_dataset)
     else:
         path = Path(source).expanduser()
-        name, files = printable(path.resolve().name), part_files(path)
+        # A path that no file can have is refused here, before anything resolves it.
+        files, name = part_files(path), printable(path.resolve().name)
         parts = {part: it for part, it in zip(PARTS, files, strict=True) if it is not None}
 
     def rows_of(part: str) -> _Rows:
