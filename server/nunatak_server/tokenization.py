@@ -41,7 +41,7 @@ def find_misfit(
             return NunatakError(
                 "wrong_input_kind",
                 position=position,
-                kind=KINDS[type(item)],
+                kind=next(name for kind, name in KINDS.items() if isinstance(item, kind)),
                 head=head.replace("_", " "),
                 wanted=" or a ".join(KINDS[it] for it in wanted),
             )

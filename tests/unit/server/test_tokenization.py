@@ -3,6 +3,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from enum import StrEnum
 
 import pytest
 
@@ -48,7 +49,13 @@ FITTING: dict[HeadKind, list[Input]] = {
     HeadKind.QUESTION_ANSWERING: [QUESTION],
     HeadKind.RANKING: [QUERY],
 }
-ALL: list[Input] = ["ann", ("ann", "bob"), QUESTION, QUERY]
+
+
+class Named(StrEnum):
+    ANN = "ann"
+
+
+ALL: list[Input] = ["ann", Named.ANN, ("ann", "bob"), QUESTION, QUERY]
 
 
 class SpyEncoder(TextTokenizer):
