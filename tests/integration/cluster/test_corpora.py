@@ -1,11 +1,13 @@
 """A corpus that a cluster scores has the bytes of a corpus that this machine scores."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.terminals import nunatak
+from nunatak_cli.asking.chunks import Chunk
 from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
@@ -21,7 +23,14 @@ def make_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_place(tmp_path_factory.mktemp("place"))
 
 
-def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: object = None) -> None:
+def score(
+    place: Path,
+    corpus: Path,
+    out: Path,
+    *,
+    on: str | None,
+    on_chunk: Callable[[Chunk], None] = lambda _: None,
+) -> None:
     # Only the process of the tests hides the installed operators.
     settings = ServerSettings(
         registry=str(place / "registry"),
@@ -37,7 +46,7 @@ def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: obj
         options=CorpusOptions(on=on, scorers=None if on is None else 2),
     )
     with Registry.open(place / "registry", create=False) as registry:
-        run_job(job, registry, settings=settings, on_chunk=on_chunk)  # pyrefly: ignore[bad-argument-type]
+        run_job(job, registry, settings=settings, on_chunk=on_chunk)
 
 
 def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(place: Path, tmp_path: Path) -> None:
