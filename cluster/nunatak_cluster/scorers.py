@@ -1,15 +1,18 @@
 """Scoring on a cluster: actors that hold the backbone and the tasks, and answer chunks.
 
-The caller reads the inputs and writes the answers, and no actor touches a file of the caller. An
-actor whose node dies is started again elsewhere, and its chunks are scored again. The numbers of a
-chunk depend on the chunk alone, so the second answer equals the first.
+The caller reads the inputs and writes the answers, and no actor touches a file of the caller. The
+chunks of an actor that dies go to the others, and a new actor starts as soon as the cluster has a
+place for it. The numbers of a chunk depend on the chunk alone, so the second answer equals the
+first.
 """
 
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, Final, TypeVar, cast
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -26,7 +29,8 @@ Item = TypeVar("Item")
 IN_FLIGHT: Final = 2
 """Chunks that each actor has: one in work, and one that waits."""
 MAX_RETRIES: Final = 30
-"""Tries of a chunk after the first one. A chunk that ends its process each time must end too."""
+"""Tries of a chunk, or of a start, after the first one. What ends its process each time must end
+too."""
 
 
 class ScoringActor:
@@ -62,11 +66,40 @@ class ScoringActor:
         return self._scorer.score(self._scorer.read(inputs))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Chunk(Generic[Item]):
+    item: Item
+    inputs: Sequence[Input] | None
+    scored: ScoredInputs | None = None
+    num_losses: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.inputs is None or self.scored is not None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    actor: Any
+    num_chunks: int = 0
+
+
 class RayScorers:
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self._actors = actors
-        self.numerics: str = _result(actors[0].numerics.remote())
+    def __init__(self, make: Callable[[], Any], count: int) -> None:
+        self._make = make
+        self._count = count
+        self._workers = list[_Worker]()
+        """The actors that have started."""
+        self._pending = dict[Any, tuple[_Worker, _Chunk[Any] | None]]()
+        """The awaited answers: to a chunk, or of an actor that starts."""
+        self._unsent = deque[_Chunk[Any]]()
+        self._failed_starts = 0
+        self.numerics = ""
         """The type of device and the number format of all actors."""
+        for _ in range(count):
+            self._start()
+        while not self.numerics:
+            self._take()
 
     def score(
         self, items: Iterable[tuple[Item, Sequence[Input] | None]]
@@ -75,49 +108,76 @@ class RayScorers:
 
         Items are taken only while an actor has room, so the memory holds a few chunks.
         """
-        waiting, owners = deque[tuple[Item, Any]](), dict[Any, int]()
+        waiting = deque[_Chunk[Item]]()
         for item, inputs in items:
-            reference = None
-            if inputs is not None:
-                chosen = self._actor_with_room(owners)
-                reference = self._actors[chosen].score.remote(inputs, self.numerics)
-                owners[reference] = chosen
-            waiting.append((item, reference))
+            chunk = _Chunk(item=item, inputs=inputs)
+            waiting.append(chunk)
+            if not chunk.is_done:
+                self._unsent.append(chunk)
+                self._send()
             # The memory also holds answers that wait for an earlier chunk.
-            while waiting and (
-                waiting[0][1] not in owners or len(waiting) > 2 * IN_FLIGHT * len(self._actors)
-            ):
-                yield _first(waiting, owners)
+            while waiting and (waiting[0].is_done or len(waiting) > 2 * IN_FLIGHT * self._count):
+                yield self._first(waiting)
         while waiting:
-            yield _first(waiting, owners)
+            yield self._first(waiting)
 
-    def _actor_with_room(self, owners: dict[Any, int]) -> int:
-        """Return the actor with the fewest chunks in work; if all are full, wait for one."""
-        if len(owners) == IN_FLIGHT * len(self._actors):
-            done, _ = ray.wait(list(owners), num_returns=1)
-            for reference in done:
-                del owners[reference]
-        loads = Counter(owners.values())
-        return min(range(len(self._actors)), key=loads.__getitem__)
+    def _first(self, waiting: deque[_Chunk[Item]]) -> tuple[Item, ScoredInputs | None]:
+        chunk = waiting.popleft()
+        while not chunk.is_done:
+            self._take()
+            self._send()
+        return chunk.item, chunk.scored
 
+    def _start(self) -> None:
+        worker = _Worker(actor=self._make())
+        self._pending[worker.actor.numerics.remote()] = worker, None
 
-def _first(
-    waiting: "deque[tuple[Item, Any]]", owners: dict[Any, int]
-) -> tuple[Item, ScoredInputs | None]:
-    item, reference = waiting.popleft()
-    scored = None if reference is None else _result(reference)
-    owners.pop(reference, None)
-    return item, scored
+    def _send(self) -> None:
+        """Send each chunk to the actor with the fewest chunks; wait while all are full."""
+        while self._unsent:
+            free = [it for it in self._workers if it.num_chunks < IN_FLIGHT]
+            if not free:
+                self._take()
+                continue
+            worker, chunk = min(free, key=attrgetter("num_chunks")), self._unsent.popleft()
+            worker.num_chunks += 1
+            reference = worker.actor.score.remote(chunk.inputs, self.numerics)
+            self._pending[reference] = worker, chunk
 
+    def _take(self) -> None:
+        """Wait for the next answer. A lost chunk is unsent again, and a lost actor is replaced."""
+        (reference,), _ = ray.wait(list(self._pending), num_returns=1)
+        worker, chunk = self._pending.pop(reference)
+        try:
+            answer = ray.get(reference)
+        except RayTaskError as error:
+            cause = cast("BaseException | None", error.cause)
+            raise (cause if isinstance(cause, NunatakError) else error) from None
+        except RayError as error:
+            if self._lose(worker, chunk) > MAX_RETRIES:
+                raise NunatakError("ray_failed", problem=str(error).splitlines()[0]) from error
+            return
+        if chunk is not None:
+            worker.num_chunks -= 1
+            chunk.scored = answer
+        else:
+            self._workers.append(worker)
+            self._failed_starts = 0
+            self.numerics = self.numerics or answer
 
-def _result(reference: Any) -> Any:  # noqa: ANN401 - Ray's references have no types
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        cause = cast("BaseException | None", error.cause)
-        raise (cause if isinstance(cause, NunatakError) else error) from None
-    except RayError as error:
-        raise NunatakError("ray_failed", problem=str(error).splitlines()[0]) from error
+    def _lose(self, worker: _Worker, chunk: _Chunk[Any] | None) -> int:
+        """Return how often this chunk, or a start, was lost."""
+        if chunk is None:
+            self._start()
+            self._failed_starts += 1
+            return self._failed_starts
+        # Each chunk of a dead actor is lost, and the first of them tells that it is dead.
+        if worker in self._workers:
+            self._workers.remove(worker)
+            self._start()
+        chunk.num_losses += 1
+        self._unsent.appendleft(chunk)
+        return chunk.num_losses
 
 
 @contextmanager
@@ -135,16 +195,9 @@ def ray_scorers(
     own = {"compute_threads": num_cpus, "registry": on_all_nodes(settings.registry)}
     pinned = settings.model_copy(update=own)
     with joined(on):
+        # An actor that Ray restarts would keep its chunks until the cluster has a place for it.
         actor: Any = ray.remote(ScoringActor).options(
-            num_cpus=num_cpus,
-            num_gpus=1 if needs_gpu else 0,
-            max_restarts=-1,
-            max_task_retries=MAX_RETRIES,
+            num_cpus=num_cpus, num_gpus=1 if needs_gpu else 0, max_restarts=0
         )
         count = num_scorers or places(num_cpus=num_cpus, needs_gpu=needs_gpu)
-        actors = [actor.remote(pinned, dict(versions), options) for _ in range(count)]
-        try:
-            yield RayScorers(actors)
-        finally:
-            for each in actors:
-                ray.kill(each)
+        yield RayScorers(partial(actor.remote, pinned, dict(versions), options), count)

@@ -16,7 +16,7 @@ CEILINGS = {
     "nunatak_cli": (7016, 34),
     "nunatak": (525, 3),
     "nunatak_client": (1989, 6),
-    "nunatak_cluster": (559, 6),
+    "nunatak_cluster": (612, 6),
     "nunatak_contract": (4286, 19),
     "nunatak_rows": (827, 5),
     "nunatak_loadtest": (1049, 6),
@@ -28,8 +28,8 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_029, 291
-CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_614}
+MAX_LINES, MAX_FILES = 63_082, 291
+CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_619}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

@@ -11,6 +11,7 @@ from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.sweeps import toy_folder, toy_runs
 from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, run_job
+from nunatak_contract.enums import Kernels
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 from nunatak_training.sweeps.running import RunContext
@@ -68,8 +69,12 @@ def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path)
 def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     corpus = make_corpus(tmp_path / "in.jsonl", NUM_CHUNKS * CHUNK_ROWS)
+    # Only the process of the tests hides the installed operators.
     settings = ServerSettings(
-        registry=str(place / "registry"), backbone=str(place / "backbone"), compute_threads=1
+        registry=str(place / "registry"),
+        backbone=str(place / "backbone"),
+        compute_threads=1,
+        kernels=Kernels.PLAIN,
     )
 
     with doomed_nodes() as doomed:
