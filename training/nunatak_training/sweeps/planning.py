@@ -16,6 +16,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskName
 from nunatak_contract.record import problems_text
 from nunatak_model import DEFAULT_BACKBONE, Backbone
+from nunatak_rows import RowFormat
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
 from nunatak_training.errors import InvalidRecipeError, too_few
@@ -42,6 +43,13 @@ class TaskEntry(_RecipeEntry):
     data: str | None = Field(default=None, description="a path or data set; null: the task's name")
     kind: TaskKind | None = Field(default=None, description="null: the first train row decides")
     dev: str | None = Field(default=None, description="a file of dev examples")
+    text_column: str | None = Field(default=None, description="the column of the text; null: text")
+    label_column: str | None = Field(
+        default=None, description="the column of the label; null: label or labels"
+    )
+    pair_column: str | None = Field(
+        default=None, description="the column of the second text; null: text_pair"
+    )
     train_caps: tuple[Cap, ...] = Field(
         default=(), description="in place of the sweep's train caps"
     )
@@ -340,6 +348,7 @@ def _sources(grid: Grid, task: TaskEntry) -> Iterator[results.Source]:
             data=_below(grid.data_root, task.data or task.name),
             kind=task.kind,
             dev=None if task.dev is None else _below(grid.data_root, task.dev),
+            spelt=RowFormat(text=task.text_column, label=task.label_column, pair=task.pair_column),
             cut=results.Cut(
                 train=_number(cap), dev=_number(grid.dev_cap), dev_from_train=grid.dev_from_train
             ),

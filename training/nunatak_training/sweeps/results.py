@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
 from nunatak_contract.record import problems_text
+from nunatak_rows import RowFormat
 from nunatak_training.cache import replacing
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
@@ -76,6 +77,7 @@ class Source:
     data: str
     kind: TaskKind | None = None
     dev: str | None = None
+    spelt: RowFormat = field(default_factory=RowFormat)
     cut: Cut
 
 

@@ -101,7 +101,7 @@ class RunContext:
 
 
 def _load_data(source: Source) -> TaskData:
-    data = load_task_data(source.data, kind=source.kind, dev=source.dev)
+    data = load_task_data(source.data, kind=source.kind, dev=source.dev, spelt=source.spelt)
     return cut_data(data, source.cut)
 
 
