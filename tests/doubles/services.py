@@ -169,9 +169,7 @@ def make_bench(
     )
 
 
-def ask_for(
-    *tasks: str, routing_key: str | None = None, deadline_s: float = 60
-) -> PredictionRequest:
+def ask_for(*tasks: str, routing_key: str = "user-1", deadline_s: float = 60) -> PredictionRequest:
     """Return a request about two texts."""
     return PredictionRequest(
         references=tasks,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partialmethod
 from inspect import signature
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
+from uuid import uuid4
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -82,7 +83,7 @@ async def handling_of(
         caller=caller.name,
         tasks=caller.tasks,
         priority=priority,
-        routing_key=routing_key,
+        routing_key=routing_key or uuid4().hex,
     )
 
 

@@ -8,8 +8,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
+from uuid import uuid4
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
@@ -46,8 +47,9 @@ class Handling:
     tasks: TaskList = ALL_TASKS
     """The tasks of the caller. Other tasks are answered as if they did not exist."""
     priority: Priority = Priority.NORMAL
-    routing_key: str | None = None
-    """Requests with one key get one version of an alias with a canary."""
+    routing_key: str = field(default_factory=lambda: uuid4().hex)
+    """Requests with one key get one version of an alias with a canary, and so do all references and
+    texts of one request."""
 
     @property
     def deadline_s(self) -> float:

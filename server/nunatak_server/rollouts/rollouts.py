@@ -74,7 +74,7 @@ class Chosen:
 def choose(
     traffic: Traffic,
     *,
-    routing_key: str | None,
+    routing_key: str,
     draw: Callable[[], float],
     may_answer: Callable[[TaskManifest], bool],
 ) -> Chosen:
@@ -86,7 +86,7 @@ def choose(
     canary, shadow = traffic.canary, traffic.shadow
     arm = None if canary is None else Arm.ALIAS
     if canary is not None:
-        point = draw() if routing_key is None else point_of(routing_key, canary.manifest)
+        point = point_of(routing_key, canary.manifest)
         if point < canary.share and may_answer(canary.manifest):
             return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
     runs_shadow = shadow is not None and draw() < shadow.share

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
-from uuid import uuid4
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
@@ -46,15 +45,13 @@ LATE: Final = ("deadline_exceeded", "deadline_too_short")
 def handling_for(policy: Policy, handling: Handling) -> Handling:
     """Return how a policy handles a request.
 
-    A request has one key, so that a canary answers all references to its alias or none. A late
-    task weakens a policy that allows on failure. So a caller cannot make its tasks late: no
+    A late task weakens a policy that allows on failure. So a caller cannot make its tasks late: no
     deadline is shorter than the policy's own, and no priority lower than the normal one.
     """
     limit_s = handling.default_deadline_s
     if policy.deadline_ms is not None:
         limit_s = policy.deadline_ms / 1000
-    key = handling.routing_key or uuid4().hex
-    handling = replace(handling, default_deadline_s=limit_s, routing_key=key)
+    handling = replace(handling, default_deadline_s=limit_s)
     if policy.on_failure is not OnFailure.ALLOW:
         return handling
     return replace(

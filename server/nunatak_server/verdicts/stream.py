@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
-from uuid import uuid4
 
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Condition
@@ -75,9 +74,7 @@ class VerdictStream:
     ) -> None:
         self._judge = judge
         self._published = published
-        # One key, so that a canary answers all steps or none.
-        key = handling.routing_key or uuid4().hex
-        self._handling = replace(handling, routing_key=key)
+        self._handling = handling
         self._clock = clock
         policy = published.document
         self._is_enforced = policy.mode is PolicyMode.ENFORCE

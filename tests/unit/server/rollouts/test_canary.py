@@ -1,6 +1,6 @@
 """The choice between an alias's own version and its canary, which answers once it is proven."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,13 +15,13 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch
 from nunatak_registry import CorruptBlobError, SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.rollouts.rollouts import RETRY_S, Arm, choose, point_of
 
 KEYS = [f"user-{number}" for number in range(4000)]
 
 
-async def version_for(bench: Bench[FakeEngine], routing_key: str | None = None) -> int:
+async def version_for(bench: Bench[FakeEngine], routing_key: str = "user-1") -> int:
     prediction = await bench.service.predict(ask_for("tone", routing_key=routing_key))
     (result,) = prediction.results
     assert isinstance(result, TaskPrediction)
@@ -40,14 +40,8 @@ def split(share: float, *, canary: TaskManifest = CANARY) -> Traffic:
     return Traffic(manifest=OWN, canary=SharedTraffic(manifest=canary, share=share))
 
 
-def chosen_version(
-    traffic: Traffic,
-    key: str | None,
-    *,
-    draw: Callable[[], float] = lambda: 0.5,
-    may_answer: bool = True,
-) -> int:
-    chosen = choose(traffic, routing_key=key, draw=draw, may_answer=lambda _: may_answer)
+def chosen_version(traffic: Traffic, key: str, *, may_answer: bool = True) -> int:
+    chosen = choose(traffic, routing_key=key, draw=lambda: 0.5, may_answer=lambda _: may_answer)
     return chosen.manifest.version
 
 
@@ -122,7 +116,7 @@ async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, bran
 
 @given(key=st.text(min_size=1, max_size=50), share=st.floats(0.001, 1))
 def test_one_key_gets_one_version_while_the_split_stands(key: str, share: float) -> None:
-    chosen = {chosen_version(split(share), key, draw=iter([0.0, 0.9]).__next__) for _ in range(2)}
+    chosen = {chosen_version(split(share), key) for _ in range(2)}
 
     assert len(chosen) == 1
 
@@ -155,16 +149,19 @@ def test_points_of_keys_do_not_change_between_releases() -> None:
     assert point_of("user-1", CANARY) == pytest.approx(0.9322517787833675, abs=1e-12)
 
 
-def test_without_a_key_the_draw_decides() -> None:
-    assert chosen_version(split(0.1), None, draw=lambda: 0.0999) == CANARY.version
-    assert chosen_version(split(0.1), None, draw=lambda: 0.1) == OWN.version
+def test_a_request_without_a_key_has_one_of_its_own() -> None:
+    requests = [Handling(default_deadline_s=1) for _ in range(2000)]
+    chosen = [chosen_version(split(0.5), it.routing_key) for it in requests]
+
+    # All parts of a request are asked with its key.
+    parts = [chosen_version(split(0.5), replace(it).routing_key) for it in requests]
+
+    assert chosen == parts
+    assert abs(chosen.count(CANARY.version) - 1000) < 100
 
 
-@pytest.mark.parametrize("key", [None, "user-1"])
-def test_a_canary_that_may_not_answer_leaves_its_share_to_the_alias(key: str | None) -> None:
-    traffic = split(1.0)
-
-    assert chosen_version(traffic, key, may_answer=False) == OWN.version
+def test_a_canary_that_may_not_answer_leaves_its_share_to_the_alias() -> None:
+    assert chosen_version(split(1.0), "user-1", may_answer=False) == OWN.version
 
 
 def test_an_alias_without_a_canary_has_no_arm() -> None:
@@ -177,17 +174,17 @@ def test_an_alias_without_a_canary_has_no_arm() -> None:
 
 @pytest.mark.parametrize(
     ("draw", "arm", "shadow"),
-    [(0.05, Arm.CANARY, None), (0.3, Arm.ALIAS, SHADOW), (0.7, Arm.ALIAS, None)],
+    [(0.3, Arm.CANARY, None), (0.3, Arm.ALIAS, SHADOW), (0.7, Arm.ALIAS, None)],
 )
 def test_a_shadow_runs_along_with_the_alias_alone_and_on_its_share(
     draw: float, arm: Arm, shadow: TaskManifest | None
 ) -> None:
     traffic = Traffic(
         manifest=OWN,
-        canary=SharedTraffic(manifest=CANARY, share=0.1),
+        canary=SharedTraffic(manifest=CANARY, share=float(arm is Arm.CANARY)),
         shadow=SharedTraffic(manifest=SHADOW, share=0.5),
     )
 
-    chosen = choose(traffic, routing_key=None, draw=lambda: draw, may_answer=lambda _: True)
+    chosen = choose(traffic, routing_key="a", draw=lambda: draw, may_answer=lambda _: True)
 
     assert (chosen.arm, chosen.shadow) == (arm, shadow)
