@@ -332,5 +332,6 @@ def router_of(
     model = FAILURES[protocol].model
     described: dict[int | str, dict[str, Any]] = {"default": {"description": "A refusal"}}
     if model is not None:
-        described = {"default": {"model": model}, 422: {"model": model}}
+        refusal = {"description": "A refusal", "model": model}
+        described = {"default": refusal, 422: refusal}
     return Router(prefix=prefix, route_class=route_class, tags=[protocol], responses=described)

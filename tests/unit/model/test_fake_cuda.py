@@ -359,7 +359,7 @@ def test_a_batch_runs_on_the_device_of_its_backbone_whatever_thread_computes_it(
     with serving(HOPPER) as backbone, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device", choose)
         row = Row(encoding=text(3), branch=random_branch(backbone, HeadOnly()))
-        with pytest.raises(Exception, match=r"CUDA|item"):
+        with pytest.raises(Exception, match=r"CUDA|NVIDIA|item"):
             BatchCompute(backbone)([row])
 
     assert set(chosen) == {CUDA}

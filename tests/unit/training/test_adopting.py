@@ -1,5 +1,7 @@
 """Laws of adoption: one training, soft targets, and evidence of the teacher in the version."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from doubles.backbones import tiny_backbone
@@ -20,11 +22,11 @@ TESTED = rows_of(toy_examples(40, seed=5))
 
 
 @pytest.fixture(name="registry", scope="module")
-def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A registry with a full fine-tune of the toy task."""
-    registry = Registry.open(tmp_path_factory.mktemp("registry"), create=True)
-    run(registry, "big", rows_of(toy_examples(80, seed=3)), None, method="full", epochs=16)
-    return registry
+    with Registry.open(tmp_path_factory.mktemp("registry"), create=True) as registry:
+        run(registry, "big", rows_of(toy_examples(80, seed=3)), None, method="full", epochs=16)
+        yield registry
 
 
 def run(

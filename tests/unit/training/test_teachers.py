@@ -38,8 +38,9 @@ Reply = Callable[[httpx.Request], httpx.Response]
 
 
 @pytest.fixture(name="registry")
-def open_registry(tmp_path: Path) -> Registry:
-    return Registry.open(tmp_path / "registry", create=True)
+def open_registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry.open(tmp_path / "registry", create=True) as registry:
+        yield registry
 
 
 def said_by(

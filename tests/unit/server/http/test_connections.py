@@ -89,6 +89,8 @@ class Server:
         """Answer all whole requests, and return the requests of the application."""
         while tasks := list(self._state.tasks):
             await asyncio.gather(*tasks)
+            # A task leaves the set in a step of its own.
+            await asyncio.sleep(0)
         return self.seen
 
     async def _record(
