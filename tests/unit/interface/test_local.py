@@ -127,6 +127,15 @@ def test_threads_may_share_the_tasks(tasks: nunatak.LocalTasks) -> None:
         assert [it.result().labels for it in asked] == expected
 
 
+def test_no_deadline_of_a_server_ends_a_prediction_in_this_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_DEFAULT_DEADLINE_MS", "1")
+
+    with nunatak.load(place / "registry", backbone=place / "backbone") as tasks:
+        assert len(tasks.predict("tone", ["text " * 200] * 4).labels) == 4
+
+
 @pytest.mark.parametrize("family", ["deberta-v2", "llama"])
 def test_settings_of_torch_in_a_program_change_no_answer(family: Family, tmp_path: Path) -> None:
     backbone = load_backbone(save_tiny_backbone(tmp_path / "backbone", family=family))
