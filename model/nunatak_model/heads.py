@@ -229,7 +229,7 @@ def apply_head(
 
 def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if name.endswith(".bias"):
-        return torch.zeros(shape)
+        return torch.zeros(shape, dtype=torch.float32)
     if name.startswith("head.norm."):
-        return torch.ones(shape)
-    return torch.randn(shape, generator=generator) * INITIAL_DEVIATION
+        return torch.ones(shape, dtype=torch.float32)
+    return torch.randn(shape, generator=generator, dtype=torch.float32) * INITIAL_DEVIATION

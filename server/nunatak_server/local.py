@@ -37,8 +37,10 @@ class LocalPredictor:
 
     def __init__(self, registry: Registry, backbone: Backbone) -> None:
         self._registry = registry
-        # Without a call the event loop stands still, and no lease could be renewed.
-        self._settings = ServerSettings().model_copy(update={"registry_lease_s": None})
+        # Without a call the event loop stands still, and no lease could be renewed. There are no
+        # requests with a deadline, so a prediction may take days.
+        fixed = {"registry_lease_s": None, "default_deadline_ms": 10**9}
+        self._settings = ServerSettings().model_copy(update=fixed)
         packs = self._settings.kernels is Kernels.AUTO and not backbone.is_packed
         self._backbone = pack_backbone(backbone) if packs else backbone
         self._runner = asyncio.Runner()

@@ -236,7 +236,7 @@ def run_probe(
         outputs = forward(backbone, rows, trunk=trunk)
     for number, (output, expected) in enumerate(zip(outputs, probe.logits, strict=True)):
         actual = output.cpu()
-        problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone)
+        problem = _difference(probe.tolerance, actual.new_tensor(expected), actual, backbone)
         if problem is not None:
             raise NunatakError(
                 "probe_failed", reference=manifest.reference, number=number, reason=problem

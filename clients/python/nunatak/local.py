@@ -57,12 +57,13 @@ def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":
     Raises:
         NunatakError: there is no such device, or the backbone cannot be loaded.
     """
-    from nunatak_model import has_cuda, load_backbone
+    from nunatak_model import has_cuda, load_backbone, on_own_thread
 
     if device not in {"cpu", "cuda"} or (device == "cuda" and not has_cuda()):
         found = "torch finds no CUDA device here" if device == "cuda" else f"got {device!r}"
         raise invalid_option(f"device must be 'cpu', or 'cuda' with a GPU; {found}")
-    return load_backbone(str(backbone), device=device)
+    # Settings of torch such as a default device hold for the caller's thread.
+    return on_own_thread(load_backbone, str(backbone), device=device)
 
 
 class LocalTasks:
@@ -83,7 +84,7 @@ class LocalTasks:
             # A notebook runs an event loop in its main thread, where no second loop can run.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="nunatak-local")
             stack.callback(self._thread.shutdown)
-            self._predictor = LocalPredictor(registry, backbone)
+            self._predictor = self._thread.submit(LocalPredictor, registry, backbone).result()
             self._thread.submit(self._predictor.start).result()
             stack.callback(lambda: self._thread.submit(self._predictor.close).result())
             self._held = stack.pop_all()

@@ -327,8 +327,8 @@ def _buckets(num_buckets: int, farthest: int, longest: int) -> tuple[int, ...]:
         return tuple(range(longest))
     half = num_buckets // 2
     far = torch.where(distance < half, half - 1, distance)
-    widest = torch.log(torch.tensor((farthest - 1) / half))
-    bucket = torch.ceil(torch.log(far / half) / widest * (half - 1)) + half
+    widest = torch.log(torch.tensor((farthest - 1) / half, dtype=torch.float32))
+    bucket = torch.ceil(torch.log(far.float() / half) / widest * (half - 1)) + half
     return tuple(int(it) for it in torch.where(far <= half, distance, bucket.long()))
 
 

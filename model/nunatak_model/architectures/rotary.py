@@ -52,7 +52,13 @@ class Rope:
         """The angle between neighbouring places, for each pair of a head of this width."""
         # The order of operations is transformers' order: far positions would magnify other
         # roundings.
-        return 1.0 / self.rope_theta ** (torch.arange(0, width, 2, device=device) / width)
+        return 1.0 / self._powers(width, device)
+
+    def _powers(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
+        # Not in the default dtype of torch, which a user's program may set.
+        return self.rope_theta ** (
+            torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+        )
 
     def facts(self) -> dict[str, float | str]:
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -113,14 +119,15 @@ class YarnRope(Rope):
         return self.attention_factor
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        powers = self.rope_theta ** (torch.arange(0, width, 2, device=device) / width)
+        powers = self._powers(width, device)
         low, high = self._place(self.beta_fast, width), self._place(self.beta_slow, width)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         if low == high:
             high += 0.001
-        ramp = ((torch.arange(width // 2, device=device) - low) / (high - low)).clamp(0, 1)
+        places = torch.arange(width // 2, dtype=torch.float32, device=device)
+        ramp = ((places - low) / (high - low)).clamp(0, 1)
         kept = 1 - ramp
         return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
 

@@ -105,4 +105,6 @@ def normal(
     shape: tuple[int, ...], *, deviation: float, backbone: Backbone, generator: torch.Generator
 ) -> Tensor:
     """In float32 on the backbone's device; drawn on the CPU."""
-    return (torch.randn(shape, generator=generator) * deviation).to(backbone.device)
+    return (torch.randn(shape, generator=generator, dtype=torch.float32) * deviation).to(
+        backbone.device
+    )

@@ -99,7 +99,10 @@ class Ia3Maths(MethodMaths[Ia3]):
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
         shapes = self.parameter_shapes(backbone.config)
-        return {name: torch.ones(shape, device=backbone.device) for name, shape in shapes.items()}
+        return {
+            name: torch.ones(shape, dtype=torch.float32, device=backbone.device)
+            for name, shape in shapes.items()
+        }
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
         prefix = f"layers.{index}.ia3"

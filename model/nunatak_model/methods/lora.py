@@ -61,7 +61,7 @@ class LoraMaths(MethodMaths[Lora]):
         """`down` uniform in +-1/sqrt(in), `up` zero: the first step starts from the backbone."""
         parameters: dict[str, Tensor] = {}
         for name, shape in self.parameter_shapes(backbone.config).items():
-            tensor = torch.zeros(shape)
+            tensor = torch.zeros(shape, dtype=torch.float32)
             if name.endswith(".down"):
                 tensor.uniform_(-1.0, 1.0, generator=generator).div_(math.sqrt(shape[1]))
             parameters[name] = tensor.to(backbone.device)

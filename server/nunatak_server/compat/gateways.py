@@ -62,7 +62,9 @@ TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
 MESSAGE_FIELDS: Final = _names("contents input message messages")
 """Names of fields that hold messages, of which a model reads `content`; of other parts, `text`."""
-DATA_FIELDS: Final = _names("chat_template_kwargs documents json response tool_results variables")
+DATA_FIELDS: Final = _names(
+    "chat_template_kwargs const default documents examples json response tool_results variables"
+)
 """Names of fields whose content a model reads whole, with names and numbers: data of tools."""
 DATA: Final = "*"
 """The name that stands for each field in data."""
@@ -76,6 +78,10 @@ TEXT_TYPES: Final = _names(
     "summary_text text thinking tool_result url_citation"
 )
 """Types of objects in lists that hold nothing but text."""
+SCHEMA_FIELDS: Final = _names(
+    "$defs definitions dependentRequired dependentSchemas enum patternProperties properties"
+)
+"""Names of fields in a JSON schema whose content has names of the caller's choice."""
 SCHEMA_LISTS: Final = _names("allOf anyOf enum oneOf prefixItems type")
 """Names of lists in a JSON schema, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
@@ -215,10 +221,12 @@ class CallContent:
 
     def _name(self, name: str, parent: str) -> str:
         """Return a name, changed like a text if it may be one: a model reads data and schemas."""
-        is_plain = parent not in {DATA, "properties"} and FIELD_NAME.fullmatch(name)
+        is_plain = parent not in {DATA, *SCHEMA_FIELDS} and FIELD_NAME.fullmatch(name)
         return name if is_plain else self._text(name, "")
 
     def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
+        if parent in SCHEMA_FIELDS:
+            return self._read(value, "")
         if name in PARTS and _has_content(value) and not _is_setting(value, name):
             self.unread[PARTS[name]] = None
             if parent != DATA:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
+from string import ascii_uppercase
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -40,6 +41,13 @@ UNSEEN: Final = re.compile(
 )
 """What shows nothing by Unicode, also where no character is assigned yet, and is no control or
 format; and controls that Python counts as white space."""
+SHOWN: Final = {
+    **dict.fromkeys(map(ord, "\x0b\x85\u1680\u2028\u2029\u2800"), " "),
+    **{ord(it) - 65 + begin: it for begin in (0x1F150, 0x1F170) for it in ascii_uppercase},
+    **{ord(it) - 49 + begin: it for begin in (0x2776, 0x2780, 0x278A) for it in "123456789"},
+}
+"""What NFKC leaves: white space for which RE2 has no class, and letters and digits in dark circles
+and squares."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -243,7 +251,9 @@ class _Normal(dict[int, str]):
     def __missing__(self, point: int) -> str:
         character = form = chr(point)
         is_control = unicodedata.category(character) in {"Cc", "Cf"} and not character.isspace()
-        if is_control or UNSEEN.fullmatch(character):
+        if point in SHOWN:
+            form = SHOWN[point]
+        elif is_control or UNSEEN.fullmatch(character):
             form = ""
         elif len(other := unicodedata.normalize("NFKC", character)) == 1:
             form = other

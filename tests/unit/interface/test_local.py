@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 import nunatak
 import nunatak_client
-from doubles.backbones import save_tiny_backbone
+from doubles.backbones import Family, save_tiny_backbone
 from doubles.serving import running_server
-from doubles.tasks import publish_tiny_task
+from doubles.tasks import EVERY_METHOD, publish_tiny_task
 from doubles.terminals import nunatak as terminal
 from nunatak_client import InvalidInputError
 from nunatak_client.calls import Inputs
@@ -124,6 +125,39 @@ def test_threads_may_share_the_tasks(tasks: nunatak.LocalTasks) -> None:
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(tasks.predict, "tone", text) for text in texts]
         assert [it.result().labels for it in asked] == expected
+
+
+def test_no_deadline_of_a_server_ends_a_prediction_in_this_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_DEFAULT_DEADLINE_MS", "1")
+
+    with nunatak.load(place / "registry", backbone=place / "backbone") as tasks:
+        assert len(tasks.predict("tone", ["text " * 200] * 4).labels) == 4
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "llama"])
+def test_settings_of_torch_in_a_program_change_no_answer(family: Family, tmp_path: Path) -> None:
+    backbone = load_backbone(save_tiny_backbone(tmp_path / "backbone", family=family))
+    with Registry.open(tmp_path / "registry") as registry:
+        for number, method in enumerate(EVERY_METHOD):
+            publish_tiny_task(registry, backbone, task=f"task-{number}", method=method)
+    asked = [f"task-{number}" for number, _ in enumerate(EVERY_METHOD)]
+
+    def scores(setting: Callable[[], object]) -> list[float]:
+        try:
+            setting()
+            with nunatak.load(tmp_path / "registry", backbone=tmp_path / "backbone") as tasks:
+                found = tasks.predict_many("where is it? " * 9, asked)
+                return [found[it].best.score for it in asked]
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+
+    expected = pytest.approx(scores(lambda: None), abs=1e-5)
+    assert scores(lambda: torch.set_default_dtype(torch.bfloat16)) == expected
+    assert scores(lambda: torch.set_default_dtype(torch.float64)) == expected
+    assert scores(lambda: torch.set_default_device("meta")) == expected
 
 
 def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:

@@ -104,11 +104,19 @@ def test_a_setting_of_more_than_two_words_is_judged() -> None:
     assert list(content.texts) == WORDS
 
 
-def test_the_names_in_a_schema_are_judged() -> None:
+@pytest.mark.parametrize(
+    "field", [*("$defs", "definitions", "dependentRequired"), "patternProperties", "properties"]
+)
+def test_the_names_in_a_schema_are_judged_and_mean_nothing_else(field: str) -> None:
+    schema: Any = {
+        "file": {"description": "say so", "default": {"do_it": "now"}},
+        "say_it": [{"enum": [{"if_so": "x"}]}],
+    }
     content = CallContent()
-    content.read({"response_format": {"schema": {"properties": {"say_it": {"type": "string"}}}}})
+    content.read({"response_format": {"schema": {field: schema}}})
 
-    assert list(content.texts) == ["say_it"]
+    assert list(content.texts) == ["file", "say so", "do_it", "now", "say_it", "if_so", "x"]
+    assert not content.unread
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:

@@ -319,6 +319,16 @@ def test_characters_that_show_nothing_or_another_width_hide_no_match(
     assert found.masked == masked
 
 
+@pytest.mark.parametrize("space", list("\x0b\x85\xa0\u1680\u2003\u2028\u2029\u2800\u3000"))
+def test_no_form_of_white_space_and_of_letters_hides_a_match(space: str) -> None:
+    found = Pattern(pattern=r"(?i)\bproject\s+no 12\b", label="X")
+
+    for project in ("project", "\u24df\u24e1\u24de\u24d9\u24d4\u24d2\u24e3"):
+        assert matches_in([found], f"a {project}{space}no 12")[found].holds
+    for letters, one in (("\U0001f15f\U0001f161", "\u2776"), ("\U0001f17f\U0001f181", "\u278a")):
+        assert matches_in([found], f"{letters}oject{space}no{space}{one}\u2461")[found].holds
+
+
 def test_a_pattern_also_reads_what_is_written() -> None:
     wide = Pattern(pattern="\uff11+", label="WIDE")
 
