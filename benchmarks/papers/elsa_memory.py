@@ -110,11 +110,10 @@ class Memory(BaseModel):
         return self.saved(own, self.mapped, System.FULL_MODELS)
 
 
-def read_memory(folder: Path) -> Memory | None:
-    """Return the newest measurement of memory; None if there is none."""
-    file = folder / f"{MEMORY}.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return Memory.model_validate_json(lines[-1]) if lines else None
+def read_memory(folder: Path) -> Memory:
+    """Return the newest measurement of memory."""
+    lines = (folder / f"{MEMORY}.jsonl").read_text(encoding="utf-8").splitlines()
+    return Memory.model_validate_json(lines[-1])
 
 
 def record(memory: Memory, sheet: Sheet) -> None:

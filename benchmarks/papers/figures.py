@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.papers.elsa_memory import MEMORY, Memory
+from benchmarks.papers.elsa_memory import MEMORY, Memory, read_memory
 from benchmarks.papers.elsa_table import (
     LEFT_OUT,
     TASK_TARGET,
@@ -42,12 +42,16 @@ def read_all(folder: Path) -> Lines:
     return found
 
 
-def figures_of(lines: Lines, memory: Memory | None) -> Figures:
-    """Return all figures that the lines give."""
+def all_figures(folder: Path) -> Figures:
+    """Return the figures of a folder of lines."""
+    return figures_of(read_all(folder)) | memory_figures(read_memory(folder))
+
+
+def figures_of(lines: Lines) -> Figures:
+    """Return all figures that the runs give."""
     return {
         **elsa_figures("mpnet", lines.get("elsa-mpnet", ())),
         **elsa_figures("minilm", lines.get("elsa-minilm", ())),
-        **memory_figures(memory),
         **adapter_figures(lines.get("adapter", ())),
         **rate_figures(lines.get("robustness", ())),
         **graddrop_figures(lines.get("graddrop", ())),
@@ -121,18 +125,10 @@ def steepness(table: ElsaTable, seed: int, lowest: int) -> float:
     return (one - none) - (many - one) / (top - 1 - lowest)
 
 
-def memory_figures(memory: Memory | None) -> Figures:
-    """Return the saved shares and their largest distance from the formula."""
-    if memory is None:
-        return {}
-    found, distances = Figures(), list[float]()
-    for own in memory.ours:
-        name = f"elsa.mpnet.saved.n{memory.num_layers - own}"
-        found[f"{name}.pss"] = estimate([memory.saved_private(own)])
-        found[f"{name}.formula"] = estimate([memory.formula(own)])
-        distances.append(abs(memory.saved_private(own) - memory.formula(own)))
-    found["elsa.mpnet.saved.distance"] = estimate([max(distances)])
-    return found
+def memory_figures(memory: Memory) -> Figures:
+    """Return the largest distance of the saved shares from the formula."""
+    distances = [abs(memory.saved_private(own) - memory.formula(own)) for own in memory.ours]
+    return {"elsa.mpnet.saved.distance": estimate([max(distances)])}
 
 
 def adapter_figures(runs: Sequence[PaperRun]) -> Figures:
