@@ -132,16 +132,17 @@ def memory_figures(memory: Memory) -> Figures:
 
 
 def adapter_figures(runs: Sequence[PaperRun]) -> Figures:
-    """Return the gain of adapters over full fine-tuning at 1k examples, as the mean over tasks.
+    """Return the gain of adapters over full fine-tuning at 1k examples, and of wide adapters.
 
-    Rate and, in `adapters.gain1k`, width are those with the best dev score; scores are of test.
+    Rate and, in `adapters.gain1k`, width are those with the best dev score; scores are of test, as
+    the mean over tasks.
     """
     plain = [it for it in runs if it.run.sweep == "adapter"]
     families, methods = (_by_finished_task(plain, name_of) for name_of in (family_of, method_of))
-    pairs = {"adapters.gain1k": (families, ADAPTERS, "full")}
-    for method in sorted({name for it in methods for name in it} - {"full"}):
-        pairs[f"adapters.gain1k.{method.replace(' ', '')}"] = (methods, method, "full")
-    pairs["adapters.width"] = (methods, "bottleneck 256", "bottleneck 64")
+    pairs = {
+        "adapters.gain1k": (families, ADAPTERS, "full"),
+        "adapters.width": (methods, "bottleneck 256", "bottleneck 64"),
+    }
     found = Figures()
     for name, (tasks, first, second) in pairs.items():
         gains = paired([(it[first], it[second]) for it in tasks if {first, second} <= set(it)])
@@ -212,15 +213,11 @@ def _gains_over_controls(prefix: str, tasks: Sequence[By], *, over: str = "") ->
 
 
 def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
-    """Return the mean score over other languages of each method, and the gains."""
+    """Return the gains of adapters and of dropped gradients, as the mean of other languages."""
     found = Figures()
     for task, short in SENTENCES.items():
         ours = [it for it in runs if it.run.task == task and it.transfer]
         tuned = [it for it in ours if it.run.sweep == "zeroshot"]
-        scores = at_best_rate(tuned, transferred, method_of)
-        for method, by_seed in scores.items():
-            name = f"zeroshot.{short}.{method.replace(' ', '')}"
-            found[name] = estimate(list(by_seed.values()))
         families = at_best_rate(tuned, transferred, family_of)
         if {ADAPTERS, "full"} <= set(families):
             gains = paired([(families[ADAPTERS], families["full"])])
