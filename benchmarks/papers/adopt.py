@@ -3,7 +3,7 @@
 For each set, a full fine-tune learns from labelled examples and is published. It then teaches other
 texts, whose labels nobody reads, to tasks that share the backbone: `nunatak adopt`. Both are scored
 on the same test examples. What the registry holds is not trained again, and finished students stay
-in the results folder. With `--banking`, tasks learn the whole of BANKING77 instead.
+in the results folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,6 @@ COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
 TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
 WAY = "top-3"
 STUDENT: Named = {"method": "topk", "layers": 3}
-BANKING: Named = {"method": "head", "epochs": 30, "metric": "accuracy"}
 
 
 class Student(BaseModel):
@@ -59,14 +58,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="labelled examples of a teacher")
     parser.add_argument("--texts", type=int, default=2000, help="texts without labels")
     parser.add_argument("--test", type=int, default=1500, help="most test examples")
-    parser.add_argument("--banking", help="backbone that learns the whole of BANKING77")
     options, sheet = open_sheet(parser)
-    backbone = load_backbone(options.banking or "minilm")
+    backbone = load_backbone()
     with Registry.open(WORK / "registry") as registry:
-        if options.banking:
-            folder, name = options.data / "banking77", Path(options.banking).name
-            learn_banking(folder, name, registry, backbone, sheet)
-            return
         for name in options.sets:
             parts = parts_of(options.data / name, options.rows, options.texts, options.test)
             record_set(f"{name}.{WAY}", student_of(name, parts, registry, backbone), sheet)
@@ -168,20 +162,6 @@ def record_set(place: str, found: Student, sheet: Sheet) -> None:
     sheet.record(f"{PREFIX}.agreement.{place}", [found.agreement], unit=unit)
     unit = "s of CPU time for the adoption, with asking and publishing, one thread"
     sheet.record(f"{PREFIX}.seconds.{place}", [found.seconds], unit=unit, goal="<= 600")
-
-
-def learn_banking(
-    folder: Path, name: str, registry: Registry, backbone: Backbone, sheet: Sheet
-) -> None:
-    """Record the accuracy of a head on the official test examples."""
-    parts = {it: read(folder, it) for it in ("train", "dev", "test")}
-    outcome = run("banking77-head", parts, BANKING, registry, backbone)
-    sheet.record(
-        f"decisions.banking77.{name}",
-        [outcome.manifest.test_metrics[0].value],
-        unit=f"accuracy on 3,080 test examples, head on {len(parts['train']):,} train examples",
-        goal=f">= {0.90 if name == 'minilm' else 0.915}",
-    )
 
 
 if __name__ == "__main__":

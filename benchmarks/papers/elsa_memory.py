@@ -199,16 +199,11 @@ def measure(
         log=work / "copies.log",
     )
     counts = sorted({it for it in copied if it < count} | {count})
-    private, mapped = (
-        dict(
-            zip(
-                counts,
-                pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone),
-                strict=True,
-            )
-        )
+    full = [
+        pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone)
         for it in systems[1:]
-    )
+    ]
+    private, mapped = (dict(zip(counts, them, strict=True)) for them in full)
     return Memory(
         backbone=loaded.name,
         embedding=size.embedding,

@@ -33,7 +33,6 @@ from benchmarks.papers.lines import LINES, PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps.reporting import cells_markdown, cells_of, regularizer_label
 
-SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"
 HEAD = """# The papers' tables
 

@@ -227,7 +227,7 @@ async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, s
         sequential = await ask(tasks, effort.sequential, clients=1)
         concurrent = await ask(tasks, effort.concurrent, clients=CLIENTS)
         # Measured before tasks of other sets are loaded.
-        pss, rss, _ = started.memory()
+        pss, rss = started.memory()
         alone = dict[str, Timed]()
         for way in (TOP, MIDDLE, HEAD) if started.system is System.NUNATAK else ():
             five = [f"{way}-{number}" for number in range(COUNT)]
