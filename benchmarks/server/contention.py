@@ -115,7 +115,8 @@ def send_next_to(
     start_s = time.monotonic() + HEAD_START_S
     flood = other.submit(send, address, noise, start_s=start_s)
     samples = send(address, quiet, start_s=start_s)
-    print(f"  of {len(noise)} that were due {outcomes(flood.result())} to the noisy task")
+    if noise:
+        print(f"  of {len(noise)} that were due {outcomes(flood.result())} to the noisy task")
     return samples
 
 
