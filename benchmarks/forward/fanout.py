@@ -8,21 +8,20 @@ bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import BertModel
 
 from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
-    INT8_TOLERANCE,
     System,
     Times,
     clock_name,
-    interleave,
+    in_turns,
     local,
     race,
     ratios,
@@ -44,7 +43,7 @@ from benchmarks.harness.workload import (
     served_task,
     tensors_by_task,
 )
-from nunatak_contract.methods import Bottleneck, Method, TopK
+from nunatak_contract.methods import Bottleneck, TopK
 from nunatak_model import Backbone, BranchSpec, Encoding, parameter_shapes
 
 NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
@@ -135,10 +134,9 @@ def race_integers(sheet: Sheet, folder: Path) -> None:
     with running(job, tensors, peer="onnxruntime") as worker:
         for length, text in texts.items():
             asked = [replace(it, encoding=text) for it in (exact, rounded)]
-            systems = local_systems(asked[0]) + [
-                local(asked[1].label("nunatak"), answer, tolerance=INT8_TOLERANCE)
-                for answer in mixed_forms(asked[1], TOP).values()
-            ]
+            runs = asked[1].runs([text] * NUM_TASKS, [TOP] * NUM_TASKS)
+            systems = local_systems(asked[0])
+            systems += [asked[1].system(name, run) for name, run in runs.items()]
             for name in ("fp32", "int8"):
                 case = f"onnxruntime.{name}.{length}"
                 systems.append(worker.system(case, tolerance=tolerance(name)))
@@ -168,26 +166,19 @@ def record_integers(sheet: Sheet, length: int, times: Times) -> None:
 
 def local_systems(setting: Asked) -> list[System]:
     """The mixed forward, and 8 dedicated transformers models with the same weights."""
-    tasks = random_tasks(setting.backbone, [TOP] * NUM_TASKS)
-    models = [dedicated_model(setting.encoder, task) for task in tasks]
-    encodings = [setting.encoding] * NUM_TASKS
-    allowed = tolerance(setting.name)
-    return [
-        *(
-            local(setting.label(f"nunatak{form}"), answer, tolerance=allowed)
-            for form, answer in mixed_forms(setting, TOP).items()
-        ),
-        local(
-            setting.label("transformers"),
-            lambda: answer_alone(models, encodings),
-            tolerance=allowed,
-        ),
+    texts, methods = [setting.encoding] * NUM_TASKS, [TOP] * NUM_TASKS
+    models = [
+        dedicated_model(setting.encoder, task) for task in random_tasks(setting.backbone, methods)
     ]
+    runs = {**setting.runs(texts, methods), "transformers": partial(answer_alone, models, texts)}
+    return [setting.system(name, run) for name, run in runs.items()]
 
 
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
-    tasks = random_tasks(setting.backbone, [BOTTLENECK] * NUM_TASKS)
+    methods = [BOTTLENECK] * NUM_TASKS
+    tasks = random_tasks(setting.backbone, methods)
+    runs = setting.runs([setting.encoding] * NUM_TASKS, methods)
     job = {
         "backbone": str(folder),
         "num_tasks": NUM_TASKS,
@@ -198,10 +189,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     }
     with running(job, tensors_by_task(tasks)) as worker:
         systems = [
-            *(
-                local(f"nunatak{form}", answer)
-                for form, answer in mixed_forms(setting, BOTTLENECK).items()
-            ),
+            *(local(name, run) for name, run in runs.items()),
             worker.system("adapters.parallel"),
         ]
         times = race(systems, rounds=sheet.rounds)
@@ -221,28 +209,18 @@ def draw_curve(sheet: Sheet, setting: Asked) -> None:
     deepest = TopK(num_layers=max(CURVE_LAYERS))
     pool = random_tasks(setting.backbone, [deepest] * NUM_TASKS)
     model = dedicated_model(setting.encoder, pool[0])
-    alone = local("alone", lambda: answer_alone([model], [setting.encoding]), repeats=1)
+    alone = partial(answer_alone, [model], [setting.encoding])
     for num_tasks in CURVE_TASKS:
-        systems = [alone]
+        runs: dict[str, Callable[[], object]] = {"alone": alone}
         for top_layers in CURVE_LAYERS:
             tasks = shallower_tasks(setting.backbone, pool, top_layers, num_tasks)
-            run = mixed_run(setting.backbone, [setting.encoding] * num_tasks, tasks)
-            systems.append(local(f"k{top_layers}", run, repeats=1))
-        with torch.inference_mode():
-            times = interleave({it.name: it.seconds for it in systems}, CURVE_ROUNDS)
+            texts = [setting.encoding] * num_tasks
+            runs[f"k{top_layers}"] = mixed_run(setting.backbone, texts, tasks)
+        times = in_turns(runs, CURVE_ROUNDS, 1)
         for top_layers in CURVE_LAYERS:
             samples = [num_tasks * it for it in ratios(times, "alone", f"k{top_layers}")]
             identifier = f"forward.fanout.curve.t{num_tasks}.k{top_layers}.{setting.name}"
             sheet.record(identifier, samples, unit=TIMES_FASTER)
-
-
-def mixed_forms(setting: Asked, method: Method) -> dict[str, Callable[[], Tensor]]:
-    """Return one mixed forward of the text for all tasks, by the form of the backbone."""
-    texts, methods = [setting.encoding] * NUM_TASKS, [method] * NUM_TASKS
-    return {
-        form: mixed_run(backbone, texts, random_tasks(backbone, methods))
-        for form, backbone in setting.forms.items()
-    }
 
 
 def shallower_tasks(

@@ -5,14 +5,11 @@ nunatak-ops installed, its operators run in turns with torch's own operations.
 """
 
 from collections.abc import Mapping
-from functools import partial
-
-import torch
 
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.makers import BOTTLENECK, LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.rounds import in_turns, ratios
 from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
@@ -44,14 +41,11 @@ def measure(sheet: Sheet, forms: Mapping[str, Backbone], method: Method, identif
     vocabulary = forms[""].config.vocab_size
     encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=vocabulary)
     runs = {
-        f"{form}.n{count}": partial(
-            seconds, mixed_run(backbone, encodings, random_tasks(backbone, [method] * count))
-        )
+        f"{form}.n{count}": mixed_run(backbone, encodings, random_tasks(backbone, [method] * count))
         for form, backbone in forms.items()
         for count in COUNTS
     }
-    with torch.inference_mode():
-        times = interleave(runs, sheet.rounds)
+    times = in_turns(runs, sheet.rounds)
     unit = "times the cost of one task"
     for form in forms:
         costs = {count: ratios(times, f"{form}.n{count}", f"{form}.n1") for count in COUNTS}

@@ -8,15 +8,14 @@ of its own under a time limit. Without a device the benchmark measures nothing a
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import RobertaModel
 from transformers.utils import logging
 
@@ -33,15 +32,7 @@ from benchmarks.harness.rounds import (
     seconds,
 )
 from benchmarks.harness.shapes import Shape, backbone_folder
-from benchmarks.harness.workload import (
-    Task,
-    mixed_run,
-    product,
-    random_encodings,
-    random_tasks,
-    run_products,
-    states_of_layers,
-)
+from benchmarks.harness.workload import Task, mixed_run, random_encodings, random_tasks
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -59,7 +50,6 @@ NUM_TASKS, NUM_DRY_TASKS, DRAWN_TASKS = 64, 4, 8
 of them takes too long."""
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
-CEILING_WIDTH, CEILING_REPEATS = 8192, 20
 FORMS: dict[str, Method] = {"lora": LORA, "bottleneck": BOTTLENECK}
 RIVAL = "peft.adapter_names"
 
@@ -77,11 +67,6 @@ class Setting:
     def device(self) -> torch.device:
         """Where the systems compute."""
         return self.served.device
-
-    def finish(self) -> None:
-        """Wait until the device has computed everything."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def texts(self) -> list[Encoding]:
         """A text for each task; the lengths are the quantiles of their normal distribution."""
@@ -130,7 +115,7 @@ def main() -> None:
 
 
 def measure_mixed(sheet: Sheet, setting: Setting) -> None:
-    """64 texts, each to a low-rank task of its own, against peft; and the trunk alone."""
+    """64 texts, each to a low-rank task of its own, against peft."""
     texts, tasks = setting.texts(), random_tasks(setting.host, [LORA] * setting.num_tasks)
     own = [setting.on_device(task) for task in tasks]
     adapted = peft_model(load_encoder(setting.folder), tasks).to(setting.device)  # pyrefly: ignore[bad-argument-type]
@@ -144,7 +129,6 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
     samples = ratios(times, RIVAL, "nunatak")
     sheet.record(prefix, samples, unit="times faster than peft adapter_names", goal=">= 8")
     sheet.record_times(prefix, times)
-    measure_trunk(sheet, setting, texts)
 
 
 def measure_forms(sheet: Sheet, setting: Setting) -> None:
@@ -167,31 +151,6 @@ def measure_forms(sheet: Sheet, setting: Setting) -> None:
             samples = ratios(times, "nunatak.alone", f"nunatak.{form}")
             sheet.record(f"{prefix}.{form}", samples, unit="times faster than task by task")
         sheet.record_times(prefix, times)
-
-
-def measure_trunk(sheet: Sheet, setting: Setting, texts: Sequence[Encoding]) -> None:
-    """Speed of the trunk on the same texts, as a share of the device's matrix products."""
-    tasks = setting.tasks(HeadOnly(), distinct=1)[:1]
-    states = states_of_layers(setting.served, [it.num_tokens for it in texts])
-    # All layers run all tokens here.
-    states = [states[0].to(DTYPE)] * len(states)
-
-    def products() -> None:
-        run_products(setting.served, *states, apply=product)
-        setting.finish()
-
-    systems = [system("nunatak", mixed_run(setting.served, texts, tasks))]
-    clocks = {"products": partial(seconds, products)}
-    times = race(systems, rounds=sheet.rounds, clocks=clocks)
-    prefix = "gpu.forward.trunk64.bf16"
-    sheet.record_times(prefix, times)
-    peak = ceiling_flops(setting)
-    sheet.record(f"{prefix}.peak", [peak / 1e12], unit="TFLOP/s of one large product")
-    flops = product_flops(setting.served, len(states[0]))
-    samples = ratios(times, "products", "nunatak")
-    sheet.record(f"{prefix}.ceiling.nunatak", samples, unit="of the speed of its products")
-    shares = [flops / one / peak for one in times["nunatak"]]
-    sheet.record(f"{prefix}.share.nunatak", shares, unit="of the speed of one large product")
 
 
 def measure_fanout(sheet: Sheet, setting: Setting) -> None:
@@ -229,26 +188,6 @@ def moved(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
         head_weight=batch.head_weight.to(device),
         head_bias=batch.head_bias.to(device),
     )
-
-
-def product_flops(backbone: Backbone, num_tokens: int) -> float:
-    """Operations of the frozen products of all layers, without the operations of attention."""
-    config = backbone.config
-    by_token = 4 * config.hidden_width**2 + 2 * config.hidden_width * config.intermediate_width
-    return 2.0 * num_tokens * by_token * config.num_layers
-
-
-def ceiling_flops(setting: Setting) -> float:
-    """Operations per second of one large product."""
-    width = CEILING_WIDTH if setting.device.type == "cuda" else CEILING_WIDTH // 32
-    x, y = (torch.randn(width, width, device=setting.device, dtype=DTYPE) for _ in "xy")
-
-    def run() -> None:
-        functional.linear(x, y)
-        setting.finish()
-
-    samples = [seconds(run, 1) for _ in range(CEILING_REPEATS)]
-    return 2.0 * width**3 / median(samples[CEILING_REPEATS // 2 :])
 
 
 def load_encoder(folder: Path) -> RobertaModel:

@@ -8,7 +8,7 @@ with their activation.
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.makers import LORA
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import clock_name, interleave, ratios, require_one_thread, seconds
+from benchmarks.harness.rounds import clock_name, in_turns, ratios, require_one_thread
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     dtypes,
@@ -81,12 +81,8 @@ def measure_layer(sheet: Sheet, source: str) -> None:
     }
     for num_tokens, goal in LAYER_TOKENS.items():
         hidden = torch.randn(num_tokens, backbones[INT8].config.hidden_width)
-        runs = {
-            name: partial(seconds, partial(run_products, it, hidden), 9)
-            for name, it in backbones.items()
-        }
-        with torch.inference_mode():
-            times = interleave(runs, sheet.rounds)
+        runs = {name: partial(run_products, it, hidden) for name, it in backbones.items()}
+        times = in_turns(runs, sheet.rounds, 9)
         sheet.record(
             f"forward.int8.layer.speedup.t{num_tokens}",
             ratios(times, "fp32", INT8),
@@ -117,9 +113,8 @@ def measure_levels(sheet: Sheet, source: str) -> None:
     }
     for num_tokens in LAYER_TOKENS:
         hidden = torch.randn(num_tokens, integers.config.hidden_width)
-        runs = {name: partial(seconds, partial(run, hidden)) for name, run in forms.items()}
-        with torch.inference_mode():
-            times = interleave(runs, sheet.rounds)
+        runs = {name: partial(run, hidden) for name, run in forms.items()}
+        times = in_turns(runs, sheet.rounds)
         for name in forms.keys() - {"fp32"}:
             sheet.record(
                 f"forward.int8.layer.{cpu}{name}.threads{threads}.t{num_tokens}",
@@ -148,13 +143,12 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
     encodings = random_encodings(lengths, vocabulary=vocabulary)
     states = states_of_layers(backbones[INT8], lengths)
     for mix, methods in MIXES.items():
-        runs = {
-            name: partial(seconds, mixed_run(it, encodings, random_tasks(it, methods)))
+        runs: dict[str, Callable[[], object]] = {
+            name: mixed_run(it, encodings, random_tasks(it, methods))
             for name, it in backbones.items()
         }
-        runs["products"] = partial(seconds, partial(run_products, backbones[INT8], *states))
-        with torch.inference_mode():
-            times = interleave(runs, sheet.rounds)
+        runs["products"] = partial(run_products, backbones[INT8], *states)
+        times = in_turns(runs, sheet.rounds)
         if shape == "minilm" and mix == "lora32":
             sheet.record(
                 "forward.ragged.ceiling.int8",

@@ -8,8 +8,6 @@ nunatak-ops installed, its operators run in turns with torch's own operations.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from torch import Tensor
-
 from benchmarks.forward.rivals import (
     answer_alone,
     answer_by_adapter_names,
@@ -128,16 +126,13 @@ def lora_systems(setting: Setting) -> list[System]:
     # peft changes the encoder that it wraps, so peft gets its own encoder.
     adapted = peft_model(load_encoder(minilm_folder(), setting.backbone.dtype), tasks)
     answers = {
-        **mixed_forms(setting, methods),
+        **setting.runs(encodings, methods),
         NAMED: partial(answer_by_adapter_names, adapted, one),
         SORTED: partial(answer_by_adapter_names, adapted, several),
         "peft.set_adapter": partial(answer_by_set_adapter, adapted, alone),
         "transformers": partial(answer_alone, models, encodings),
     }
-    allowed = tolerance(setting.name)
-    return [
-        local(setting.label(name), answer, tolerance=allowed) for name, answer in answers.items()
-    ]
+    return [setting.system(name, answer) for name, answer in answers.items()]
 
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
@@ -158,7 +153,7 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
             name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
         },
     }
-    forms = mixed_forms(setting, [BOTTLENECK] * NUM_ROWS)
+    forms = setting.runs(encodings, [BOTTLENECK] * NUM_ROWS)
     with running(job, tensors_by_task(tasks)) as worker:
         systems = [local(name, answer) for name, answer in forms.items()]
         systems += [worker.system(name) for name in batches]
@@ -210,14 +205,6 @@ def random_requests(
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
     return encodings, random_tasks(backbone, methods)
-
-
-def mixed_forms(setting: Setting, methods: Sequence[Method]) -> dict[str, Callable[[], Tensor]]:
-    """Return the mixed forward of the same requests in each form of the backbone."""
-    return {
-        f"nunatak{form}": mixed_run(backbone, *random_requests(backbone, methods))
-        for form, backbone in setting.forms.items()
-    }
 
 
 def ceiling_seconds(forms: Sequence[Backbone]) -> float:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.forward.fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS
 from benchmarks.harness.recording import figures_parser, open_sheet
-from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.rounds import in_turns, ratios
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import random_tasks, served_backbone
 from nunatak_contract.methods import TopK
@@ -26,7 +26,6 @@ CACHE_BYTES = 256 * 1024**2
 ENCODING = Encoding(token_ids=tuple(range(5, 5 + NUM_TOKENS)), type_ids=(0,) * NUM_TOKENS)
 BOUND = NUM_LAYERS / TOP_LAYERS
 HIT_GOAL = 0.8 * BOUND
-Run = Callable[[], object]
 
 
 def main() -> None:
@@ -36,11 +35,13 @@ def main() -> None:
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
         run, filled = forward_of(bert), TrunkCache(max_bytes=CACHE_BYTES)
         run(trunk=filled)
-        hits = times_longer(partial(missed, run), partial(run, trunk=filled), sheet.rounds)
+        runs = {"miss": partial(missed, run), "hit": partial(run, trunk=filled)}
+        hits = ratios(in_turns(runs, sheet.rounds), "miss", "hit")
         name, unit = f"forward.trunkcache.k{TOP_LAYERS}", "times faster than a miss"
         sheet.record(name, hits, unit=unit, goal=f">= {HIT_GOAL:g}")
         run = forward_of(DEFAULT_BACKBONE)
-        misses = times_longer(partial(missed, run), run, sheet.rounds)
+        times = in_turns({"miss": partial(missed, run), "none": run}, sheet.rounds)
+        misses = ratios(times, "miss", "none")
         unit = "times a forward without a cache"
         sheet.record("forward.trunkcache.miss", misses, unit=unit, goal="<= 1.03")
 
@@ -55,14 +56,6 @@ def forward_of(source: str | Path) -> partial[list[torch.Tensor]]:
 def missed(run: Callable[..., object]) -> None:
     """Run with an empty cache."""
     run(trunk=TrunkCache(max_bytes=CACHE_BYTES))
-
-
-def times_longer(
-    slow: Callable[[], object], fast: Callable[[], object], rounds: int
-) -> list[float]:
-    """Return the time of `slow` divided by the time of `fast`, once per round."""
-    runs = {"slow": partial(seconds, slow), "fast": partial(seconds, fast)}
-    return ratios(interleave(runs, rounds), "slow", "fast")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ and checks the task like any other. Baselines get the same tasks in the layouts 
 peft.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -119,32 +118,23 @@ def publish(
     return registry.publish(made.manifest, made.blobs)
 
 
-def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
-    """Publish the tasks that the registry does not have yet; return their number."""
-    return _publish_missing(folder, wanted, partial(draft, backbone=backbone))
-
-
-def publish_integers(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
-    """The same, on the quantized form of the backbone, as `nunatak task convert` does it."""
-    integers = quantize_backbone(backbone)
-
-    def converted(plan: TaskPlan) -> VersionDraft:
-        made = draft(plan, backbone)
-        return draft_quantized(
-            number_draft(made.manifest, 1), made.blobs[PARAMETERS_ROLE], integers
-        )
-
-    return _publish_missing(folder, wanted, converted)
-
-
-def _publish_missing(
-    folder: Path, wanted: Iterable[TaskPlan], make: Callable[[TaskPlan], VersionDraft]
+def publish_missing(
+    folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone, *, integers: bool = False
 ) -> int:
+    """Publish the tasks that the registry does not have yet; return their number.
+
+    With `integers` the tasks run on the quantized form of the backbone, as `nunatak task convert`
+    makes them.
+    """
+    quantized = quantize_backbone(backbone) if integers else None
     with Registry.open(folder) as registry:
         known = {summary.name for summary in registry.tasks()}
         missing = [plan for plan in wanted if plan.name not in known]
         for plan in missing:
-            made = make(plan)
+            made = draft(plan, backbone)
+            if quantized is not None:
+                numbered = number_draft(made.manifest, 1)
+                made = draft_quantized(numbered, made.blobs[PARAMETERS_ROLE], quantized)
             registry.publish(made.manifest, made.blobs)
     return len(missing)
 

@@ -14,12 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
-import httpx
-
-from nunatak_client import AsyncClient, NunatakClientError
+from nunatak_client import NunatakClientError
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests, gaps
 
@@ -57,34 +54,6 @@ class LoadClient(Protocol):
     async def ask(self, tasks: Sequence[str], text: str) -> None:
         """Send one request."""
         ...
-
-
-class NunatakLoadClient:
-    """The Python client without retries, with a connection for each open request."""
-
-    def __init__(self, server: str, *, timeout_s: float = 60.0) -> None:
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        transport = httpx.AsyncHTTPTransport(limits=unlimited)
-        self._client = AsyncClient(server, timeout_s=timeout_s, retries=0, transport=transport)
-
-    async def ask(self, tasks: Sequence[str], text: str) -> None:
-        """Use the task's own route for one task, and one request for several tasks."""
-        if len(tasks) == 1:
-            await self._client.predict(tasks[0], text)
-            return
-        for result in (await self._client.predict_many(text, tasks)).results:
-            result.require()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.aclose()
 
 
 def plan(

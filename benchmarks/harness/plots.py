@@ -1,7 +1,4 @@
-"""Plots of the figures, as SVG files for docs/results.
-
-Each plot shows only the newest figures. A plot without figures is left out.
-"""
+"""Plots of the newest figures, as SVG files for docs/results."""
 
 import re
 from collections import defaultdict
@@ -22,14 +19,8 @@ Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
 """Layers of the fan-out's backbone, which has the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
-WAYS = {
-    "full": "full fine-tune",
-    "top-3": "three top layers",
-    "lora-middle": "LoRA from the middle",
-    "head": "head alone",
-    "shared": "shared, chosen",
-}
-"""Ways to train the tasks of the race of five."""
+WAYS = {"top-3": "three top layers", "lora-middle": "LoRA from the middle", "head": "head alone"}
+"""Ways of sharing in the race of five."""
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
     "nunatak": "#009e73",
@@ -43,14 +34,18 @@ SERIES = tuple(zip(SERIES_COLOURS, MARKERS, strict=True))
 """Colours and marks of lines that do not stand for a system."""
 
 
-def draw_all(figures: Figures, folder: Path) -> list[str]:
-    """Write every plot that has figures; returns the names of the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = drawings(figures)
-    for name, drawing in drawn.items():
-        save_svg(drawing, folder / name, salt="figures")
+def draw_all(figures: Figures, folder: Path) -> None:
+    """Write every plot."""
+    fan_out, ragged = "forward.fanout.t8.k3", "forward.ragged.lora32"
+    for name, drawing in (
+        ("fanout-curve", draw_curves(figures)),
+        ("fanout-rivals", draw_bars(figures, fan_out, "One 32-token text, 8 tasks, top 3 of 12")),
+        ("ragged-rivals", draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM")),
+        ("flat", draw_flat(figures)),
+        ("race", draw_race(figures)),
+    ):
+        save_svg(drawing, folder / f"{name}.svg", salt="figures")
         plt.close(drawing)
-    return list(drawn)
 
 
 def save_svg(drawing: Drawing, file: Path, *, salt: str) -> None:
@@ -60,23 +55,21 @@ def save_svg(drawing: Drawing, file: Path, *, salt: str) -> None:
         drawing.savefig(file, metadata={"Date": None})
 
 
-def drawings(figures: Figures) -> dict[str, Drawing]:
-    """Every plot that has figures, by the name of its file."""
-    fan_out, ragged = "forward.fanout.t8.k3", "forward.ragged.lora32"
-    drawn = {
-        "fanout-curve.svg": draw_curves(figures),
-        "fanout-rivals.svg": draw_bars(figures, fan_out, "One 32-token text, 8 tasks, top 3 of 12"),
-        "ragged-rivals.svg": draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM"),
-        "flat.svg": draw_flat(figures),
-        "race.svg": draw_race(figures),
-    }
-    return {name: drawing for name, drawing in drawn.items() if drawing is not None}
+def points(figures: Figures, pattern: str) -> list[tuple[re.Match[str], Figure]]:
+    """The figures whose whole identifier matches, with their matches."""
+    found = ((re.fullmatch(pattern, identifier), it) for identifier, it in figures.items())
+    return [(match, figure) for match, figure in found if match is not None]
 
 
-def points(figures: Figures, pattern: str) -> dict[tuple[str, ...], Figure]:
-    """The figures whose whole identifier matches, by the groups of the match."""
-    found = {re.fullmatch(pattern, identifier): it for identifier, it in figures.items()}
-    return {match.groups(): figure for match, figure in found.items() if match is not None}
+def lines_of(figures: Figures, pattern: str) -> list[tuple[str, list[int], list[Figure]]]:
+    """The lines of a plot by the groups `line` and `place` of a pattern: name, places, figures."""
+    lines = defaultdict[str, dict[int, Figure]](dict)
+    for match, figure in points(figures, pattern):
+        lines[match["line"]][int(match["place"])] = figure
+    return [
+        (name, sorted(line), [line[it] for it in sorted(line)])
+        for name, line in sorted(lines.items())
+    ]
 
 
 def bound(num_tasks: int, top_layers: int) -> float:
@@ -85,31 +78,25 @@ def bound(num_tasks: int, top_layers: int) -> float:
     return num_tasks * NUM_LAYERS / (shared + num_tasks * top_layers)
 
 
-def draw_curves(figures: Figures) -> Drawing | None:
+def draw_curves(figures: Figures) -> Drawing:
     """Fan-out: speed-up over the number of tasks, a line for each k, its bound dashed."""
     found = {
-        dtype: points(figures, rf"forward\.fanout\.curve\.t(\d+)\.k(\d+)\.{dtype}")
+        dtype: lines_of(
+            figures, rf"forward\.fanout\.curve\.t(?P<place>\d+)\.k(?P<line>\d+)\.{dtype}"
+        )
         for dtype in DTYPES
     }
-    found = {dtype: curve for dtype, curve in found.items() if curve}
-    if not found:
-        return None
-    size = 5.5 * len(found), 5.4
     drawing, grid = plt.subplots(
-        1, len(found), figsize=size, squeeze=False, sharey=True, layout="constrained"
-    )
+        1, len(found), figsize=(5.5 * len(found), 5.4), squeeze=False, sharey=True,
+        layout="constrained",
+    )  # fmt: skip
     drawing.suptitle("Fan-out, BERT base (dashed: bound by layers, times the value at one task)")
-    for axes, (dtype, curve) in zip(grid[0], found.items(), strict=True):
-        lines = defaultdict[int, list[tuple[int, Figure]]](list)
-        for (num_tasks, top_layers), figure in curve.items():
-            lines[int(top_layers)].append((int(num_tasks), figure))
-        for top_layers, line in sorted(lines.items()):
-            draw_curve(axes, top_layers, sorted(line, key=lambda point: point[0]))
-        axes.set_xscale("log", base=2)
+    for axes, (dtype, lines) in zip(grid[0], found.items(), strict=True):
+        for top_layers, tasks, line in lines:
+            draw_curve(axes, int(top_layers), tasks, line)
+        over_tasks(axes, "tasks asked of one text")
         axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("tasks asked of one text")
         axes.set_title(dtype)
     grid[0][0].set_ylabel("times faster than dedicated forwards")
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -119,20 +106,25 @@ def draw_curves(figures: Figures) -> Drawing | None:
     return drawing
 
 
-def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) -> None:
+def over_tasks(axes: Axes, label: str) -> None:
+    """Let a logarithmic axis with whole numbers go across."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel(label)
+
+
+def draw_curve(axes: Axes, top_layers: int, tasks: Sequence[int], line: Sequence[Figure]) -> None:
     """Draw a line with its deciles, and the bound as a dashed line of the same colour.
 
     At few tasks the ratio shows how much faster one forward is than the rival's. The bound counts
     only layers, so the dashed line is scaled to begin at the first point of the line.
     """
-    tasks = [num_tasks for num_tasks, _ in line]
     colour, mark = SERIES[(top_layers - 1) % len(SERIES)]
-    errors = decile_distances([figure for _, figure in line])
-    values = [figure.value for _, figure in line]
+    values = [it.value for it in line]
     axes.errorbar(
         tasks,
         values,
-        yerr=errors,
+        yerr=decile_distances(line),
         marker=mark,
         ms=5,
         capsize=2,
@@ -151,13 +143,11 @@ def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
     return [below, above]
 
 
-def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing | None:
+def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing:
     """Milliseconds of all systems of a race, from fast to slow."""
     found = points(figures, rf"{re.escape(prefix)}\.ms\.(.+)")
-    if not found:
-        return None
-    ordered = sorted(found.items(), key=lambda it: -it[1].value)
-    names = [name for (name,), _ in ordered]
+    ordered = sorted(found, key=lambda it: -it[1].value)
+    names = [match[1] for match, _ in ordered]
     times = [figure for _, figure in ordered]
     drawing, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2), layout="constrained")
     axes.barh(
@@ -190,76 +180,44 @@ def colour_of(name: str) -> str:
     return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
-def draw_flat(figures: Figures) -> Drawing | None:
+def draw_flat(figures: Figures) -> Drawing:
     """Cost of a batch over the number of its tasks."""
-    found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
-    if not found:
-        return None
-    lines = defaultdict[str, list[tuple[int, Figure]]](list)
-    for (name, count), figure in found.items():
-        lines[name].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
-    for (colour, mark), (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
-        ordered = sorted(line, key=lambda point: point[0])
+    lines = lines_of(figures, r"forward\.flat\.(?P<line>[a-z0-9.]+)\.n(?P<place>\d+)")
+    for (colour, mark), (name, counts, line) in zip(SERIES, lines, strict=False):
         axes.errorbar(
-            [count for count, _ in ordered],
-            [figure.value for _, figure in ordered],
-            yerr=decile_distances([figure for _, figure in ordered]),
+            counts,
+            [it.value for it in line],
+            yerr=decile_distances(line),
             marker=mark,
             color=colour,
             capsize=2,
             label=name,
         )
     axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("different tasks in a batch of 32 texts")
+    over_tasks(axes, "different tasks in a batch of 32 texts")
     axes.set_ylabel("times the cost of one task")
     axes.set_title("Cost over the number of tasks, MiniLM")
     drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return drawing
 
 
-def f1_scores(figures: Figures) -> dict[str, dict[str, float]]:
-    """Return the test score of each way, by set."""
-    scores = dict[str, dict[str, float]]()
-    for (name, way), figure in points(figures, r"race\.five\.f1\.([a-z0-9_]+)\.(.+)").items():
-        scores.setdefault(name, {})[way] = figure.value
-    return scores
-
-
-def mean_f1(figures: Figures) -> dict[str, float]:
-    """Return the mean of the sets, by way; empty without figures."""
-    scores = f1_scores(figures)
-    return {way: mean(of_set[way] for of_set in scores.values()) for way in WAYS if scores}
-
-
-def speeds(figures: Figures) -> dict[str, float | None]:
-    """Return the requests per second on MiniLM of five tasks of each way.
+def draw_race(figures: Figures) -> Drawing:
+    """Draw requests per second over the mean macro F1, one point for each way on MiniLM.
 
     The speed of full models is that of the faster system that holds five with packed layers.
     """
-    found = {name: it.value for name, it in figures.items()}
     start = "race.five.minilm"
-    full = [
-        found.get(f"{start}.{system}.sequential_per_s", 0.0)
-        for system in ("packed_models", "nunatak_full")
-    ]
-    ours = {
-        way: found.get(f"{start}.nunatak.sequential_per_s.{way}")
-        for way in ("top-3", "lora-middle", "head")
+    full = (f"{start}.{it}.sequential_per_s" for it in ("packed_models", "nunatak_full"))
+    ours = points(figures, rf"{re.escape(start)}\.nunatak\.sequential_per_s\.(.+)")
+    speeds = {"full": max(figures[it].value for it in full)}
+    speeds |= {match[1]: it.value for match, it in ours}
+    scores = {
+        way: mean(it.value for _, it in points(figures, rf"race\.five\.f1\.\w+\.{way}"))
+        for way in speeds
     }
-    return {"full": max(full) or None, **ours}
-
-
-def draw_race(figures: Figures) -> Drawing | None:
-    """Draw requests per second over macro F1, one point for each way on MiniLM."""
-    scores = mean_f1(figures)
-    found = {way: it for way, it in speeds(figures).items() if it is not None and way in scores}
-    if not found:
-        return None
     drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
-    for way, per_s in found.items():
+    for way, per_s in speeds.items():
         system = "transformers" if way == "full" else "nunatak"
         axes.scatter([scores[way]], [per_s], color=COLOURS[system], marker="o", s=70)
         name = "five full models, packed" if way == "full" else f"Nunatak, {WAYS[way]}"

@@ -59,6 +59,8 @@ class Sheet:
     rounds: int = 1
     machine: str | None = None
     """Another machine that measured; None: this one."""
+    reason: str | None = None
+    """Why goals are missed, if some are."""
 
     def record(
         self,
@@ -86,7 +88,7 @@ class Sheet:
             date=datetime.now(UTC).date().isoformat(),
             hardware=self.machine or hardware(),
             versions=_versions(),
-            reason=reason,
+            reason=reason or self.reason,
         )
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as lines:
@@ -114,14 +116,19 @@ def figures_parser(
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
+    parser.add_argument("--reason", help="why goals are missed, if some are")
     return parser
 
 
 def open_sheet(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Sheet]:
     """Read the options; the command in the figures names every option, also the defaults."""
     options = parser.parse_args()
-    rounds = getattr(options, "rounds", 1)
-    return options, Sheet(command=command_of(vars(options)), file=options.figures, rounds=rounds)
+    return options, Sheet(
+        command=command_of(vars(options)),
+        file=options.figures,
+        rounds=getattr(options, "rounds", 1),
+        reason=options.reason,
+    )
 
 
 def command_of(options: Mapping[str, object]) -> str:

@@ -10,6 +10,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -45,13 +46,9 @@ def tolerance(dtype_name: str) -> float:
     return {"fp32": FP32_TOLERANCE, "bf16": BF16_TOLERANCE, "int8": INT8_TOLERANCE}[dtype_name]
 
 
-def local(
-    name: str, answer: Callable[[], Tensor], *, tolerance: float = FP32_TOLERANCE, repeats: int = 3
-) -> System:
-    """Return a system of this process, whose time is the median of `repeats` runs."""
-    return System(
-        name=name, answer=answer, seconds=lambda: seconds(answer, repeats), tolerance=tolerance
-    )
+def local(name: str, answer: Callable[[], Tensor], *, tolerance: float = FP32_TOLERANCE) -> System:
+    """Return a system of this process, whose time is the median of a few runs."""
+    return System(name=name, answer=answer, seconds=partial(seconds, answer), tolerance=tolerance)
 
 
 def clock_name() -> str:
@@ -130,6 +127,13 @@ def interleave(
             if number >= warm_up:
                 times[name].append(elapsed)
     return times
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int, repeats: int = 3) -> Times:
+    """Time runs of this process whose answers need no check, in turns."""
+    with torch.inference_mode():
+        timed = {name: partial(seconds, run, repeats) for name, run in runs.items()}
+        return interleave(timed, rounds)
 
 
 def ratios(times: Times, slow: str, fast: str) -> list[float]:

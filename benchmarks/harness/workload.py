@@ -9,13 +9,13 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.rounds import System, local, tolerance
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Method
 from nunatak_model import (
@@ -82,6 +82,19 @@ class Setting:
     def label(self, system: str) -> str:
         """Return the name of a system in this number format."""
         return f"{system}.{self.name}"
+
+    def system(self, name: str, answer: Callable[[], Tensor]) -> System:
+        """Return a system in this number format."""
+        return local(self.label(name), answer, tolerance=tolerance(self.name))
+
+    def runs(
+        self, encodings: Sequence[Encoding], methods: Sequence[Method]
+    ) -> dict[str, Callable[[], Tensor]]:
+        """Return one mixed forward of the same texts in each form of the backbone."""
+        return {
+            f"nunatak{form}": mixed_run(backbone, encodings, random_tasks(backbone, methods))
+            for form, backbone in self.forms.items()
+        }
 
 
 def dtypes() -> dict[str, torch.dtype]:
@@ -206,11 +219,6 @@ def padded(encodings: Sequence[Encoding]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward; logits [rows, labels] on the host."""
-    return torch.stack(forward(backbone, rows)).cpu()
-
-
 def random_tasks(backbone: Backbone, methods: Iterable[Method]) -> list[Task]:
     """Return a task for each method, with another seed each."""
     return [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
@@ -218,13 +226,16 @@ def random_tasks(backbone: Backbone, methods: Iterable[Method]) -> list[Task]:
 
 def mixed_run(
     backbone: Backbone, encodings: Sequence[Encoding], tasks: Sequence[Task]
-) -> partial[Tensor]:
-    """Return one mixed forward of all texts; the tasks take turns."""
+) -> Callable[[], Tensor]:
+    """Return one mixed forward of all texts; the tasks take turns.
+
+    It gives the logits [rows, labels] on the host.
+    """
     rows = [
         Row(encoding=encoding, branch=tasks[index % len(tasks)].branch)
         for index, encoding in enumerate(encodings)
     ]
-    return partial(mixed, backbone, rows)
+    return lambda: torch.stack(forward(backbone, rows)).cpu()
 
 
 def product(x: Tensor, linear: Linear, **_: object) -> Tensor:

@@ -3,10 +3,9 @@
 For each set, a full fine-tune learns from labelled examples and is published. It then teaches other
 texts, whose labels nobody reads, to tasks that share the backbone: `nunatak adopt`. Both are scored
 on the same test examples. What the registry holds is not trained again, and finished students stay
-in the results folder. With `--banking`, tasks learn the whole of BANKING77 instead.
+in the results folder.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import process_time
@@ -32,8 +31,8 @@ DEV_ROWS = 300
 Named = Mapping[str, JsonValue]
 COMMON: Named = {"max_length": 64, "metric": "f1_macro"}
 TEACHER: Named = {"method": "full", "learning_rate": 2e-4, "epochs": 3}
-STUDENTS: Mapping[str, Named] = {"top-3": {"method": "topk", "layers": 3}}
-BANKING: Mapping[str, Named] = {"head": {"method": "head", "epochs": 30}}
+WAY = "top-3"
+STUDENT: Named = {"method": "topk", "layers": 3}
 
 
 class Student(BaseModel):
@@ -47,7 +46,7 @@ class Student(BaseModel):
     agreement: float
     gap: tuple[float, float]
     """The bounds at 95 % of `own` less `teacher`, by a paired bootstrap of the test examples."""
-    seconds: float | None = None
+    seconds: float
     """CPU time of the whole adoption, with asking and publishing."""
 
 
@@ -59,18 +58,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="labelled examples of a teacher")
     parser.add_argument("--texts", type=int, default=2000, help="texts without labels")
     parser.add_argument("--test", type=int, default=1500, help="most test examples")
-    parser.add_argument("--banking", help="backbone that learns the whole of BANKING77")
-    parser.add_argument("--reason", help="why a figure misses its goal, if one does")
     options, sheet = open_sheet(parser)
-    backbone = load_backbone(options.banking or "minilm")
+    backbone = load_backbone()
     with Registry.open(WORK / "registry") as registry:
-        if options.banking:
-            folder, name = options.data / "banking77", Path(options.banking).name
-            learn_banking(folder, name, registry, backbone, sheet, options.reason)
-            return
         for name in options.sets:
             parts = parts_of(options.data / name, options.rows, options.texts, options.test)
-            record_set(name, students_of(name, parts, registry, backbone), sheet, options.reason)
+            record_set(f"{name}.{WAY}", student_of(name, parts, registry, backbone), sheet)
 
 
 def parts_of(folder: Path, rows: int, texts: int, test: int) -> dict[str, Sequence[Row]]:
@@ -89,39 +82,34 @@ def read(folder: Path, part: str) -> Sequence[Row]:
     return [{"text": row["text"], "label": row["label"]} for row in read_part(folder, part)]
 
 
-def students_of(
+def student_of(
     name: str, parts: Mapping[str, Sequence[Row]], registry: Registry, backbone: Backbone
-) -> dict[str, Student]:
-    """Return each student of a set; the teacher is trained if the registry lacks it."""
-    task = name.replace("_", "-")
+) -> Student:
+    """Return the student of a set; the teacher is trained if the registry lacks it."""
+    task, file = name.replace("_", "-"), WORK / f"{name}-{WAY}.json"
+    if file.exists():
+        return Student.model_validate_json(file.read_text(encoding="utf-8"))
     try:
         teacher = registry.resolve(f"{task}-full").reference
     except TaskNotFoundError:
         labelled = {it: parts[it] for it in ("train", "dev", "test")}
         teacher = run(f"{task}-full", labelled, TEACHER, registry, backbone).manifest.reference
-    found = dict[str, Student]()
-    for way, named in STUDENTS.items():
-        file = WORK / f"{name}-{way}.json"
-        if not file.exists():
-            given = {"train": parts["texts"], "test": parts["test"]}
-            choice = TeacherChoice(task=teacher)
-            started = process_time()
-            outcome = run(f"{task}-{way}", given, named, registry, backbone, choice)
-            record = outcome.manifest.teacher
-            if record is None or record.score is None or record.own_score is None:
-                raise ValueError(f"{name} has no labelled test examples")
-            seconds = process_time() - started
-            own = outcome.manifest.reference
-            student = Student(
-                teacher=record.score.value,
-                own=record.own_score.value,
-                agreement=record.agreement.value,
-                gap=gap_interval(parts["test"], (own, teacher), registry, backbone),
-                seconds=seconds,
-            )
-            file.write_text(student.model_dump_json(), encoding="utf-8")
-        found[way] = Student.model_validate_json(file.read_text(encoding="utf-8"))
-    return found
+    given = {"train": parts["texts"], "test": parts["test"]}
+    started = process_time()
+    choice = TeacherChoice(task=teacher)
+    manifest = run(f"{task}-{WAY}", given, STUDENT, registry, backbone, choice).manifest
+    record, seconds = manifest.teacher, process_time() - started
+    if record is None or record.score is None or record.own_score is None:
+        raise ValueError(f"{name} has no labelled test examples")
+    student = Student(
+        teacher=record.score.value,
+        own=record.own_score.value,
+        agreement=record.agreement.value,
+        gap=gap_interval(parts["test"], (manifest.reference, teacher), registry, backbone),
+        seconds=seconds,
+    )
+    file.write_text(student.model_dump_json(), encoding="utf-8")
+    return student
 
 
 def gap_interval(
@@ -161,56 +149,19 @@ def run(
     )
 
 
-def record_set(name: str, found: Mapping[str, Student], sheet: Sheet, reason: str | None) -> None:
-    """Record the gap, the agreement and the time of each student of a set."""
-    for way, it in found.items():
-        place = f"{name}.{way}"
-        gap = it.own - it.teacher
-        sheet.record(
-            f"{PREFIX}.gap.{place}",
-            [gap],
-            unit=f"macro F1 of the student less the teacher's {it.teacher:.3f}, test examples; "
-            f"at 95 % {it.gap[0]:.3f} to {it.gap[1]:.3f}",
-            goal=">= -0.01",
-            reason=reason if gap < -0.01 else None,
-        )
-        unit = "of the test examples have the teacher's label"
-        sheet.record(f"{PREFIX}.agreement.{place}", [it.agreement], unit=unit)
-        unit = "s of CPU time for the adoption, with asking and publishing, one thread"
-        if it.seconds is not None:
-            sheet.record(f"{PREFIX}.seconds.{place}", [it.seconds], unit=unit, goal="<= 600")
-
-
-def learn_banking(
-    folder: Path,
-    name: str,
-    registry: Registry,
-    backbone: Backbone,
-    sheet: Sheet,
-    reason: str | None,
-) -> None:
-    """Record the accuracy of the try with the best dev score, on the official test examples."""
-    parts = {it: read(folder, it) for it in ("train", "dev", "test")}
-    tries = dict[str, tuple[float, float]]()
-    for way, named in BANKING.items():
-        file = WORK / f"banking77-{name}-{way}.json"
-        if not file.exists():
-            asked = {**named, "metric": "accuracy"}
-            outcome = run(f"banking77-{way}", parts, asked, registry, backbone)
-            scored = outcome.manifest
-            scores = [it[0].value for it in (scored.metrics, scored.test_metrics)]
-            file.write_text(json.dumps(scores), "utf-8")
-        dev, test = json.loads(file.read_text("utf-8"))
-        tries[way] = dev, test
-    way = max(tries, key=lambda it: tries[it][0])
-    bound = 0.90 if name == "minilm" else 0.915
+def record_set(place: str, found: Student, sheet: Sheet) -> None:
+    """Record the gap, the agreement and the time of the student of a set."""
     sheet.record(
-        f"decisions.banking77.{name}",
-        [tries[way][1]],
-        unit=f"accuracy on 3,080 test examples, {way} on {len(parts['train']):,} train examples",
-        goal=f">= {bound}",
-        reason=reason if tries[way][1] < bound else None,
+        f"{PREFIX}.gap.{place}",
+        [found.own - found.teacher],
+        unit=f"macro F1 of the student less the teacher's {found.teacher:.3f}, test examples; "
+        f"at 95 % {found.gap[0]:.3f} to {found.gap[1]:.3f}",
+        goal=">= -0.01",
     )
+    unit = "of the test examples have the teacher's label"
+    sheet.record(f"{PREFIX}.agreement.{place}", [found.agreement], unit=unit)
+    unit = "s of CPU time for the adoption, with asking and publishing, one thread"
+    sheet.record(f"{PREFIX}.seconds.{place}", [found.seconds], unit=unit, goal="<= 600")
 
 
 if __name__ == "__main__":

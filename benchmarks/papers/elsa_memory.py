@@ -110,11 +110,10 @@ class Memory(BaseModel):
         return self.saved(own, self.mapped, System.FULL_MODELS)
 
 
-def read_memory(folder: Path) -> Memory | None:
-    """Return the newest measurement of memory; None if there is none."""
-    file = folder / f"{MEMORY}.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return Memory.model_validate_json(lines[-1]) if lines else None
+def read_memory(folder: Path) -> Memory:
+    """Return the newest measurement of memory."""
+    lines = (folder / f"{MEMORY}.jsonl").read_text(encoding="utf-8").splitlines()
+    return Memory.model_validate_json(lines[-1])
 
 
 def record(memory: Memory, sheet: Sheet) -> None:
@@ -200,16 +199,11 @@ def measure(
         log=work / "copies.log",
     )
     counts = sorted({it for it in copied if it < count} | {count})
-    private, mapped = (
-        dict(
-            zip(
-                counts,
-                pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone),
-                strict=True,
-            )
-        )
+    full = [
+        pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone)
         for it in systems[1:]
-    )
+    ]
+    private, mapped = (dict(zip(counts, them, strict=True)) for them in full)
     return Memory(
         backbone=loaded.name,
         embedding=size.embedding,

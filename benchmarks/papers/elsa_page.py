@@ -6,9 +6,12 @@ Memory is measured here (`elsa_memory`), and quality comes from the lines of the
 `python -m benchmarks.papers.render` writes the page again, from the lines that exist.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmarks.harness.plots import save_svg
 from benchmarks.harness.recording import FIGURES, ROOT, Sheet, figures_parser
@@ -26,18 +29,18 @@ from benchmarks.papers.elsa_memory import (
     read_memory,
     record,
 )
-from benchmarks.papers.elsa_plot import FLOAT32_BYTES, SHOWN_OWN, draw
-from benchmarks.papers.elsa_table import (
-    FAIR_STEPS,
-    LEFT_OUT,
-    ElsaTable,
-    best_table,
-    elsa_tables,
-    named,
-)
+from benchmarks.papers.elsa_table import LEFT_OUT, ElsaTable, best_table, elsa_tables, named
 from benchmarks.papers.lines import LINES, read_lines
+from benchmarks.savings.systems import System
 from nunatak_contract.cards import markdown_table
+from nunatak_model import parameters_saved
+from nunatak_training.sweeps.reporting import COLOURS, legend_below
 
+SHOWN_OWN = 3
+"""The own layers of a fourth of the model, the paper's point."""
+FLOAT32_BYTES = 4
+PAPER = {6: 0.9845, 7: 0.9737, 8: 0.9612, 9: 0.9545, 10: 0.937, 11: 0.9007, 12: 0.5903}
+"""Quality kept by RoBERTa base with N layers frozen (Lee, Tang and Lin 2020, A.3)."""
 WORK = ROOT / ".bench" / "elsa"
 PAGE = FIGURES.parent / "elsa.md"
 PLOT = "elsa.svg"
@@ -65,8 +68,7 @@ NOTES = """- **Formula**: Lee, Tang and Lin 2020, sec. 4.3, from the shapes of t
   whose full fine-tuning beats the best constant answer by three deviations. Intervals are Student's
   at 95 %, over seeds.
 - The grey curve is the paper's RoBERTa base, trained on whole sets.
-"""
-TUNED = f"""- {BACKBONE} was tuned as a sentence encoder after pretraining, on pairs of NLI, Quora,
+- {backbone} was tuned as a sentence encoder after pretraining, on pairs of NLI, Quora,
   Natural Questions and others, so it is no plain BERT or RoBERTa.
 """
 
@@ -101,100 +103,142 @@ def write_page(lines: Path, page: Path) -> None:
 def made(lines: Path) -> tuple[str, Figure]:
     """Return the page and its picture."""
     memory = read_memory(lines)
-    table = best_table(elsa_tables(read_lines(lines / f"{SWEEP}.jsonl")))
-    return page_text(memory, table), draw(memory, None if table is None else table[1])
+    best = best_table(elsa_tables(read_lines(lines / f"{SWEEP}.jsonl")))
+    if best is None:
+        raise ValueError(f"{lines} has no run of {SWEEP} above chance")
+    setting, table = best
+    parts = (HEAD, summary(memory, setting, table), rows_of(memory, table), notes(memory, table))
+    return "\n".join(parts), draw(memory, table)
 
 
-def page_text(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
-    """Return the page: the picture, one table, and what the numbers are."""
-    parts = (summary(memory, table), rows_of(memory, table), notes(memory, table))
-    return "\n".join((HEAD, *(part for part in parts if part)))
+def summary(memory: Memory, setting: str, table: ElsaTable) -> str:
+    """Return one paragraph with the numbers at three own layers."""
+    own, count = SHOWN_OWN, memory.num_tasks
+    kept, others = quality_cells(table, table.num_layers - own)
+    return (
+        f"{count} tasks with {own} own layers each on {memory.backbone} take "
+        f"{memory.ours[own][count - 1] / 1e9:.2f} GB in one process, and {count} full copies "
+        f"{memory.private[count] / 1e9:.2f} GB with all their pages in memory, or "
+        f"{memory.mapped[count] / 1e9:.2f} GB mapped from files after one text each. Without "
+        f"the runtime of both, this saves {memory.saved_private(own):.1%} or "
+        f"{memory.saved_mapped(own):.1%}; the formula says {memory.formula(own):.1%}. "
+        f"At this depth {kept} of the quality of full fine-tuning remains, as "
+        f"the mean of {named(table.learned)} ({setting}, {table.num_steps} steps). "
+        f"Without {LEFT_OUT}, which its first version sets aside, it is {others}.\n"
+    )
 
 
-def summary(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
-    """Return one sentence with the numbers at three own layers; each part only if measured."""
-    own, said = SHOWN_OWN, list[str]()
-    if memory is not None and own in memory.ours:
-        count = memory.num_tasks
-        said.append(
-            f"{count} tasks with {own} own layers each on {memory.backbone} take "
-            f"{memory.ours[own][count - 1] / 1e9:.2f} GB in one process, and {count} full copies "
-            f"{memory.private[count] / 1e9:.2f} GB with all their pages in memory, or "
-            f"{memory.mapped[count] / 1e9:.2f} GB mapped from files after one text each. Without "
-            f"the runtime of both, this saves {memory.saved_private(own):.1%} or "
-            f"{memory.saved_mapped(own):.1%}; the formula says {memory.formula(own):.1%}."
-        )
-    if table is not None and (frozen := table[1].num_layers - own) in table[1].depths:
-        kept = table[1].average(frozen)
-        said.append(
-            f"At this depth {kept.text('{:.1%}')} of the quality of full fine-tuning remains, as "
-            f"the mean of {named(table[1].learned)} ({table[0]}, {table[1].num_steps} steps)."
-        )
-        if LEFT_OUT in table[1].learned and len(table[1].learned) > 1:
-            others = table[1].average(frozen, without=LEFT_OUT)
-            share = others.text("{:.1%}")
-            said.append(f"Without {LEFT_OUT}, which its first version sets aside, it is {share}.")
-        if table[1].num_steps < FAIR_STEPS:
-            said.append(
-                f"The paper's shortest runs have {FAIR_STEPS} steps, so runs as short as these "
-                "neither show nor refute its claim."
-            )
-    return " ".join(said) + "\n" if said else "Nothing is measured yet.\n"
-
-
-def rows_of(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
-    """Return the table with a row for each number of frozen layers that has a number."""
-    if memory is None and table is None:
-        return ""
-    num_layers = table[1].num_layers if table is not None else memory.num_layers if memory else 0
-    depths = set(table[1].depths if table else ())
-    depths |= {num_layers - own for own in (memory.ours if memory else ())}
-    rows = list[list[str]]()
-    for frozen in sorted(depths):
-        own = num_layers - frozen
-        rows.append([str(frozen), *memory_cells(memory, own), *quality_cells(table, frozen)])
+def rows_of(memory: Memory, table: ElsaTable) -> str:
+    """Return the table with a row for each number of frozen layers."""
+    rows = [
+        [
+            str(frozen),
+            *memory_cells(memory, table.num_layers - frozen),
+            *quality_cells(table, frozen),
+        ]
+        for frozen in table.depths
+    ]
     header = ("frozen layers", "own MB a task", "saved: formula", "ledger", "PSS, private copies")
     quality = ("PSS, mapped copies", "quality kept", f"without {LEFT_OUT}")
     return markdown_table((*header, *quality), rows)
 
 
-def quality_cells(table: tuple[str, ElsaTable] | None, frozen: int) -> list[str]:
-    """Return the cells of a row about quality; empty where nothing has run."""
-    if table is None or frozen not in table[1].depths:
-        return ["", ""]
-    has_others = bool(set(table[1].learned) - {LEFT_OUT})
-    kept = [table[1].average(frozen).text("{:.1%}")]
-    if has_others:
-        kept.append(table[1].average(frozen, without=LEFT_OUT).text("{:.1%}"))
-    return kept + [""] * (2 - len(kept))
+def quality_cells(table: ElsaTable, frozen: int) -> list[str]:
+    """Return the quality kept, of all tasks and without CoLA."""
+    return [table.average(frozen, without=it).text("{:.1%}") for it in (None, LEFT_OUT)]
 
 
-def memory_cells(memory: Memory | None, own: int) -> list[str]:
-    """Return the cells of a row about memory; empty where nothing is measured."""
-    if memory is None:
-        return [""] * 5
+def memory_cells(memory: Memory, own: int) -> list[str]:
+    """Return the size of a task, and the saved shares in all counts."""
     size = FLOAT32_BYTES * (own * memory.per_layer + memory.output) / 1e6
-    shares = [memory.formula(own)]
-    if own in memory.ours:
-        shares += [memory.ledger[own], memory.saved_private(own), memory.saved_mapped(own)]
-    cells = [f"{size:.1f}", *(f"{share:.1%}" for share in shares)]
-    return cells + [""] * (5 - len(cells))
+    shares = (memory.formula(own), memory.ledger[own])
+    measured = (memory.saved_private(own), memory.saved_mapped(own))
+    return [f"{size:.1f}", *(f"{share:.1%}" for share in (*shares, *measured))]
 
 
-def notes(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
+def notes(memory: Memory, table: ElsaTable) -> str:
     """Return what the columns are, and what is missing."""
-    said = [NOTES.format(short=SHORT_EXAMPLES)]
-    if memory is not None and memory.backbone == BACKBONE:
-        said.append(TUNED)
-    if table is not None:
-        runs = table[1]
-        at_chance = sorted(set(runs.tasks) - set(runs.learned))
-        for said_of, tasks in (("missing", runs.unfinished), ("at chance", at_chance)):
-            if tasks:
-                said.append(f"- Sets with runs still {said_of}, in no mean: {named(tasks)}.\n")
-    if memory is not None:
-        said.append(f"- Memory: {memory.hardware}, {memory.date}.\n")
-    return "".join(said)
+    said = [NOTES.format(short=SHORT_EXAMPLES, backbone=BACKBONE)]
+    at_chance = sorted(set(table.tasks) - set(table.learned))
+    for said_of, tasks in (("missing", table.unfinished), ("at chance", at_chance)):
+        if tasks:
+            said.append(f"- Sets with runs still {said_of}, in no mean: {named(tasks)}.\n")
+    return "".join((*said, f"- Memory: {memory.hardware}, {memory.date}.\n"))
+
+
+def draw(memory: Memory, table: ElsaTable) -> Figure:
+    """Draw memory over tasks, and quality over memory; the colour of k is the same in both."""
+    drawing = Figure(figsize=(12, 5.2), layout="constrained")
+    left, right = drawing.subplots(1, 2)
+    draw_memory(left, memory)
+    draw_quality(right, memory, table)
+    legend_below(drawing, [left, right])
+    return drawing
+
+
+def draw_memory(axes: Axes, memory: Memory) -> None:
+    """Draw the measured PSS as points and the formula as lines, over the number of tasks."""
+    size, count = memory.size, memory.num_tasks
+    floor = memory.runtime[System.NUNATAK]
+    axes.axhspan(0, floor / 1e9, color="#e8e8e8", label="runtime without weights")
+    tasks = range(1, count + 1)
+    for own, colour in zip(sorted(memory.ours), COLOURS, strict=False):
+        shared = size.embedding + (size.num_layers - own) * size.per_layer
+        each = own * size.per_layer + size.output
+        predicted = [(floor + FLOAT32_BYTES * (shared + it * each)) / 1e9 for it in tasks]
+        axes.plot(tasks, predicted, ls="--", lw=1, color=colour)
+        measured = [it / 1e9 for it in memory.ours[own]]
+        axes.plot(tasks, measured, ls="", marker="o", ms=5, color=colour, label=f"{own} own layers")
+    for copies, system, mark, label in (
+        (memory.private, System.FULL_MODELS_PRIVATE, "s", "full copies, private pages"),
+        (memory.mapped, System.FULL_MODELS, "^", "full copies, mapped, one text each"),
+    ):
+        base = memory.runtime[system]
+        if system is System.FULL_MODELS_PRIVATE:
+            predicted = [(base + FLOAT32_BYTES * it * size.total) / 1e9 for it in tasks]
+            axes.plot(tasks, predicted, ls="--", lw=1, color="black", label="formula")
+        values = [it / 1e9 for it in copies.values()]
+        axes.plot(list(copies), values, ls="", marker=mark, ms=6, color="black", label=label)
+    share, formula = memory.saved_private(SHOWN_OWN), memory.formula(SHOWN_OWN)
+    said = f"saved {share:.1%}\n(formula {formula:.1%})"
+    shown, whole = memory.ours[SHOWN_OWN][count - 1] / 1e9, memory.private[count] / 1e9
+    axes.annotate("", (count, shown), xytext=(count, whole), arrowprops={"arrowstyle": "->"})
+    axes.annotate(said, (count - 0.15, (shown + whole) / 2), ha="right", va="center")
+    axes.set(xlabel="tasks in memory", ylabel="GB of the process (PSS)", xlim=(0.5, count + 0.5))
+    axes.set_ylim(bottom=0)
+
+
+def draw_quality(axes: Axes, memory: Memory, table: ElsaTable) -> None:
+    """Draw quality kept over the measured share, with the paper's curve behind."""
+    num_tasks = memory.num_tasks
+    formula = [parameters_saved(memory.size, num_tasks=num_tasks, num_frozen=it) for it in PAPER]
+    axes.plot(
+        formula, list(PAPER.values()), color="#8a8f96", lw=1.2, marker=".",
+        label="the paper's RoBERTa base",
+    )  # fmt: skip
+    colours = dict[int, str](zip(sorted(OWN), COLOURS, strict=False))
+    for frozen in table.depths:
+        draw_point(axes, table, frozen, memory, colours)
+    axes.axhline(0.95, ls=":", lw=1, color="black")
+    axes.set(xlabel=f"saved with {num_tasks} tasks", ylabel="quality of full fine-tuning kept")
+    for axis in (axes.yaxis, axes.xaxis):
+        axis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+
+
+def draw_point(
+    axes: Axes, table: ElsaTable, frozen: int, memory: Memory, colours: Mapping[int, str]
+) -> None:
+    """Draw the quality at one depth over the measured share."""
+    kept, own = table.average(frozen), table.num_layers - frozen
+    across, low, high = memory.saved_private(own), kept.low, kept.high
+    bars = None if low is None or high is None else [[kept.mean - low], [high - kept.mean]]
+    colour = colours[own]
+    axes.errorbar([across], [kept.mean], yerr=bars, fmt="o", ms=6, capsize=3, color=colour)
+    others = table.average(frozen, without=LEFT_OUT).mean
+    label = f"without {LEFT_OUT}" if frozen == table.depths[0] else None
+    axes.plot([across], [others], marker="o", ms=6, mfc="none", ls="", color=colour, label=label)
+    where = (across, kept.mean)
+    axes.annotate(f"N = {frozen}", where, xytext=(5, 5), textcoords="offset points")
 
 
 if __name__ == "__main__":

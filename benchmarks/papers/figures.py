@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.papers.elsa_memory import MEMORY, Memory
+from benchmarks.papers.elsa_memory import MEMORY, Memory, read_memory
 from benchmarks.papers.elsa_table import (
     LEFT_OUT,
     TASK_TARGET,
@@ -42,12 +42,16 @@ def read_all(folder: Path) -> Lines:
     return found
 
 
-def figures_of(lines: Lines, memory: Memory | None) -> Figures:
-    """Return all figures that the lines give."""
+def all_figures(folder: Path) -> Figures:
+    """Return the figures of a folder of lines."""
+    return figures_of(read_all(folder)) | memory_figures(read_memory(folder))
+
+
+def figures_of(lines: Lines) -> Figures:
+    """Return all figures that the runs give."""
     return {
         **elsa_figures("mpnet", lines.get("elsa-mpnet", ())),
         **elsa_figures("minilm", lines.get("elsa-minilm", ())),
-        **memory_figures(memory),
         **adapter_figures(lines.get("adapter", ())),
         **rate_figures(lines.get("robustness", ())),
         **graddrop_figures(lines.get("graddrop", ())),
@@ -121,31 +125,24 @@ def steepness(table: ElsaTable, seed: int, lowest: int) -> float:
     return (one - none) - (many - one) / (top - 1 - lowest)
 
 
-def memory_figures(memory: Memory | None) -> Figures:
-    """Return the saved shares and their largest distance from the formula."""
-    if memory is None:
-        return {}
-    found, distances = Figures(), list[float]()
-    for own in memory.ours:
-        name = f"elsa.mpnet.saved.n{memory.num_layers - own}"
-        found[f"{name}.pss"] = estimate([memory.saved_private(own)])
-        found[f"{name}.formula"] = estimate([memory.formula(own)])
-        distances.append(abs(memory.saved_private(own) - memory.formula(own)))
-    found["elsa.mpnet.saved.distance"] = estimate([max(distances)])
-    return found
+def memory_figures(memory: Memory) -> Figures:
+    """Return the largest distance of the saved shares from the formula."""
+    distances = [abs(memory.saved_private(own) - memory.formula(own)) for own in memory.ours]
+    return {"elsa.mpnet.saved.distance": estimate([max(distances)])}
 
 
 def adapter_figures(runs: Sequence[PaperRun]) -> Figures:
-    """Return the gain of adapters over full fine-tuning at 1k examples, as the mean over tasks.
+    """Return the gain of adapters over full fine-tuning at 1k examples, and of wide adapters.
 
-    Rate and, in `adapters.gain1k`, width are those with the best dev score; scores are of test.
+    Rate and, in `adapters.gain1k`, width are those with the best dev score; scores are of test, as
+    the mean over tasks.
     """
     plain = [it for it in runs if it.run.sweep == "adapter"]
     families, methods = (_by_finished_task(plain, name_of) for name_of in (family_of, method_of))
-    pairs = {"adapters.gain1k": (families, ADAPTERS, "full")}
-    for method in sorted({name for it in methods for name in it} - {"full"}):
-        pairs[f"adapters.gain1k.{method.replace(' ', '')}"] = (methods, method, "full")
-    pairs["adapters.width"] = (methods, "bottleneck 256", "bottleneck 64")
+    pairs = {
+        "adapters.gain1k": (families, ADAPTERS, "full"),
+        "adapters.width": (methods, "bottleneck 256", "bottleneck 64"),
+    }
     found = Figures()
     for name, (tasks, first, second) in pairs.items():
         gains = paired([(it[first], it[second]) for it in tasks if {first, second} <= set(it)])
@@ -216,15 +213,11 @@ def _gains_over_controls(prefix: str, tasks: Sequence[By], *, over: str = "") ->
 
 
 def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
-    """Return the mean score over other languages of each method, and the gains."""
+    """Return the gains of adapters and of dropped gradients, as the mean of other languages."""
     found = Figures()
     for task, short in SENTENCES.items():
         ours = [it for it in runs if it.run.task == task and it.transfer]
         tuned = [it for it in ours if it.run.sweep == "zeroshot"]
-        scores = at_best_rate(tuned, transferred, method_of)
-        for method, by_seed in scores.items():
-            name = f"zeroshot.{short}.{method.replace(' ', '')}"
-            found[name] = estimate(list(by_seed.values()))
         families = at_best_rate(tuned, transferred, family_of)
         if {ADAPTERS, "full"} <= set(families):
             gains = paired([(families[ADAPTERS], families["full"])])

@@ -22,8 +22,8 @@ from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.figures import (
     SENTENCES,
     Lines,
+    all_figures,
     at_best_rate,
-    figures_of,
     method_of,
     read_all,
     transferred,
@@ -33,7 +33,6 @@ from benchmarks.papers.lines import LINES, PaperRun
 from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps.reporting import cells_markdown, cells_of, regularizer_label
 
-SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"
 HEAD = """# The papers' tables
 
@@ -101,7 +100,7 @@ def record_claims(folder: Path) -> None:
 
 def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
     """Return value and unit of each figure that a claim names, by its name among all figures."""
-    figures = figures_of(read_all(folder), read_memory(folder))
+    figures = all_figures(folder)
     found = dict[str, tuple[float, str]]()
     for claim in (it for paper in read_claims() for it in paper.claims):
         one = figures.get(claim.figure or "")
@@ -114,9 +113,8 @@ def claimed(folder: Path) -> Mapping[str, tuple[float, str]]:
 
 def machines_of(folder: Path) -> list[str]:
     """Return the machines of all lines."""
-    memory = read_memory(folder)
     runs = {it.hardware for runs in read_all(folder).values() for it in runs}
-    return sorted(runs | ({memory.hardware} if memory else set()))
+    return sorted(runs | {read_memory(folder).hardware})
 
 
 def counted(figures: Mapping[str, Estimate]) -> str:
@@ -129,7 +127,7 @@ def counted(figures: Mapping[str, Estimate]) -> str:
 def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:
     """Return the page that the lines of a folder make, and its plots by name."""
     lines, drawings = read_all(folder), dict[str, Figure]()
-    figures = figures_of(lines, read_memory(folder))
+    figures = all_figures(folder)
     parts = [
         HEAD.format(counts=counted(figures)),
         *(it.markdown(figures) for it in read_claims()),

@@ -14,7 +14,7 @@ from statistics import mean
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from benchmarks.harness.recording import Sheet, figures_parser
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, load_backbone
@@ -96,8 +96,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="epochs of every run")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds of every run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished runs")
-    parser.add_argument("--reason", help="why the gap misses its goal, if it does")
-    options = parser.parse_args()
+    options, sheet = open_sheet(parser)
     sizes = Sizes(rows=options.rows, dev=options.dev, test=options.test, epochs=options.epochs)
     results = options.results / f"{sizes.rows}-{sizes.dev}-{sizes.test}-{sizes.epochs}"
     results.mkdir(parents=True, exist_ok=True)
@@ -107,14 +106,8 @@ def main() -> None:
             runs_of(options.data / name, sizes, backbone, seed=seed, results=results)
             for seed in range(options.seeds)
         ]
-    if set(options.sets) != set(SETS):
-        return
-    command = (
-        f"python -m benchmarks.papers.shared_quality --data DATA --rows {sizes.rows} "
-        f"--dev {sizes.dev} --test {sizes.test} --epochs {sizes.epochs} --seeds {options.seeds}"
-    )
-    sheet = Sheet(command=command, file=options.figures)
-    record(found, sheet, reason=options.reason)
+    if set(options.sets) == set(SETS):
+        record(found, sheet)
 
 
 def runs_of(
@@ -176,7 +169,7 @@ def chosen(runs: Sequence[Run], way: str) -> Run:
     return max((run for run in runs if way in {run.group, run.name}), key=lambda run: run.dev)
 
 
-def record(found: Mapping[str, list[list[Run]]], sheet: Sheet, *, reason: str | None) -> None:
+def record(found: Mapping[str, list[list[Run]]], sheet: Sheet) -> None:
     """Record the test score of each way on each set, and the mean gap of each seed."""
     for name, seeds in found.items():
         for way in (FULL, SHARED, *SHARED_TRIES, HEAD):
@@ -188,13 +181,8 @@ def record(found: Mapping[str, list[list[Run]]], sheet: Sheet, *, reason: str | 
         mean(chosen(runs, FULL).test - chosen(runs, SHARED).test for runs in of_seed)
         for of_seed in zip(*found.values(), strict=True)
     ]
-    sheet.record(
-        f"{PREFIX}.f1_gap",
-        gaps,
-        unit=f"macro F1 of full fine-tunes minus shared, mean of {len(found)} sets",
-        goal="<= 0.01",
-        reason=reason,
-    )
+    unit = f"macro F1 of full fine-tunes minus shared, mean of {len(found)} sets"
+    sheet.record(f"{PREFIX}.f1_gap", gaps, unit=unit, goal="<= 0.01")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,28 @@ from http import HTTPStatus
 import httpx
 
 from benchmarks.harness.makers import LABELS
-from benchmarks.harness.open_loop import LoadClient, NunatakLoadClient
+from benchmarks.harness.open_loop import LoadClient
 from benchmarks.savings.systems import Started
-from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
+from nunatak_client import AsyncClient, Client, ConnectionFailedError, InvalidResponseError
 
 TIMEOUT_S = 60.0
 FIRST_ANSWER_S = 300.0
 """Allowed for the first answer of our server, which loads the tasks: five full models are 6 GB."""
+
+
+class OurClient:
+    """Uses the Python client."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def ask(self, tasks: Sequence[str], text: str) -> None:
+        """Use the task's own route for one task, and one request for several tasks."""
+        if len(tasks) == 1:
+            await self._client.predict(tasks[0], text)
+            return
+        for result in (await self._client.predict_many(text, tasks)).results:
+            result.require()
 
 
 class PlainClient:
@@ -58,12 +73,15 @@ class PlainClient:
 @asynccontextmanager
 async def client_of(started: Started) -> AsyncGenerator[LoadClient]:
     """Yield a client that sends requests to this system as its users would."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
-        async with NunatakLoadClient(address, timeout_s=TIMEOUT_S) as load_client:
-            yield load_client
+        transport = httpx.AsyncHTTPTransport(limits=limits)
+        async with AsyncClient(
+            address, timeout_s=TIMEOUT_S, retries=0, transport=transport
+        ) as ours:
+            yield OurClient(ours)
         return
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
         yield PlainClient(client, started.addresses)
 

@@ -26,7 +26,7 @@ from statistics import median
 import torch
 
 from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
-from benchmarks.harness.makers import LABELS, TaskPlan, publish_integers
+from benchmarks.harness.makers import LABELS, TaskPlan, publish_missing
 from benchmarks.harness.open_loop import LoadClient, percentile
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
@@ -134,7 +134,6 @@ def main() -> None:
     """Race on the shapes, and record the figures of each."""
     parser = figures_parser(__doc__, rounds=2)
     parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
-    parser.add_argument("--reason", help="why goals are missed, if some are")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
     desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
@@ -142,7 +141,7 @@ def main() -> None:
         shape = SHAPES[name]
         deployments = deploy(desk, shape)
         rounds = [run_round(deployments, EFFORTS[shape], seed=seed) for seed in range(sheet.rounds)]
-        record(name, rounds, sheet, reason=options.reason)
+        record(name, rounds, sheet)
 
 
 def ways(backbone: Backbone) -> dict[str, Method]:
@@ -175,7 +174,7 @@ def deploy(desk: Desk, shape: Shape) -> dict[System, Deployment]:
     options = ("--max-batch-tokens", str(most))
     shared = desk.deployment(shape, "five", all_plans, full_models=mixed, options=options)
     ours = replace(shared, tasks=tuple(it.name for it in mixed))
-    publish_integers(ours.folder / "int8", mixed, backbone)
+    publish_missing(ours.folder / "int8", mixed, backbone, integers=True)
     folders = [str(it) for it in ours.folders(System.ONNXRUNTIME)]
     python = str(interpreter_of(System.ONNXRUNTIME))
     subprocess.run([python, str(EXPORTER), *folders], check=True)  # noqa: S603 - our own script
@@ -228,7 +227,7 @@ async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, s
         sequential = await ask(tasks, effort.sequential, clients=1)
         concurrent = await ask(tasks, effort.concurrent, clients=CLIENTS)
         # Measured before tasks of other sets are loaded.
-        pss, rss, _ = started.memory()
+        pss, rss = started.memory()
         alone = dict[str, Timed]()
         for way in (TOP, MIDDLE, HEAD) if started.system is System.NUNATAK else ():
             five = [f"{way}-{number}" for number in range(COUNT)]
@@ -265,9 +264,7 @@ async def timed(
     )
 
 
-def record(
-    name: str, rounds: Sequence[Mapping[System, Turn]], sheet: Sheet, *, reason: str | None
-) -> None:
+def record(name: str, rounds: Sequence[Mapping[System, Turn]], sheet: Sheet) -> None:
     """Record the ratios over the better of the systems of full models, then all measures."""
 
     def of(system: System, measure: Measure) -> list[float]:
@@ -283,7 +280,6 @@ def record(
             [ours / theirs for ours, theirs in pairs],
             unit=f"{unit} of five packed full models ({rival})",
             goal=goal,
-            reason=reason,
         )
     for rival in ONNXRUNTIMES:
         for part, measured, unit, goals in INT8_GOALS:

@@ -113,89 +113,68 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
 async def highest_rate(started: Started, scenario: Scenario, effort: Effort, *, seed: int) -> Rate:
     """Find the highest rate that keeps the objective; a rate of 0 if none that was tried does."""
     async with client_of(started) as client:
-        tasks = tuple(started.addresses)
-        most_per_s = await burst_rate(client, scenario, tasks, seed=seed)
+        load = Load(client=client, scenario=scenario, tasks=tuple(started.addresses))
+        most_per_s = await load.burst(seed)
         trials = list[Rate]()
         for number, share in enumerate(STEPS):
-            rate_per_s = most_per_s * share
-            trials.append(
-                await try_rate(client, scenario, tasks, effort, rate_per_s, seed=seed + number)
-            )
+            trials.append(await load.tried(most_per_s * share, effort, seed + number))
             if trials[-1].is_met:
                 break
         if len(trials) > 1 and trials[-1].is_met:
             between = (trials[-1].offered_per_s + trials[-2].offered_per_s) / 2
-            trials.append(
-                await try_rate(client, scenario, tasks, effort, between, seed=seed + len(STEPS))
-            )
+            trials.append(await load.tried(between, effort, seed + len(STEPS)))
     nothing = Rate(offered_per_s=0, goodput_per_s=0, p99_ms=0, requests=0, is_met=False)
     kept = (it for it in trials if it.is_met)
     return max(kept, key=lambda it: it.goodput_per_s, default=nothing)
 
 
-async def burst_rate(
-    client: LoadClient,
-    scenario: Scenario,
-    tasks: Sequence[str],
-    *,
-    seed: int,
-    requests: int = BURST,
-) -> float:
-    """Return the answers per second of a burst of requests, after bursts that warm up."""
-    rate = 0.0
-    for number in range(3):
-        drawn = Requests(scenario, tasks, seed=seed * 1_000 + 500 + number)
-        planned = [
-            Planned(due_s=0.0, tasks=asked, text=text)
-            for asked, text in (drawn.draw() for _ in range(requests))
-        ]
-        began = time.monotonic()
-        await drive_open(client, planned)
-        took_s = time.monotonic() - began
-        rate = requests / took_s
-        if took_s > WARM_AFTER_S:
-            break
-    return rate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of a scenario to a running system."""
 
+    client: LoadClient
+    scenario: Scenario
+    tasks: Sequence[str]
 
-async def try_rate(
-    client: LoadClient,
-    scenario: Scenario,
-    tasks: Sequence[str],
-    effort: Effort,
-    rate_per_s: float,
-    *,
-    seed: int,
-) -> Rate:
-    """Try a rate for a short time; if the rate keeps the objective, try it for a longer time."""
-    look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
-    found = await hold(client, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
-    if found.is_met and long_s > look_s:
-        found = await hold(client, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
-    return found
+    async def burst(self, seed: int) -> float:
+        """Return the answers per second of a burst of requests, after bursts that warm up."""
+        rate = 0.0
+        for number in range(3):
+            drawn = Requests(self.scenario, self.tasks, seed=seed * 1_000 + 500 + number)
+            planned = [
+                Planned(due_s=0.0, tasks=asked, text=text)
+                for asked, text in (drawn.draw() for _ in range(BURST))
+            ]
+            began = time.monotonic()
+            await drive_open(self.client, planned)
+            took_s = time.monotonic() - began
+            rate = BURST / took_s
+            if took_s > WARM_AFTER_S:
+                break
+        return rate
 
+    async def tried(self, rate_per_s: float, effort: Effort, seed: int) -> Rate:
+        """Try a rate for a short time; if the rate keeps the objective, try it for longer."""
+        look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
+        found = await self.held(rate_per_s, look_s, seed)
+        if found.is_met and long_s > look_s:
+            found = await self.held(rate_per_s, long_s, seed + 50)
+        return found
 
-async def hold(
-    client: LoadClient,
-    scenario: Scenario,
-    tasks: Sequence[str],
-    rate_per_s: float,
-    *,
-    seconds: float,
-    seed: int,
-) -> Rate:
-    """Send requests at a rate for `seconds`, and compare the results with the objective."""
-    planned = plan(scenario, tasks, rate_per_s=rate_per_s, seconds=seconds, seed=seed)
-    samples = await drive_open(client, planned)
-    lag_ms = percentile([it.lag_ms for it in samples], 99) if samples else 0.0
-    if lag_ms > LAG_LIMIT_MS:
-        print(f"  the generator was {lag_ms:.0f} ms late at {rate_per_s:.0f}/s")
-    times_ms = [it.response_ms for it in samples if it.error is None]
-    in_time = sum(it <= scenario.p99_ms for it in times_ms)
-    return Rate(
-        offered_per_s=rate_per_s,
-        goodput_per_s=len(times_ms) / seconds,
-        p99_ms=percentile(times_ms, 99) if times_ms else 0.0,
-        requests=len(samples),
-        is_met=bool(samples) and in_time >= 0.99 * len(samples) and len(times_ms) == len(samples),
-    )
+    async def held(self, rate_per_s: float, seconds: float, seed: int) -> Rate:
+        """Send requests at a rate for `seconds`, and compare the results with the objective."""
+        planned = plan(self.scenario, self.tasks, rate_per_s=rate_per_s, seconds=seconds, seed=seed)
+        samples = await drive_open(self.client, planned)
+        lag_ms = percentile([it.lag_ms for it in samples], 99) if samples else 0.0
+        if lag_ms > LAG_LIMIT_MS:
+            print(f"  the generator was {lag_ms:.0f} ms late at {rate_per_s:.0f}/s")
+        times_ms = [it.response_ms for it in samples if it.error is None]
+        in_time = sum(it <= self.scenario.p99_ms for it in times_ms)
+        are_all_answered = bool(samples) and len(times_ms) == len(samples)
+        return Rate(
+            offered_per_s=rate_per_s,
+            goodput_per_s=len(times_ms) / seconds,
+            p99_ms=percentile(times_ms, 99) if times_ms else 0.0,
+            requests=len(samples),
+            is_met=are_all_answered and in_time >= 0.99 * len(samples),
+        )

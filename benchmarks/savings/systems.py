@@ -87,9 +87,9 @@ class Deployment:
     tasks: tuple[str, ...]
     folder: Path
     """Folder of `full/NAME` and `peft/NAME`."""
-    cores: tuple[int, ...] | None = (0,)
+    cores: tuple[int, ...] | None
     """Cores of the systems; None: any core."""
-    log: Path | None = None
+    log: Path
     options: tuple[str, ...] = ()
     """Further options of `nunatak serve`."""
 
@@ -115,11 +115,11 @@ class Started:
     addresses: dict[str, str]
     pids: tuple[int, ...]
 
-    def memory(self) -> tuple[int, int, int]:
-        """Return PSS, RSS and USS of all processes of the system and their children."""
+    def memory(self) -> tuple[int, int]:
+        """Return PSS and RSS of all processes of the system and their children."""
         processes = {it.pid: it for pid in self.pids for it in _family(pid)}
         full = [it.memory_full_info() for it in processes.values()]
-        return (sum(it.pss for it in full), sum(it.rss for it in full), sum(it.uss for it in full))
+        return sum(it.pss for it in full), sum(it.rss for it in full)
 
     def pss(self) -> int:
         """Return the PSS of all processes of the system."""
@@ -175,13 +175,11 @@ def _process(
         "RAY_raylet_start_wait_time_s": "120",
     }
     with ExitStack() as stack:
-        log = None
-        if deployment.log is not None:
-            log = stack.enter_context(deployment.log.open("a"))
+        log = stack.enter_context(deployment.log.open("a"))
         process = subprocess.Popen(  # noqa: S603 - our own commands; no shell
             pinned(command, deployment.cores),
             stdout=subprocess.PIPE,
-            stderr=log if log is not None else subprocess.DEVNULL,
+            stderr=log,
             text=True,
             env=environment,
         )

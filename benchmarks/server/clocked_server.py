@@ -9,16 +9,14 @@ Its argument is the kind of server; `computing` also needs the number of tokens:
 is the least that this framework needs.
 
 The server prints its address when it accepts requests. For each line of its standard input, the
-server prints a line of JSON: the CPU seconds of the process, and the CPU seconds, the duration and
-the rows of its forwards.
+server prints its CPU seconds outside of forwards.
 """
 
 import asyncio
-import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -31,7 +29,6 @@ from pydantic import BaseModel
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
-    Backbone,
     BranchSpec,
     Encoding,
     Row,
@@ -59,35 +56,32 @@ class Question(BaseModel):
 
 
 class Clock:
-    """Counts the CPU seconds, the duration and the rows of forward passes."""
+    """Counts the CPU seconds of forward passes."""
 
     def __init__(self) -> None:
-        self.counts = {"forward_s": 0.0, "forward_wall_s": 0.0, "num_rows": 0}
+        self.forward_s = 0.0
         self._is_running = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the forward pass, counted; the pass must stay on the calling thread."""
 
-        def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
-            self.counts["num_rows"] += len(rows)
+        def run(*rows: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
             if self._is_running:
                 # This forward runs between two layers of another one, whose time includes it.
-                return function(backbone, rows, **options)
-            self._is_running = True
-            started, started_at = time.thread_time(), time.perf_counter()
+                return function(*rows, **options)
+            self._is_running, started = True, time.thread_time()
             try:
-                return function(backbone, rows, **options)
+                return function(*rows, **options)
             finally:
                 self._is_running = False
-                self.counts["forward_s"] += time.thread_time() - started
-                self.counts["forward_wall_s"] += time.perf_counter() - started_at
+                self.forward_s += time.thread_time() - started
 
         return run
 
     def report(self) -> None:
-        """Answer each line of standard input with the counts so far."""
+        """Answer each line of standard input with the CPU seconds outside of forwards."""
         for _ in sys.stdin:
-            print(json.dumps({"total_s": time.process_time(), **self.counts}), flush=True)
+            print(time.process_time() - self.forward_s, flush=True)
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from benchmarks.harness.makers import publish
 from benchmarks.harness.open_loop import Planned, Sample, drive_closed, drive_open, percentile, plan
 from benchmarks.harness.pinning import cores_of, keep_off, pinned
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
+from benchmarks.harness.rounds import ratios
+from benchmarks.server.raw_client import REFUSED, RawClient, run_smoothly
 from demo.server_process import ServerProcess
 from nunatak_loadtest.scenarios import Scenario
 from nunatak_loadtest.traffic import Requests
@@ -71,79 +72,57 @@ def main() -> None:
 def fairness(address: str, sheet: Sheet, seconds: float) -> None:
     """Record the p99 of quiet tasks next to a noisy task at twice the highest rate.
 
-    The figures are ratios to the p99 of the quiet tasks alone.
-
-    The figure with the goal has a noisy client that ignores every refusal. Another figure has a
-    noisy client that follows Retry-After.
+    The noisy client ignores every refusal. The figures are ratios to the p99 of the quiet tasks
+    alone.
     """
+    name = "server.fairness"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(time.perf_counter).result()
         for share in QUIET_SHARES:
-            found = [
+            rounds = [
                 fairness_round(address, share, seconds, number, other)
                 for number in range(sheet.rounds)
             ]
-            record_fairness(sheet, share, found)
+            suffix = "" if share == QUIET_SHARES[0] else f".quiet{100 * share:.0f}"
+            times = {it: [found[it] for found in rounds] for it in ("alone", "beside")}
+            for kind, samples in times.items():
+                sheet.record(f"{name}.{kind}_p99_ms{suffix}", samples, unit="ms")
+            over, unit = ratios(times, "beside", "alone"), "p99 over p99 alone"
+            unit = f"{unit}, quiet tasks at {share:.0%} of the peak"
+            sheet.record(f"{name}.p99_ratio{suffix}", over, unit=unit, goal="<= 2")
 
 
 def fairness_round(
     address: str, share: float, seconds: float, number: int, other: Executor
-) -> dict[Manner | None, float]:
-    """Return the p99 in ms of quiet tasks alone (None), and next to each kind of noisy client."""
+) -> dict[str, float]:
+    """Return the p99 in ms of quiet tasks alone, and beside the noisy client."""
     peak = saturate(address, ["noisy"], seconds=seconds / 4)
     quiet = poisson(QUIET, share * peak, seconds)
     noise = poisson(["noisy"], NOISE * peak, seconds)
     print(f"{peak:.0f}/s at most, {len(quiet)} quiet requests")
-    turns, found = [None, *Manner], dict[Manner | None, float]()
-    for manner in turns[number % 3 :] + turns[: number % 3]:
-        if manner is None:
-            samples = send(address, quiet)
-        else:
-            samples = send_next_to(address, quiet, noise, manner, other=other)
+    found = dict[str, float]()
+    for kind in ("alone", "beside") if number % 2 else ("beside", "alone"):
+        samples = send_next_to(address, quiet, noise if kind == "beside" else [], other)
         check(samples)
-        found[manner] = p99_ms(samples)
+        found[kind] = p99_ms(samples)
     return found
 
 
-def record_fairness(
-    sheet: Sheet, share: float, rounds: Sequence[dict[Manner | None, float]]
-) -> None:
-    """Record the ratios of rounds with one load of the quiet tasks, and the times behind them."""
-    name = "server.fairness"
-    suffix = "" if share == QUIET_SHARES[0] else f".quiet{100 * share:.0f}"
-    unit = f"p99 over p99 alone, quiet tasks at {share:.0%} of the peak"
-    careless, obeying = (
-        [them[manner] / them[None] for them in rounds]
-        for manner in (Manner.CARELESS, Manner.OBEYING)
-    )
-    for kind, times in (
-        ("alone", [them[None] for them in rounds]),
-        ("beside", [them[Manner.CARELESS] for them in rounds]),
-    ):
-        sheet.record(f"{name}.{kind}_p99_ms{suffix}", times, unit="ms")
-    sheet.record(f"{name}.p99_ratio{suffix}", careless, unit=unit, goal="<= 2")
-    sheet.record(f"{name}.p99_ratio.obeying{suffix}", obeying, unit=unit)
-
-
 def send_next_to(
-    address: str,
-    quiet: Sequence[Planned],
-    noise: Sequence[Planned],
-    manner: Manner,
-    *,
-    other: Executor,
+    address: str, quiet: Sequence[Planned], noise: Sequence[Planned], other: Executor
 ) -> list[Sample]:
     """Send both loads at once, from two processes; return the samples of the quiet tasks."""
     start_s = time.monotonic() + HEAD_START_S
-    flood = other.submit(send, address, noise, manner=manner, start_s=start_s)
+    flood = other.submit(send, address, noise, start_s=start_s)
     samples = send(address, quiet, start_s=start_s)
-    print(f"  {manner}: of {len(noise)} that were due {outcomes(flood.result())} to the noisy task")
+    if noise:
+        print(f"  of {len(noise)} that were due {outcomes(flood.result())} to the noisy task")
     return samples
 
 
 def overload(address: str, sheet: Sheet, seconds: float) -> None:
     """Record the rate of answers in time, and the time of refusals, at three times the peak."""
-    ratios, refusals_ms = list[float](), list[float]()
+    shares, refusals_ms = list[float](), list[float]()
     for _ in range(sheet.rounds):
         before = saturate(address, QUIET, seconds=seconds)
         planned = poisson(QUIET, OVERLOAD * before, 2 * seconds)
@@ -153,7 +132,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
         # The mean of before and after, because the speed of the machine may change meanwhile.
         peak = (before + saturate(address, QUIET, seconds=seconds)) / 2
         good = sum(it.error is None and it.response_ms <= DEADLINE_MS for it in late)
-        ratios.append(good / seconds / peak)
+        shares.append(good / seconds / peak)
         refused = [it for it in late if it.error == REFUSED]
         refusals_ms += [p99_ms(refused)] if refused else []
         lag_ms = percentile([it.lag_ms for it in late], 99)
@@ -161,7 +140,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
             f"{before:.0f}/s at most before, {peak:.0f}/s in the mean with after; "
             f"{outcomes(late)}; the client was {lag_ms:.0f} ms late (p99)"
         )
-    sheet.record("server.overload.goodput_ratio", ratios, unit="of the peak", goal=">= 0.9")
+    sheet.record("server.overload.goodput_ratio", shares, unit="of the peak", goal=">= 0.9")
     sheet.record("server.overload.refusal_ms", refusals_ms, unit="ms, p99 of 429", goal="<= 50")
 
 
@@ -175,13 +154,12 @@ def send(
     planned: Sequence[Planned],
     *,
     deadline_ms: int = NO_DEADLINE_MS,
-    manner: Manner = Manner.CARELESS,
     start_s: float = 0.0,
 ) -> list[Sample]:
     """Send requests as one client when they are due; `start_s` is a time of `time.monotonic`."""
 
     async def ask() -> list[Sample]:
-        async with RawClient(address, deadline_ms=deadline_ms, manner=manner) as client:
+        async with RawClient(address, deadline_ms=deadline_ms) as client:
             await asyncio.sleep(max(0.0, start_s - time.monotonic()))
             return await drive_open(client, planned)
 

@@ -1,7 +1,7 @@
 """A client for the load generator that costs little CPU time.
 
-The client shares the machine with the measured server. The client therefore reads only the status,
-the length and Retry-After of each answer.
+The client shares the machine with the measured server. The client therefore reads only the status
+and the length of each answer.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import gc
 import json
 import re
 from collections.abc import Coroutine, Sequence
-from enum import StrEnum
 from http.client import OK, TOO_MANY_REQUESTS
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -19,51 +18,31 @@ import uvloop
 from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError
 
 LENGTH = re.compile(rb"content-length: (\d+)")
-RETRY_AFTER = re.compile(rb"retry-after: (\d+)")
-# Codes of samples: the server answered 429, and an obeying client did not send the request.
 REFUSED = "refused"
-WITHHELD = "withheld"
+"""The code of samples that the server answered with 429."""
 ResultT = TypeVar("ResultT")
-
-
-class Manner(StrEnum):
-    """The reaction of a client to a refusal."""
-
-    CARELESS = "careless"
-    """The client keeps sending."""
-    OBEYING = "obeying"
-    """The client drops every request that is due before the time of Retry-After is over."""
 
 
 class RawClient:
     """One client with as many connections as are in use at once; each request asks one task."""
 
-    def __init__(self, address: str, *, deadline_ms: int, manner: Manner = Manner.CARELESS) -> None:
+    def __init__(self, address: str, *, deadline_ms: int) -> None:
         self._address = urlsplit(address)
         self._deadline_ms = deadline_ms
-        self._manner = manner
-        self._silent_until = 0.0
         self._idle = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
 
     async def ask(self, tasks: Sequence[str], text: str) -> None:
         """Ask the only task of `tasks`.
 
         Raises:
-            ApiError: the server refuses the request, or the client obeys an earlier refusal.
+            ApiError: the server refuses the request.
             ConnectionFailedError: the connection ended before the answer.
             InvalidResponseError: the server answered something else than a prediction.
         """
-        clock = asyncio.get_running_loop().time
-        if clock() < self._silent_until:
-            detail = "the time of Retry-After is not over"
-            raise ApiError(code=WITHHELD, status=TOO_MANY_REQUESTS, detail=detail)
         (task,) = tasks
         head = await self._head_of_answer(request_of(task, text, self._deadline_ms))
-        status, wait = int(head[9:12]), RETRY_AFTER.search(head)
+        status = int(head[9:12])
         if status == TOO_MANY_REQUESTS:
-            if self._manner is Manner.OBEYING:
-                silent_until = clock() + (int(wait[1]) if wait else 0)
-                self._silent_until = max(self._silent_until, silent_until)
             raise ApiError(code=REFUSED, status=TOO_MANY_REQUESTS, detail="no room")
         if status != OK:
             raise InvalidResponseError(f"the server answered {status}")

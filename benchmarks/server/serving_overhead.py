@@ -7,8 +7,7 @@ tight loop, because caches and CPUs have gone cold.
 
 Throughput: more callers than the server can answer run in turns with the mixed forward alone, which
 computes the same rows in batches of 64. The backbone has the shape of BERT base and random weights.
-The loss has two causes: smaller batches (CPU time of a row), and time without a forward. Processes
-have one compute thread.
+Processes have one compute thread.
 """
 
 import itertools
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ CALLERS, TEXTS_PER_REQUEST = 4, 16
 LOGITS = {"function_to_apply": "none", "top_k": len(LABELS)}
 ROWS_PER_FORWARD = 64
 """The most rows of a batch of the server."""
-Used = Mapping[str, float]
-"""The CPU seconds of a server, and the CPU seconds, the duration and the rows of its forwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +59,10 @@ class ClockedServer:
     process: "subprocess.Popen[str]"
     address: str
 
-    def used(self, before: Used | None = None) -> Used:
-        """Return what was used so far, or since an earlier reading."""
+    def outside_s(self) -> float:
+        """Return the CPU seconds so far outside of forwards."""
         print(file=self.process.stdin, flush=True)
-        found: Used = json.loads(next(iter(self.process.stdout or ())))
-        return {name: it - (before or {}).get(name, 0.0) for name, it in found.items()}
+        return float(next(iter(self.process.stdout or ())))
 
     def connect(self) -> HTTPConnection:
         """Return a connection that stays open."""
@@ -142,12 +138,10 @@ class OneCaller(NamedTuple):
 
 def ask_one(server: ClockedServer, num_requests: int) -> OneCaller:
     """Ask one text after another."""
-    connection, before = server.connect(), server.used()
+    connection, before = server.connect(), server.outside_s()
     times = [ask(connection, "tone", next(TEXTS)) for _ in range(num_requests)]
     took, computed = map(median, zip(*times, strict=True))
-    used = server.used(before)
-    outside_s = used["total_s"] - used["forward_s"]
-    return OneCaller(took - computed, 1000 * outside_s / num_requests)
+    return OneCaller(took - computed, 1000 * (server.outside_s() - before) / num_requests)
 
 
 def ask(connection: HTTPConnection, task: str, inputs: str | Sequence[str]) -> tuple[float, float]:
@@ -164,42 +158,27 @@ def ask(connection: HTTPConnection, task: str, inputs: str | Sequence[str]) -> t
     return took_ms, float(answer.headers.get("x-compute-ms", 0))
 
 
-class Throughput(NamedTuple):
-    """Figures of one round; the CPU time is only that of the forward passes."""
-
-    rows_per_s: float
-    cpu_s_per_row: float
-    busy_share: float
-    """Share of the round in which a forward ran."""
-
-
 def saturation(sheet: Sheet, seconds: float) -> None:
     """Compare the rows per second of an overloaded server with those of the forward alone."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+    with tempfile.TemporaryDirectory() as folder:
         source, registry = backbone_folder(Shape.BERT_BASE, Path(folder)), f"{folder}/registry"
         publish_tasks(registry, load_backbone(source))
         backbone = served_backbone(source, dtype=torch.float32)
         check_lengths(backbone)
         branches = load_branches(registry, backbone)
-        server = running.enter_context(clocked("served", backbone=source, registry=registry))
-        rounds = [
-            (served_throughput(server, seconds), bare_throughput(backbone, branches, seconds))
-            for _ in range(sheet.rounds + 1)
-        ]
-    # The first round warms up.
-    pairs, name = rounds[1:], "server.overhead.saturation_ratio"
-    ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
-    batches = [theirs.cpu_s_per_row / ours.cpu_s_per_row for ours, theirs in pairs]
-    busy = [ours.busy_share for ours, _ in pairs]
+        with clocked("served", backbone=source, registry=registry) as server:
+            rounds = [
+                served_rate(server, seconds) / bare_rate(backbone, branches, seconds)
+                for _ in range(sheet.rounds + 1)
+            ]
     unit = "of the rows per second of the forward alone"
-    sheet.record(name, ratios, unit=unit, goal=">= 0.9")
-    sheet.record(f"{name}.batches", batches, unit="of its rows per second of CPU time")
-    sheet.record(f"{name}.busy", busy, unit="of the time in a forward")
+    # The first round warms up.
+    sheet.record("server.overhead.saturation_ratio", rounds[1:], unit=unit, goal=">= 0.9")
 
 
-def served_throughput(server: ClockedServer, seconds: float) -> Throughput:
-    """Let callers ask without pauses; each request asks one task about many texts."""
-    before, started = server.used(), time.perf_counter()
+def served_rate(server: ClockedServer, seconds: float) -> float:
+    """Return the rows per second of callers without pauses, each of whom asks about many texts."""
+    started = time.perf_counter()
 
     def ask_on(number: int) -> int:
         connection, draw, num_rows = server.connect(), random.Random(number), 0
@@ -211,31 +190,24 @@ def served_throughput(server: ClockedServer, seconds: float) -> Throughput:
 
     with ThreadPoolExecutor(CALLERS) as pool:
         num_rows = sum(pool.map(ask_on, range(CALLERS)))
-    took = time.perf_counter() - started
-    used = server.used(before)
-    return Throughput(
-        rows_per_s=num_rows / took,
-        cpu_s_per_row=used["forward_s"] / used["num_rows"],
-        busy_share=used["forward_wall_s"] / took,
-    )
+    return num_rows / (time.perf_counter() - started)
 
 
-def bare_throughput(backbone: Backbone, branches: Sequence[Branch], seconds: float) -> Throughput:
-    """Run such rows through the forward, batch after batch, without the time of tokenization."""
-    num_rows, took, used = 0, 0.0, 0.0
+def bare_rate(backbone: Backbone, branches: Sequence[Branch], seconds: float) -> float:
+    """Return the rows per second of the forward, batch after batch, without tokenization."""
+    num_rows, took = 0, 0.0
     while took < seconds:
         texts = [next(TEXTS) for _ in range(ROWS_PER_FORWARD)]
         rows = [
             Row(encoding=encoding, branch=branches[index // TEXTS_PER_REQUEST])
             for index, encoding in enumerate(backbone.tokenizer.encode(texts, max_length=128))
         ]
-        started, started_at = time.thread_time(), time.perf_counter()
+        started = time.perf_counter()
         with torch.inference_mode():
             forward(backbone, rows)
-        used += time.thread_time() - started
-        took += time.perf_counter() - started_at
+        took += time.perf_counter() - started
         num_rows += len(rows)
-    return Throughput(rows_per_s=num_rows / took, cpu_s_per_row=used / num_rows, busy_share=1.0)
+    return num_rows / took
 
 
 def check_lengths(backbone: Backbone) -> None:

@@ -12,7 +12,7 @@ from benchmarks.harness.makers import TaskPlan, publish_missing
 from benchmarks.harness.recording import Sheet
 from benchmarks.harness.workload import minilm_folder
 from benchmarks.papers.elsa_memory import TOLERANCE, measure
-from benchmarks.papers.elsa_page import page_text
+from benchmarks.papers.elsa_page import memory_cells
 from nunatak_contract.methods import TopK
 from nunatak_model import load_backbone
 
@@ -72,4 +72,4 @@ def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
     assert memory.saved_private(OWN) == pytest.approx(memory.formula(OWN), abs=TOLERANCE)
     assert memory.ledger[OWN] == pytest.approx(memory.formula(OWN), abs=0.005)
     assert memory.saved_mapped(OWN) < memory.saved_private(OWN)
-    assert f"{memory.saved_private(OWN):.1%}" in page_text(memory, None)
+    assert f"{memory.saved_private(OWN):.1%}" in memory_cells(memory, OWN)

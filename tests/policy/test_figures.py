@@ -38,7 +38,6 @@ def exact(found: Systems) -> Systems:
 def copies() -> Systems:
     """Gigabytes of eight tasks with three own layers, and of eight full copies of both kinds."""
     memory = read_memory(LINES)
-    assert memory is not None
     last = memory.num_tasks
     found = {
         "nunatak": memory.ours[3][last - 1],

@@ -5,7 +5,7 @@ with 1k examples, and slightly better with 5k.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -15,15 +15,12 @@ from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.reporting import AXES, Cell, deviation, legend_below
-from nunatak_training.sweeps.results import (
-    BackboneDescription,
-    DataDescription,
-    RunDescription,
-    RunRecord,
-)
+from nunatak_training.sweeps.results import BackboneDescription, DataDescription, RunRecord
 
 BASELINE = "full"
 METHOD = tuple(AXES).index("method")
+Ground = tuple[str, BackboneDescription, DataDescription]
+"""What two methods must share to be compared: the task, the backbone and the examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +44,6 @@ class Gain:
         return self.score - self.baseline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ground:
-    """The settings that two methods must share to be compared."""
-
-    task: str
-    backbone: BackboneDescription
-    data: DataDescription
-
-    def gain(self, method: str, cell: Cell, baseline: Cell) -> Gain:
-        return Gain(
-            task=self.task,
-            backbone=self.backbone.name,
-            num_train=self.data.num_train,
-            method=method,
-            score=mean(cell.scores),
-            deviation=deviation(cell.scores),
-            baseline=mean(baseline.scores),
-        )
-
-
 def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
     """Compare every method with full fine-tuning of the same backbone on the same examples.
 
@@ -76,16 +53,31 @@ def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
     Raises:
         NunatakError: `invalid_sweep`, for some examples no run of full fine-tuning has finished.
     """
-    best: dict[tuple[_Ground, str], Cell] = {}
+    by_ground = defaultdict[Ground, dict[str, Cell]](dict)
     for cell in cells:
         if cell.runs:
-            key = _ground_of(cell.runs[0]), cell.axes[METHOD]
-            best[key] = max(best.get(key, cell), cell, key=_dev_score)
-    found = [
-        ground.gain(method, cell, _baseline(best, ground))
-        for (ground, method), cell in best.items()
-        if method != BASELINE
-    ]
+            run, method = cell.runs[0], cell.axes[METHOD]
+            best = by_ground[run.task, run.backbone, run.data]
+            best[method] = max(best.get(method, cell), cell, key=_dev_score)
+    found = list[Gain]()
+    for (task, backbone, data), best in by_ground.items():
+        baseline = best.pop(BASELINE, None)
+        if baseline is None:
+            problem = f"expected a finished run of full fine-tuning on {data.num_train} examples "
+            problem += f"with backbone {backbone.name}"
+            raise NunatakError("invalid_sweep", where=task, problem=problem)
+        found += [
+            Gain(
+                task=task,
+                backbone=backbone.name,
+                num_train=data.num_train,
+                method=method,
+                score=mean(cell.scores),
+                deviation=deviation(cell.scores),
+                baseline=mean(baseline.scores),
+            )
+            for method, cell in best.items()
+        ]
     return tuple(sorted(found, key=lambda it: (it.task, it.backbone, it.num_train, it.method)))
 
 
@@ -166,22 +158,5 @@ def _named(gain: Gain) -> tuple[str, str]:
     return gain.task, gain.backbone
 
 
-def _ground_of(run: RunDescription) -> _Ground:
-    return _Ground(task=run.task, backbone=run.backbone, data=run.data)
-
-
 def _dev_score(cell: Cell) -> float:
     return mean(outcome.scores[outcome.metric] for outcome in cell.outcomes)
-
-
-def _baseline(cells: Mapping[tuple[_Ground, str], Cell], ground: _Ground) -> Cell:
-    cell = cells.get((ground, BASELINE))
-    if cell is None:
-        raise NunatakError(
-            "invalid_sweep",
-            where=ground.task,
-            problem=f"expected a finished run of full fine-tuning on {ground.data.num_train} "
-            "examples "
-            f"with backbone {ground.backbone.name}",
-        )
-    return cell

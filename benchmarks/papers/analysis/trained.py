@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.landscape import landscape
 from benchmarks.papers.analysis.lines import draw_lines
@@ -37,19 +35,10 @@ def analyze_rsa(
         drawn = len(sampled_tokens(inputs, num_tokens=num_tokens, seed=0))
         name = f"{run_text(run.description)}, {drawn} tokens"
         rows += [(name, layer, value) for layer, value in enumerate(found, start=1)]
-    return Findings(
-        name="rsa",
-        header=("run", "layer", "similarity"),
-        rows=tuple(rows),
-        drawing=draw_similarities(rows),
-    )
-
-
-def draw_similarities(points: Sequence[tuple[str, float, float]]) -> Figure:
-    """Draw similarity over layers; a point has a run, a layer and a similarity."""
-    drawing, axes = draw_lines(points, across="layer", up="similarity to the backbone")
+    drawing, axes = draw_lines(rows, across="layer", up="similarity to the backbone")
     whole_numbers(axes)
-    return drawing
+    header = ("run", "layer", "similarity")
+    return Findings(name="rsa", header=header, rows=tuple(rows), drawing=drawing)
 
 
 def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
@@ -64,16 +53,9 @@ def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
         trained = context.fit(run)
         points = landscape(trained, context.backbone(run.origin.backbone), trained.data.dev)
         rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
-    return Findings(
-        name="landscape", header=("run", "a", "loss"), rows=tuple(rows), drawing=draw_losses(rows)
-    )
-
-
-def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
-    """Draw the loss along the line; a point has a run, a position and a loss."""
-    across = "a (0: before training, 1: trained)"
-    drawing, _ = draw_lines(points, across=across, up="dev loss at t0 + a (t1 - t0)")
-    return drawing
+    across, header = "a (0: before training, 1: trained)", ("run", "a", "loss")
+    drawing, _ = draw_lines(rows, across=across, up="dev loss at t0 + a (t1 - t0)")
+    return Findings(name="landscape", header=header, rows=tuple(rows), drawing=drawing)
 
 
 def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> list[Encoding]:

@@ -10,10 +10,9 @@ from pydantic import JsonValue
 from benchmarks.harness.recording import latest
 from benchmarks.papers import elsa_page
 from benchmarks.papers.claims import Claim, Verdict, read_claims
-from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.elsa_table import FAIR_STEPS, ElsaTable, best_table
 from benchmarks.papers.estimate import estimate
-from benchmarks.papers.figures import figures_of, point90, read_all
+from benchmarks.papers.figures import all_figures, figures_of, point90
 from benchmarks.papers.graddrop_table import graddrop_cells, graddrop_markdown
 from benchmarks.papers.lines import LINES, PaperRun, append_line, read_lines
 from benchmarks.papers.render import PAGE, claimed, page_of
@@ -49,7 +48,7 @@ def test_lines_are_read_as_they_were_written_and_half_a_line_is_cut_off(tmp_path
 
 
 def test_every_figure_of_a_claim_is_one_that_lines_can_give() -> None:
-    figures = figures_of(read_all(LINES), read_memory(LINES))
+    figures = all_figures(LINES)
     claimed = {it.figure for paper in read_claims() for it in paper.claims} - {None}
 
     assert claimed - set(figures) == NOT_RUN
@@ -82,7 +81,7 @@ def test_a_set_that_lacks_a_variant_enters_no_average(
     runs = made_up(toy_folder(tmp_path), name=sweep, **changes)
     more = [*runs, *(renamed(it, "begun") for it in runs[:-2] if it.run.recipe.seed == 0)]
 
-    assert figures_of({sweep: more}, None) == figures_of({sweep: runs}, None) != {}
+    assert figures_of({sweep: more}) == figures_of({sweep: runs}) != {}
     assert sweep == "adapter" or "of toy |" in graddrop_markdown(graddrop_cells(more))
 
 
@@ -90,7 +89,7 @@ def test_a_language_of_many_resources_is_not_among_the_least_resourced(tmp_path:
     runs = made_up(
         toy_folder(tmp_path), name="zeroshot-graddrop", methods=FULL, regularizers=VARIANTS
     )
-    found = figures_of({"zeroshot": [renamed(it, "ud_ewt_pos") for it in runs]}, None)
+    found = figures_of({"zeroshot": [renamed(it, "ud_ewt_pos") for it in runs]})
 
     assert "zeroshot.pos.graddrop.dropout" in found
     assert "zeroshot.pos.least.graddrop.dropout" not in found

@@ -61,7 +61,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
         System.NUNATAK_FULL: turn(per_s=2.0, p95_ms=20.0, mib=500.0),
     }
     sheet = Sheet(command="c", file=tmp_path_factory.mktemp("race") / "figures.jsonl", rounds=2)
-    record("minilm", [turns, turns], sheet, reason="the layers")
+    record("minilm", [turns, turns], sheet)
     found = {
         name: [
             [Run(name=it.name, group=it.group, dev=0.5, test=0.5) for it in TRIES[:1]]
@@ -70,7 +70,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
         ]
         for name in SETS
     }
-    shared_quality.record(found, sheet, reason=None)
+    shared_quality.record(found, sheet)
     return latest(sheet.file)
 
 
