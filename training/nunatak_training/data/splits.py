@@ -151,7 +151,8 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
-            close = ", as float32 has it: move or multiply the values" if len(labels) > 1 else ""
+            differ = kind is TaskKind.REGRESSION and len(labels) > 1
+            close = ", as float32 has it: move or multiply the values" * differ
             return f"all train examples have the same value{close}"
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
@@ -161,8 +162,7 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
 
 def _number(label: Label) -> float:
     """Return a value as float32 has it, in which a task learns it, or a grade as it is."""
-    is_grade = isinstance(label, Relevance)
-    return label.grade if is_grade else float(np.float32(cast("float", label)))
+    return label.grade if isinstance(label, Relevance) else float(np.float32(cast("float", label)))
 
 
 def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
