@@ -48,10 +48,10 @@ def read_label(value: object, column: str, where: str) -> str:
             raise bad_row(
                 where, f"{column!r} must be a string, an integer or a boolean, got {kind_of(value)}"
             )
-    if not 1 <= len(label) <= MAX_LABEL_CHARS:
-        raise bad_row(
-            where, f"{column!r} must have 1 to {MAX_LABEL_CHARS} characters, got {len(label)}"
-        )
+    if not label.strip() or len(label) > MAX_LABEL_CHARS:
+        found = "white space alone" if label.isspace() else len(label)
+        told = f"must have 1 to {MAX_LABEL_CHARS} characters, got {found}"
+        raise bad_row(where, f"{column!r} {told}")
     return label
 
 

@@ -102,12 +102,11 @@ def split_off_named(examples: list[ReadExample], *, seed: int) -> Parts:
     return examples, []
 
 
-def split_off_groups(examples: list[ReadExample], *, seed: int) -> Parts:
-    """Split in the given order, with `DEV_SHARE` of the whole groups, at least two, in dev."""
-    groups = sorted({_group(read) for read in examples})
+def split_off_groups(examples: list[ReadExample], groups: list[str], *, seed: int) -> Parts:
+    """Split in the given order, with `DEV_SHARE` of these groups in dev, whole."""
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-    return _parts(examples, {it for it, read in enumerate(examples) if _group(read) in drawn})
+    return _parts(examples, {it for it, read in enumerate(examples) if _graded(read)[0] in drawn})
 
 
 def _parts(examples: list[ReadExample], in_dev: set[int]) -> Parts:
@@ -151,7 +150,8 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
-            close = ", as float32 has it: move or multiply the values" if len(labels) > 1 else ""
+            differ = kind is TaskKind.REGRESSION and len(labels) > 1
+            close = ", as float32 has it: move or multiply the values" * differ
             return f"all train examples have the same value{close}"
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
@@ -161,8 +161,7 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
 
 def _number(label: Label) -> float:
     """Return a value as float32 has it, in which a task learns it, or a grade as it is."""
-    is_grade = isinstance(label, Relevance)
-    return label.grade if is_grade else float(np.float32(cast("float", label)))
+    return label.grade if isinstance(label, Relevance) else float(np.float32(cast("float", label)))
 
 
 def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
@@ -249,9 +248,10 @@ def _drawn(examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str)
                 )
             return train, dev
         case TaskKind.RANKING:
-            if len({_group(read) for read in examples}) < 2:
-                raise too_few(name, "expected at least 2 queries, to keep one for dev")
-            return split_off_groups(examples, seed=seed)
+            groups = sorted({group for group, grade in map(_graded, examples) if grade > 0})
+            if len(groups) < 2:
+                raise too_few(name, "expected 2 queries with a grade above 0, to keep one for dev")
+            return split_off_groups(examples, groups, seed=seed)
         case _:
             if len(examples) < 2:
                 raise too_few(name, "expected at least 2 examples, to keep one for dev")
@@ -282,9 +282,9 @@ def _first_name(read: ReadExample) -> str:
     return names_in(read.example.label)[0]
 
 
-def _group(read: ReadExample) -> str:
+def _graded(read: ReadExample) -> tuple[str, float]:
     label = read.example.label
-    return label.group if isinstance(label, Relevance) else ""
+    return (label.group, label.grade) if isinstance(label, Relevance) else ("", 0.0)
 
 
 _OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"

@@ -152,6 +152,8 @@ def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
         ({"text": None, "label": "a"}, "got nothing"),
         ({"text": "x", "text_pair": "", "label": "a"}, "'text_pair' is empty"),
         ({"text": "x", "label": ""}, "1 to 200 characters"),
+        ({"text": "x", "label": " \xa0"}, "white space alone"),
+        ({"text": "x", "labels": ["a", " "]}, "white space alone"),
         ({"text": "x", "label": None}, "got nothing"),
         ({"text": "x", "label": "a" * 201}, "got 201"),
         ({"text": "\ud800", "label": "a"}, "lone surrogate"),

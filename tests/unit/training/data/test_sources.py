@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from doubles.examples import load_examples, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_training.data import ExampleSet, RowFormat, load_task_data
+from nunatak_training.data.examples import Relevance
 from nunatak_training.kinds import TaskKind
 
 TRAIN = toy_examples(40, seed=1)
@@ -103,7 +104,7 @@ def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
         pytest.param(
             [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
         ),
-        ([{"query": "x", "document": it, "label": 0} for it in "xy"], "same value"),
+        ([{"query": it, "document": it, "label": 0} for it in "xy"], "same value$"),
     ],
 )
 def test_data_that_teaches_nothing_is_refused(
@@ -113,6 +114,19 @@ def test_data_that_teaches_nothing_is_refused(
 
     with raises("too_few_examples", match=problem):
         load_task_data(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_dev_queries_have_a_relevant_document(seed: int) -> None:
+    rows = [
+        {"query": f"q{query}", "document": f"d{rank}", "label": int(query % 5 == rank == 0)}
+        for query in range(20)
+        for rank in range(2)
+    ]
+
+    data = load_task_data(rows, seed=seed)
+
+    assert {it.grade for it in data.dev.labels(Relevance)} == {0, 1}
 
 
 def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
