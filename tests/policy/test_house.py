@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9095, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4184, 21),
-    "nunatak_server": (20588, 89),
+    "nunatak_server": (20589, 89),
     "nunatak_training": (8759, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_090, 291
-CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_631}
+MAX_LINES, MAX_FILES = 63_091, 291
+CEILINGS_BESIDE = {"benchmarks": 10_601, "tests": 75_636}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
