@@ -10,7 +10,7 @@ from zlib import crc32
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
-from doubles.engines import Withdrawing
+from doubles.engines import FakeEngine, answer
 from doubles.leases import until
 from doubles.policies import classifier, make_policy, make_rule, tagger, when
 from doubles.services import SETTINGS, make_service
@@ -28,7 +28,7 @@ from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 from nunatak_server.verdicts.judge import Judge, Judgement
 from nunatak_server.verdicts.stream import Released, Streamed, StreamedVerdict, VerdictStream
 
@@ -67,35 +67,29 @@ class Said:
         await until(lambda: not self.admission.requests.total)
 
 
-class HashingEngine(Withdrawing):
+class HashingEngine(FakeEngine):
     """Answers each row by its tokens alone, as a model does; sometimes a task is sick."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.computed = list[tuple[str, Encoding]]()
         self.sick = frozenset[str]()
-        self.is_silent = self.is_calm = self.finds_names = False
+        self.is_calm = self.finds_names = False
         self.denied = set[tuple[str, Encoding]]()
         """Windows in which a classifier finds its second label."""
-        self.num_waiting = 0
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        for row in rows:
-            if self.is_silent:
-                self.num_waiting += 1
-                continue
-            if row.task in self.sick:
-                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
-                continue
-            self.computed.append((row.task, row.spec.encoding))
-            logits = answer_of(row.task, row.spec.encoding)
-            if self.is_calm:
-                logits = [4.0 * (not it % 5) for it in range(len(logits))]
-            if (row.task, row.spec.encoding) in self.denied:
-                logits = [0.0, 4.0]
-            if self.finds_names and row.task == "names":
-                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
-            answer = RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
-            row.future.set_result(answer)
+    def outcome_of(self, row: PendingRow) -> RowOutcome:
+        if row.task in self.sick:
+            return TaskUnhealthyError(row.task, row.version, "is sick")
+        self.computed.append((row.task, row.spec.encoding))
+        logits = answer_of(row.task, row.spec.encoding)
+        if self.is_calm:
+            logits = [4.0 * (not it % 5) for it in range(len(logits))]
+        if (row.task, row.spec.encoding) in self.denied:
+            logits = [0.0, 4.0]
+        if self.finds_names and row.task == "names":
+            logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
+        return answer(*logits)
 
 
 def answer_of(task: str, encoding: Encoding) -> list[float]:

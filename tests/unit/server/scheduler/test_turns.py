@@ -10,9 +10,9 @@ from itertools import groupby
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.engines import tiny_branch
+from doubles.engines import FakeEngine, tiny_branch
 from doubles.leases import settle
-from doubles.services import Bench, FakeEngine, make_bench
+from doubles.services import Bench, make_admission, make_bench
 from doubles.serving import make_settings
 from nunatak_contract.names import TaskReference
 from nunatak_registry import Traffic
@@ -126,7 +126,8 @@ async def ask_64_by_64(bench: Bench[FakeEngine]) -> None:
 
 async def large_bench() -> Bench[FakeEngine]:
     branch = tiny_branch()
-    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, max_tokens=10_000)
+    admission = make_admission(max_tokens=10_000)
+    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, admission=admission)
     for task in TASKS:
         traffic = await bench.store.resolve(bench.store.add(task))
         await bench.residency.preload(traffic.manifest)
@@ -143,8 +144,9 @@ async def test_a_large_request_is_submitted_in_slices_with_all_tasks_of_a_text_i
 
 
 async def test_the_work_to_make_outputs_counts_until_the_answer() -> None:
-    bench = make_bench(tiny_backbone(num_layers=1), tiny_branch(), max_tokens=10_000)
-    bench.engine.is_silent = True
+    admission = make_admission(max_tokens=10_000)
+    bench = make_bench(tiny_backbone(num_layers=1), tiny_branch(), admission=admission)
+    bench.engine.answers_at_once = False
     counted = list[float]()
     for task, num_labels in (("few", 2), ("many", 3202)):
         manifest = bench.store.manifests[bench.store.add(task)]
@@ -166,7 +168,7 @@ async def test_the_work_to_make_outputs_counts_until_the_answer() -> None:
 
 async def test_each_row_counts_in_admission_before_it_waits() -> None:
     bench = await large_bench()
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
 
     asking = asyncio.create_task(ask_64_by_64(bench))
     await bench.engine.has_rows.wait()

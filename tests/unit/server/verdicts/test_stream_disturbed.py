@@ -103,9 +103,10 @@ async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
 async def test_a_caller_that_goes_withdraws_its_rows() -> None:
     bench = StreamBench(BERT, guard())
     text = harmless(bench)
-    bench.engine.is_silent = True
+    bench.engine.rows.clear()
+    bench.engine.answers_at_once = False
     reading = asyncio.create_task(bench.streamed([text, " ", "and"]))
-    await until(lambda: bench.engine.num_waiting > 0)
+    await until(lambda: bool(bench.engine.rows))
 
     reading.cancel()
     with suppress(asyncio.CancelledError):
@@ -113,7 +114,7 @@ async def test_a_caller_that_goes_withdraws_its_rows() -> None:
 
     assert bench.admission.requests.total == 0
     assert all(row.is_cancelled for row in bench.engine.withdrawn)
-    assert len(bench.engine.withdrawn) == bench.engine.num_waiting
+    assert len(bench.engine.withdrawn) == len(bench.engine.rows)
 
 
 @pytest.mark.parametrize("disturbance", ["failure", "full queue"])
