@@ -6,18 +6,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from typing import Any
 from zlib import crc32
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.engines import FakeEngine, answer
 from doubles.leases import until
-from doubles.policies import classifier, make_policy, make_rule, tagger, when
+from doubles.policies import UNREAD_PASSES, classifier, make_policy, make_rule, tagger, when
 from doubles.services import SETTINGS, make_service
 from doubles.serving import FakeStore, ManualClock, make_facts
 from doubles.tasks import random_branch
 from doubles.trained_tokenizers import TokenizerFamily, served
-from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
@@ -188,7 +189,12 @@ class StreamBench:
             return Outcome(events=[event async for event in events])
 
 
-def guard(on_failure: OnFailure = OnFailure.BLOCK, *, reads_all: bool = False) -> Policy:
+def guard(
+    on_failure: OnFailure = OnFailure.BLOCK,
+    *,
+    reads_all: bool = False,
+    **fields: Any,  # noqa: ANN401 - fields of a policy
+) -> Policy:
     """Return a policy that blocks, masks and flags; unread characters pass unless it reads all."""
     rules = (
         make_rule(when("attack", "yes", threshold=0.5), name="attack"),
@@ -202,8 +208,8 @@ def guard(on_failure: OnFailure = OnFailure.BLOCK, *, reads_all: bool = False) -
         ),
         make_rule(when("tone", "sharp"), name="tone", action=VerdictAction.FLAG),
     )
-    unjudged = frozenset[UnjudgedPart]() if reads_all else frozenset({UnjudgedPart.UNREAD})
-    return make_policy(*rules, on_failure=on_failure).model_copy(update={"unjudged": unjudged})
+    unjudged = frozenset() if reads_all else UNREAD_PASSES
+    return make_policy(*rules, on_failure=on_failure, unjudged=unjudged, **fields)
 
 
 def divided(text: str, chance: random.Random, *, mean: int) -> list[str]:

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import itertools
+import logging
 import platform
 import random
 from pathlib import Path
@@ -210,3 +211,30 @@ async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
         answer = await caller.request("PUT" if body else "POST", path, json=body)
         assert answer.status_code == 200
     assert len(versions) == 2 * NUM_TASKS
+
+
+def held(backbone: Backbone, registry: Registry, pins: str) -> dict[str, bool]:
+    """The versions in memory when the server becomes ready, and whether each is pinned."""
+
+    async def ask() -> dict[str, bool]:
+        async with running_client(backbone, registry, make_settings(pins=pins)) as client:
+            tasks = (await client.get("/v1/memory")).json()["tasks"]
+        return {f"{it['task']}/{it['version']}": it["pinned"] for it in tasks}
+
+    return asyncio.run(ask())
+
+
+def test_pins_are_in_memory_before_the_first_request(
+    backbone: Backbone, registry: Registry
+) -> None:
+    assert held(backbone, registry, "") == {}
+    assert held(backbone, registry, "task-0, task-1/2") == {"task-0/1": True, "task-1/2": True}
+
+
+def test_a_pin_that_cannot_be_served_spares_the_others(
+    backbone: Backbone, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert held(backbone, registry, "nope@prod,task-0") == {"task-0/1": True}
+
+    assert "nope@prod is not pinned: " in caplog.text

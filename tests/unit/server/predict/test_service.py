@@ -15,7 +15,7 @@ from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.admission import Readiness, RegistryLease, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer
 
 
 @pytest.fixture(name="bench")
@@ -47,7 +47,11 @@ async def test_timings_match_the_slowest_row(
     bench: Bench[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = iter([replace(ANSWER, queue_s=0.0, batch_rows=1), ANSWER])
-    monkeypatch.setattr(bench.engine, "outcome_of", lambda _: next(outcomes))
+
+    def outcome_of(_: PendingRow) -> RowAnswer:
+        return next(outcomes)
+
+    monkeypatch.setattr(bench.engine, "outcome_of", outcome_of)
 
     timings = (await bench.ask("one")).timings
 

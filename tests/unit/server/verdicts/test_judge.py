@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -45,10 +46,10 @@ async def ask(judge: Judge, policy: Policy, *, own_deadline_s: float | None = No
     return await judge.judge(policy.name, ("a", "b"), handling)
 
 
-def two_tasks(**changes: object) -> Policy:
+def two_tasks(**changes: Any) -> Policy:  # noqa: ANN401 - fields of a policy
     """Block if `attack` or `tone` says yes."""
     rules = [make_rule(when(task, "yes", threshold=0.5), name=task) for task in ("attack", "tone")]
-    return make_policy(*rules).model_copy(update=changes)
+    return make_policy(*rules, **changes)
 
 
 Judged = tuple[Judge, FakeEngine, Bench[FakeEngine]]
