@@ -153,13 +153,12 @@ def make_row(
     *,
     task: str = "tone",
     deadline: float = 10,
-    group: int | None = None,
     backbone: str = DRAFT_BACKBONE,
 ) -> PendingRow:
     return PendingRow(
         RowSpec(
             encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-            group=next(_counter) if group is None else group,
+            group=next(_counter),
             trunk_tokens=2,
             branch_tokens=0,
             trunk_share=0.0,

@@ -134,10 +134,7 @@ def tagged_window(
 
 
 def spanned(
-    task: str,
-    *texts: Sequence[FoundSpan],
-    labels: Sequence[str] = ("O", "B-NAME", "I-NAME"),
-    text: str = SYMBOLS,
+    task: str, *texts: Sequence[FoundSpan], labels: Sequence[str] = ("O", "B-NAME", "I-NAME")
 ) -> TaskPrediction:
     """Return the answer of a token classification with one token for each span."""
     head = tagger(*labels)
@@ -148,7 +145,7 @@ def spanned(
         # A last token stands for no character, like the special tokens of a real window.
         rows.append([0.0] * len(labels))
         window, logits = tagged_window(head, [*places, (0, 0)], rows, index=0)
-        states.append(AnyStates(head, text, (window,), [logits]))
+        states.append(AnyStates(head, SYMBOLS, (window,), [logits]))
     return answered(task, head, *states)
 
 

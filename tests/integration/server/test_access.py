@@ -1,7 +1,7 @@
 """Access: every route, every verb, every scope, and tasks of other tenants."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -137,16 +137,13 @@ NAMING_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
 """The bodies for each route whose body names the task; a new route must be added here."""
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for seed, task in enumerate((MINE, HIDDEN)):
-            publish_tiny_task(opened, backbone, task=task, seed=seed)
-            opened.promote(task, "prod", 1)
-            label = opened.resolve(task).head.labels[0]
-            rule = make_rule(when(task, label, threshold=1.0))
-            opened.policies.put(make_policy(rule, name=task))
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed, task in enumerate((MINE, HIDDEN)):
+        publish_tiny_task(opened, backbone, task=task, seed=seed)
+        opened.promote(task, "prod", 1)
+        label = opened.resolve(task).head.labels[0]
+        rule = make_rule(when(task, label, threshold=1.0))
+        opened.policies.put(make_policy(rule, name=task))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import math
 import threading
-from collections.abc import Generator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -45,12 +44,9 @@ INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answe
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for name, method in METHODS.items():
-            publish_tiny_task(opened, backbone, task=name, method=method)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, method in METHODS.items():
+        publish_tiny_task(opened, backbone, task=name, method=method)
 
 
 def as_sent(item: TextInput) -> object:
