@@ -4,7 +4,7 @@ import json
 import tempfile
 import threading
 from pathlib import Path
-from typing import Literal, SupportsIndex, get_args, overload
+from typing import Any, Literal, SupportsIndex, get_args, overload
 
 import torch
 from safetensors.torch import save
@@ -74,29 +74,10 @@ QWEN_WORDS = (
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
 
 
-def tiny_backbone(
-    *,
-    num_layers: int = 4,
-    seed: int = 0,
-    family: Family = "bert",
-    pooling: Pooling | None = None,
-    dtype: torch.dtype = torch.float32,
-    tokenizer: Tokenizer | None = None,
-) -> Backbone:
-    """A random backbone of width 32; the same arguments give the same weights.
-
-    Without `pooling`, the backbone has the pooling of its family.
-    """
+def tiny_backbone(*, dtype: torch.dtype = torch.float32, **options: Any) -> Backbone:  # noqa: ANN401 - of `save_tiny_backbone`
+    """A random backbone of width 32; the same arguments give the same weights."""
     with tempfile.TemporaryDirectory() as folder:
-        save_tiny_backbone(
-            Path(folder),
-            num_layers=num_layers,
-            seed=seed,
-            family=family,
-            pooling=pooling,
-            tokenizer=tokenizer,
-        )
-        return load_backbone(folder, dtype=dtype)
+        return load_backbone(save_tiny_backbone(Path(folder), **options), dtype=dtype)
 
 
 def save_tiny_backbone(
@@ -111,7 +92,8 @@ def save_tiny_backbone(
 ) -> Path:
     """Write a random backbone in transformers' layout; returns the folder.
 
-    An added one has the record by which its tokenizer is read without transformers.
+    An added one has the record by which its tokenizer is read without transformers. Without
+    `pooling`, the backbone has the pooling of its family.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or tiny_tokenizer(family)
@@ -131,7 +113,6 @@ def save_tiny_backbone(
 
 
 DISENTANGLED: dict[str, object] = {
-    "type_vocab_size": 0,
     "layer_norm_eps": 1e-7,
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
@@ -142,16 +123,44 @@ DISENTANGLED: dict[str, object] = {
     "position_biased_input": False,
 }
 """The settings of DeBERTa-v3, with buckets that short texts leave."""
-
-
-MORE: dict[str, dict[str, object]] = {
-    "electra": {"embedding_size": WIDTH // 2},
-    "deberta-v2": DISENTANGLED,
-    "mpnet": {"relative_attention_num_buckets": 32},
-    "nomic_bert": {"hidden_act": "silu"},
-    "gte": {"type_vocab_size": 1},
+OWN_NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
 }
-"""Settings in addition to BERT's, or in their place."""
+"""DistilBERT's names for the settings of all families."""
+BERT: dict[str, object] = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+ROBERTA: dict[str, object] = {**BERT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+LLAMA: dict[str, object] = {
+    "num_key_value_heads": NUM_HEADS // 2,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+MORE: dict[str, dict[str, object]] = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "distilbert": {"activation": "gelu"},
+    "electra": {**BERT, "embedding_size": WIDTH // 2},
+    "deberta-v2": {**BERT, "type_vocab_size": 0, **DISENTANGLED},
+    "mpnet": {**ROBERTA, "relative_attention_num_buckets": 32},
+    "nomic_bert": {**BERT, "hidden_act": "silu"},
+    "gte": {**BERT, "type_vocab_size": 1},
+    "modernbert": {
+        "local_attention": WINDOW,
+        "global_attn_every_n_layers": 2,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+    },
+    "llama": LLAMA,
+    # Wider than the hidden width divided by the heads, as in small Qwen3 models.
+    "qwen3": {**LLAMA, "head_dim": 2 * WIDTH // NUM_HEADS},
+    "eurobert": {**LLAMA, "classifier_pooling": "bos"},
+}
+"""The settings of each family beside those of all."""
 
 
 def rope(rope_type: str, **settings: object) -> dict[str, object]:
@@ -161,80 +170,18 @@ def rope(rope_type: str, **settings: object) -> dict[str, object]:
 
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
-    if family == "modernbert":
-        return _tiny_modernbert_config(num_layers)
-    if family in LLAMA_LIKE:
-        return _tiny_llama_config(num_layers, family)
-    if family == "distilbert":
-        return _tiny_distilbert_config(num_layers)
-    is_roberta = family in LIKE_ROBERTA
-    return {
-        "model_type": family,
+    common = {
         "vocab_size": len(_vocabulary(family)),
         "hidden_size": WIDTH,
         "num_hidden_layers": num_layers,
         "num_attention_heads": NUM_HEADS,
         "intermediate_size": INTERMEDIATE_WIDTH,
         "max_position_embeddings": NUM_POSITIONS,
-        "type_vocab_size": 1 if is_roberta else 2,
-        "pad_token_id": int(is_roberta),
-        "layer_norm_eps": 1e-5 if is_roberta else 1e-12,
-        "hidden_act": "gelu",
-        **MORE.get(family, {}),
+        "pad_token_id": int(family in LIKE_ROBERTA),
     }
-
-
-def _tiny_distilbert_config(num_layers: int) -> dict[str, object]:
-    return {
-        "model_type": "distilbert",
-        "vocab_size": len(_vocabulary("distilbert")),
-        "dim": WIDTH,
-        "n_layers": num_layers,
-        "n_heads": NUM_HEADS,
-        "hidden_dim": INTERMEDIATE_WIDTH,
-        "max_position_embeddings": NUM_POSITIONS,
-        "pad_token_id": 0,
-        "activation": "gelu",
-    }
-
-
-def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
-    return {
-        "model_type": "modernbert",
-        "vocab_size": len(_vocabulary("modernbert")),
-        "hidden_size": WIDTH,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": NUM_HEADS,
-        "intermediate_size": INTERMEDIATE_WIDTH,
-        "max_position_embeddings": NUM_POSITIONS,
-        "local_attention": WINDOW,
-        "global_attn_every_n_layers": 2,
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-        "cls_token_id": 2,
-        "sep_token_id": 3,
-    }
-
-
-def _tiny_llama_config(num_layers: int, family: Family) -> dict[str, object]:
-    return {
-        "model_type": family,
-        "vocab_size": len(_vocabulary(family)),
-        "hidden_size": WIDTH,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_HEADS // 2,
-        # Wider than the hidden width divided by the heads, as in small Qwen3 models.
-        **({"head_dim": 2 * WIDTH // NUM_HEADS} if family == "qwen3" else {}),
-        "intermediate_size": INTERMEDIATE_WIDTH,
-        "max_position_embeddings": NUM_POSITIONS,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        **({"classifier_pooling": "bos"} if family == "eurobert" else {}),
-    }
+    names = OWN_NAMES if family == "distilbert" else {}
+    own = {names.get(name, name): value for name, value in common.items()}
+    return {"model_type": family, **own, **MORE[family]}
 
 
 def save_tokenizer(folder: Path, family: Family, tokenizer: Tokenizer | None = None) -> None:

@@ -70,34 +70,28 @@ sys.exit("a hundred runs were not enough")
 """Runs a job until it is complete, and kills each run right before one of its renames of files."""
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "tone": {},
+    "topics": {"method": HeadOnly(), "problem_type": ProblemType.MULTI_LABEL, "seed": 2},
+    "stars": {
+        "method": Lora(rank=2, alpha=2.0, targets=QUERY_AND_VALUE),
+        "labels": ("value",),
+        "problem_type": ProblemType.REGRESSION,
+        "seed": 3,
+    },
+    "names": {"kind": HeadKind.TOKEN_CLASSIFICATION, "seed": 4},
+    "facts": {"kind": HeadKind.QUESTION_ANSWERING},
+    "search": {"kind": HeadKind.RANKING},
+}
+"""A task for each form of answer."""
+
+
 def make_place(folder: Path) -> Path:
     """Write a tiny backbone and a registry with a task for each form of answer; return `folder`."""
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
-    lora = Lora(rank=2, alpha=2.0, targets=QUERY_AND_VALUE)
     with Registry.open(folder / "registry") as registry:
-        publish_tiny_task(registry, backbone, task="tone")
-        publish_tiny_task(
-            registry,
-            backbone,
-            task="topics",
-            method=HeadOnly(),
-            problem_type=ProblemType.MULTI_LABEL,
-            seed=2,
-        )
-        publish_tiny_task(
-            registry,
-            backbone,
-            task="stars",
-            method=lora,
-            labels=("value",),
-            problem_type=ProblemType.REGRESSION,
-            seed=3,
-        )
-        publish_tiny_task(
-            registry, backbone, task="names", kind=HeadKind.TOKEN_CLASSIFICATION, seed=4
-        )
-        publish_tiny_task(registry, backbone, task="facts", kind=HeadKind.QUESTION_ANSWERING)
-        publish_tiny_task(registry, backbone, task="search", kind=HeadKind.RANKING)
+        for task, options in FORMS.items():
+            publish_tiny_task(registry, backbone, task=task, **options)
     return folder
 
 

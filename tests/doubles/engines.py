@@ -4,11 +4,13 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_branch
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import BetweenLayers, Branch, Encoding, Row
 from nunatak_server.engine.compute import Compute
@@ -19,18 +21,53 @@ from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, Row
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666
+ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.5, batch_rows=2)
 _counter = itertools.count()
 
 
-class Withdrawing:
-    """The part of an engine that lets callers go."""
+def answer(*logits: float) -> RowAnswer:
+    return replace(ANSWER, logits=list(logits))
 
-    withdrawn: Sequence[PendingRow] = ()
+
+class FakeEngine:
+    """Gives each row its outcome, at once or on command; without an outcome, a row waits."""
+
+    def __init__(self, outcome: RowOutcome | None = ANSWER) -> None:
+        self.outcome = outcome
+        self.answers_at_once = True
+        self.is_stopped = False
+        self.rows: list[PendingRow] = []
+        self.withdrawn: list[PendingRow] = []
+        self.submissions: list[set[str]] = []
+        self.sizes: list[int] = []
+        self.has_rows = asyncio.Event()
+
+    def outcome_of(self, row: PendingRow) -> RowOutcome | None:
+        del row
+        return self.outcome
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        if self.is_stopped:
+            raise NunatakError("not_ready", reason="the engine has stopped")
+        self.rows.extend(rows)
+        self.submissions.append({row.task for row in rows})
+        self.sizes.append(len(rows))
+        self.has_rows.set()
+        if self.answers_at_once:
+            self._answer(rows)
+
+    def answer(self, *tasks: str) -> None:
+        self._answer([row for row in self.rows if row.task in tasks and not row.future.done()])
 
     def withdraw(self, rows: Sequence[PendingRow]) -> None:
-        self.withdrawn = [*self.withdrawn, *rows]
+        self.withdrawn += rows
         for row in rows:
             row.future.cancel()
+
+    def _answer(self, rows: Sequence[PendingRow]) -> None:
+        for row in rows:
+            if (outcome := self.outcome_of(row)) is not None:
+                row.future.set_result(outcome)
 
 
 class FakeCompute:
@@ -116,13 +153,12 @@ def make_row(
     *,
     task: str = "tone",
     deadline: float = 10,
-    group: int | None = None,
     backbone: str = DRAFT_BACKBONE,
 ) -> PendingRow:
     return PendingRow(
         RowSpec(
             encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-            group=next(_counter) if group is None else group,
+            group=next(_counter),
             trunk_tokens=2,
             branch_tokens=0,
             trunk_share=0.0,

@@ -64,25 +64,12 @@ class _Python(TorchFunctionMode):
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool = False,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **options: Any
 ) -> Tensor:
     """Attention by the kernel that devices without flash kernels choose; fakes choose none."""
     if not query.is_cuda:
         return functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
+            query, key, value, attn_mask=attn_mask, **options
         )
     mask = attn_mask
     if mask is not None:
@@ -92,14 +79,7 @@ def _attend(
             mask = mask.clone()
         mask = mask.expand(*query.shape[:3], key.shape[2])
     return torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 - no public name
-        query,
-        key,
-        value,
-        mask,
-        compute_log_sumexp=False,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        scale=scale,
+        query, key, value, mask, compute_log_sumexp=False, **options
     )[0]
 
 

@@ -5,15 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from nunatak_contract.enums import (
-    Combine,
-    HeadKind,
-    OnFailure,
-    PolicyMode,
-    Pooling,
-    ProblemType,
-    VerdictAction,
-)
+from nunatak_contract.enums import Combine, HeadKind, Pooling, UnjudgedPart, VerdictAction
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_model import Encoding
@@ -23,6 +15,8 @@ from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.tokenization import Encodings, extent_of
 
 Scores = Mapping[str, float]
+UNREAD_PASSES = frozenset({UnjudgedPart.UNREAD})
+"""Characters without tokens are let pass."""
 SYMBOLS = "\U0001f300" * 100
 """A text of symbols: no word is larger than a span."""
 
@@ -37,42 +31,18 @@ def make_rule(
     name: str = "first",
     action: VerdictAction = VerdictAction.BLOCK,
     combine: Combine = Combine.ANY,
-    message: str | None = None,
+    **fields: Any,  # noqa: ANN401 - fields of a rule
 ) -> Rule:
-    return Rule(name=name, conditions=conditions, action=action, combine=combine, message=message)
+    return Rule(name=name, conditions=conditions, action=action, combine=combine, **fields)
 
 
-def make_policy(
-    *rules: Rule,
-    name: str = "guard",
-    on_failure: OnFailure = OnFailure.BLOCK,
-    mode: PolicyMode = PolicyMode.ENFORCE,
-    deadline_ms: int | None = None,
-    max_delay_ms: int | None = None,
-) -> Policy:
-    return Policy(
-        name=name,
-        rules=rules,
-        on_failure=on_failure,
-        mode=mode,
-        deadline_ms=deadline_ms,
-        max_delay_ms=max_delay_ms,
-    )
+def make_policy(*rules: Rule, name: str = "guard", **fields: Any) -> Policy:  # noqa: ANN401 - fields of a policy
+    return Policy(name=name, rules=rules, **fields)
 
 
-def classifier(
-    *labels: str,
-    problem_type: ProblemType = ProblemType.SINGLE_LABEL,
-    default_label: str | None = None,
-) -> HeadRecord:
+def classifier(*labels: str, **fields: Any) -> HeadRecord:  # noqa: ANN401 - fields of a head
     """Return the head of a sequence classification."""
-    return HeadRecord(
-        labels=labels,
-        problem_type=problem_type,
-        default_label=default_label,
-        pooling=Pooling.MEAN,
-        dense=False,
-    )
+    return HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False, **fields)
 
 
 def tagger(*labels: str) -> HeadRecord:
@@ -164,10 +134,7 @@ def tagged_window(
 
 
 def spanned(
-    task: str,
-    *texts: Sequence[FoundSpan],
-    labels: Sequence[str] = ("O", "B-NAME", "I-NAME"),
-    text: str = SYMBOLS,
+    task: str, *texts: Sequence[FoundSpan], labels: Sequence[str] = ("O", "B-NAME", "I-NAME")
 ) -> TaskPrediction:
     """Return the answer of a token classification with one token for each span."""
     head = tagger(*labels)
@@ -178,7 +145,7 @@ def spanned(
         # A last token stands for no character, like the special tokens of a real window.
         rows.append([0.0] * len(labels))
         window, logits = tagged_window(head, [*places, (0, 0)], rows, index=0)
-        states.append(AnyStates(head, text, (window,), [logits]))
+        states.append(AnyStates(head, SYMBOLS, (window,), [logits]))
     return answered(task, head, *states)
 
 

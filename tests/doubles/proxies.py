@@ -134,17 +134,8 @@ def haproxy(
     whole = folder / "haproxy.cfg"
     whole.write_text(changed("".join(_with_servers(placed(shipped, changes), upstreams))))
     run(HAPROXY, "-c", "-q", "-f", whole)
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(  # noqa: S603 - a program of this machine, and our own file
-            [str(HAPROXY), "-db", "-f", str(whole)], stdout=log, stderr=log
-        )
-    try:
-        _wait_for(port, process)
-        with trusting_client(folder, port) as client:
-            yield client
-    finally:
-        process.kill()
-        process.wait()
+    with _running(folder, port, HAPROXY, "-db", "-f", whole) as client:
+        yield client
 
 
 @contextlib.contextmanager
@@ -160,11 +151,17 @@ def envoy(folder: Path, *upstreams: str) -> Generator[httpx.Client]:
     }
     whole = folder / "envoy.yaml"
     whole.write_text("".join(_with_endpoints(placed(shipped, changes), upstreams)))
+    options = ("--disable-hot-restart", "--concurrency", 1, "-c", whole)
+    with _running(folder, port, ENVOY, *options) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _running(folder: Path, port: int, *command: object) -> Generator[httpx.Client]:
+    """Run a balancer until the end; yields a client of it."""
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(  # noqa: S603 - a program of this machine, and our own file
-            [str(ENVOY), "--disable-hot-restart", "--concurrency", "1", "-c", str(whole)],
-            stdout=log,
-            stderr=log,
+            [str(part) for part in command], stdout=log, stderr=log
         )
     try:
         _wait_for(port, process)

@@ -1,12 +1,11 @@
 """A prediction service on an engine without a model, and requests and versions for it."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.engines import Withdrawing
+from doubles.engines import FakeEngine
 from doubles.serving import (
     FakeStore,
     ManualClock,
@@ -21,7 +20,6 @@ from nunatak_model import Backbone, Branch
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
@@ -29,43 +27,15 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Readiness, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
 
-LOGITS = [0.0, 1.0]
 OWN = TaskReference(task="tone")
 SETTINGS = make_settings(
     max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=100
 )
-
-
-class FakeEngine(Withdrawing):
-    """Answers at once, with a failure for chosen tasks; or never."""
-
-    def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
-        self.sick = sick
-        self.is_silent = False
-        self.rows: list[PendingRow] = []
-        self.submissions: list[set[str]] = []
-        self.sizes: list[int] = []
-        self.has_rows = asyncio.Event()
-
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        self.rows.extend(rows)
-        self.submissions.append({row.task for row in rows})
-        self.sizes.append(len(rows))
-        self.has_rows.set()
-        for index, row in enumerate(() if self.is_silent else rows):
-            if row.task in self.sick:
-                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
-            else:
-                answer = RowAnswer(
-                    logits=LOGITS, queue_s=0.1 * index, compute_s=0.5, batch_rows=len(rows)
-                )
-                row.future.set_result(answer)
 
 
 EngineT = TypeVar("EngineT", bound=RowSink)
@@ -104,8 +74,7 @@ def make_service(
     """Return a service with these random draws, and room for some versions."""
     facts, turns = make_facts(store), Turns()
     residency = make_residency(store, observer=observer, room_for=room_for)
-    readiness, metrics = Readiness(), Metrics()
-    admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
+    readiness, metrics, admission = Readiness(), Metrics(), admission or make_admission()
     rollouts = Rollouts(
         residency=residency,
         tolerance=0.1,
@@ -142,31 +111,39 @@ def make_service(
     )
 
 
-def make_bench(
-    backbone: Backbone,
-    branch: Branch,
-    *,
-    sick: frozenset[str] = frozenset(),
-    time_model: BatchTimeModel | None = None,
-    settings: ServerSettings = SETTINGS,
-    room_for: int = 100,
-    max_tokens: int = 1000,
-) -> Bench[FakeEngine]:
-    """Return a service on an engine that answers at once."""
-    admission = Admission(
-        max_requests=10,
+def make_admission(
+    *, max_tokens: int = 1000, time_model: BatchTimeModel | None = None, max_requests: int = 10
+) -> Admission:
+    return Admission(
+        max_requests=max_requests,
         max_tokens=max_tokens,
         max_bytes=1000,
         time_model=lambda: time_model or BatchTimeModel(),
     )
-    return make_service(
-        backbone,
-        FakeStore(branch),
-        FakeEngine(sick=sick),
-        admission=admission,
-        settings=settings,
-        room_for=room_for,
-    )
+
+
+def make_bench(backbone: Backbone, branch: Branch, **options: Any) -> Bench[FakeEngine]:  # noqa: ANN401 - of `make_service`
+    """Return a service on an engine that answers at once."""
+    return make_service(backbone, FakeStore(branch), FakeEngine(), **options)
+
+
+class Held(Protocol):
+    """Makes a service whose hot tasks are in memory; returns it, its store and its engine."""
+
+    async def __call__(
+        self, *hot: str, admission: Admission | None = None
+    ) -> tuple[Bench[FakeEngine], FakeStore, FakeEngine]: ...
+
+
+async def make_held_bench(
+    backbone: Backbone, branch: Branch, *hot: str, admission: Admission | None = None
+) -> tuple[Bench[FakeEngine], FakeStore, FakeEngine]:
+    bench = make_bench(backbone, branch, admission=admission)
+    for task in hot:
+        reference = bench.store.add(task)
+        await bench.facts.traffic([reference], "a test")
+        await bench.residency.preload(bench.store.manifests[reference])
+    return bench, bench.store, bench.engine
 
 
 def ask_for(*tasks: str, routing_key: str = "user-1", deadline_s: float = 60) -> PredictionRequest:

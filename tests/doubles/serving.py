@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Gen
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 import httpx
 
@@ -224,15 +224,11 @@ async def running_client(
     backbone: Backbone,
     registry: Registry,
     settings: ServerSettings | None = None,
-    *,
-    others: Sequence[Backbone] = (),
-    tracing: "SpanTracing | None" = None,
+    **options: Any,  # noqa: ANN401 - of `running_transport`
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Run the real application in this event loop, without sockets."""
     async with (
-        running_transport(
-            backbone, registry, settings, others=others, tracing=tracing
-        ) as transport,
+        running_transport(backbone, registry, settings, **options) as transport,
         httpx.AsyncClient(transport=transport, base_url="http://test") as client,
     ):
         yield client

@@ -6,18 +6,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from typing import Any
 from zlib import crc32
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
-from doubles.engines import Withdrawing
+from doubles.engines import FakeEngine, answer
 from doubles.leases import until
-from doubles.policies import classifier, make_policy, make_rule, tagger, when
+from doubles.policies import UNREAD_PASSES, classifier, make_policy, make_rule, tagger, when
 from doubles.services import SETTINGS, make_service
 from doubles.serving import FakeStore, ManualClock, make_facts
 from doubles.tasks import random_branch
 from doubles.trained_tokenizers import TokenizerFamily, served
-from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
@@ -28,7 +29,7 @@ from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 from nunatak_server.verdicts.judge import Judge, Judgement
 from nunatak_server.verdicts.stream import Released, Streamed, StreamedVerdict, VerdictStream
 
@@ -67,35 +68,29 @@ class Said:
         await until(lambda: not self.admission.requests.total)
 
 
-class HashingEngine(Withdrawing):
+class HashingEngine(FakeEngine):
     """Answers each row by its tokens alone, as a model does; sometimes a task is sick."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.computed = list[tuple[str, Encoding]]()
         self.sick = frozenset[str]()
-        self.is_silent = self.is_calm = self.finds_names = False
+        self.is_calm = self.finds_names = False
         self.denied = set[tuple[str, Encoding]]()
         """Windows in which a classifier finds its second label."""
-        self.num_waiting = 0
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        for row in rows:
-            if self.is_silent:
-                self.num_waiting += 1
-                continue
-            if row.task in self.sick:
-                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
-                continue
-            self.computed.append((row.task, row.spec.encoding))
-            logits = answer_of(row.task, row.spec.encoding)
-            if self.is_calm:
-                logits = [4.0 * (not it % 5) for it in range(len(logits))]
-            if (row.task, row.spec.encoding) in self.denied:
-                logits = [0.0, 4.0]
-            if self.finds_names and row.task == "names":
-                logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
-            answer = RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
-            row.future.set_result(answer)
+    def outcome_of(self, row: PendingRow) -> RowOutcome:
+        if row.task in self.sick:
+            return TaskUnhealthyError(row.task, row.version, "is sick")
+        self.computed.append((row.task, row.spec.encoding))
+        logits = answer_of(row.task, row.spec.encoding)
+        if self.is_calm:
+            logits = [4.0 * (not it % 5) for it in range(len(logits))]
+        if (row.task, row.spec.encoding) in self.denied:
+            logits = [0.0, 4.0]
+        if self.finds_names and row.task == "names":
+            logits = [0.0, 4.0, 0.0, 0.0, 0.0] * row.spec.encoding.num_tokens
+        return answer(*logits)
 
 
 def answer_of(task: str, encoding: Encoding) -> list[float]:
@@ -194,7 +189,12 @@ class StreamBench:
             return Outcome(events=[event async for event in events])
 
 
-def guard(on_failure: OnFailure = OnFailure.BLOCK, *, reads_all: bool = False) -> Policy:
+def guard(
+    on_failure: OnFailure = OnFailure.BLOCK,
+    *,
+    reads_all: bool = False,
+    **fields: Any,  # noqa: ANN401 - fields of a policy
+) -> Policy:
     """Return a policy that blocks, masks and flags; unread characters pass unless it reads all."""
     rules = (
         make_rule(when("attack", "yes", threshold=0.5), name="attack"),
@@ -208,8 +208,8 @@ def guard(on_failure: OnFailure = OnFailure.BLOCK, *, reads_all: bool = False) -
         ),
         make_rule(when("tone", "sharp"), name="tone", action=VerdictAction.FLAG),
     )
-    unjudged = frozenset[UnjudgedPart]() if reads_all else frozenset({UnjudgedPart.UNREAD})
-    return make_policy(*rules, on_failure=on_failure).model_copy(update={"unjudged": unjudged})
+    unjudged = frozenset() if reads_all else UNREAD_PASSES
+    return make_policy(*rules, on_failure=on_failure, unjudged=unjudged, **fields)
 
 
 def divided(text: str, chance: random.Random, *, mean: int) -> list[str]:

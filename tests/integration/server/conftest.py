@@ -1,6 +1,6 @@
-"""A client of the module's application, and a real browser at the module's `address`.
+"""A registry with what the module's `publish` puts there, clients of it, and a real browser.
 
-A module whose tests change their registry publishes a `template`; each test then has its own copy.
+Tests that change the registry have their own copy.
 """
 
 import shutil
@@ -20,10 +20,28 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
+@pytest.fixture(scope="module")
+def stocked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, backbone: Backbone
+) -> Path:
+    folder = tmp_path_factory.mktemp("stocked")
+    with Registry.open(folder) as opened:
+        request.module.publish(opened, backbone)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def registry(stocked: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
+    folder = tmp_path_factory.mktemp("registry")
+    shutil.copytree(stocked, folder, dirs_exist_ok=True)
+    with Registry.open(folder) as opened:
+        yield opened
+
+
 @pytest.fixture
-def registry(template: Path, tmp_path: Path) -> Generator[Registry]:
+def copied(stocked: Path, tmp_path: Path) -> Generator[Registry]:
     """Open a copy of the module's registry, for one test."""
-    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(stocked, tmp_path, dirs_exist_ok=True)
     with Registry.open(tmp_path) as opened:
         yield opened
 
@@ -36,9 +54,9 @@ async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx
 
 
 @pytest.fixture
-async def caller(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+async def caller(backbone: Backbone, copied: Registry) -> AsyncGenerator[httpx.AsyncClient]:
     """Run an application on the registry of one test; yield a client of it."""
-    async with running_client(backbone, registry) as opened:
+    async with running_client(backbone, copied) as opened:
         yield opened
 
 

@@ -1,6 +1,7 @@
 """Access: every route, every verb, every scope, and tasks of other tenants."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.keys import Scope
+from nunatak_server.access.keys import KeyAuthenticator, Scope
 from nunatak_server.app import create_app
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.access import PREDICT
 from nunatak_server.http.middleware import StrictRoute
 
@@ -135,16 +137,13 @@ NAMING_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
 """The bodies for each route whose body names the task; a new route must be added here."""
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for seed, task in enumerate((MINE, HIDDEN)):
-            publish_tiny_task(opened, backbone, task=task, seed=seed)
-            opened.promote(task, "prod", 1)
-            label = opened.resolve(task).head.labels[0]
-            rule = make_rule(when(task, label, threshold=1.0))
-            opened.policies.put(make_policy(rule, name=task))
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed, task in enumerate((MINE, HIDDEN)):
+        publish_tiny_task(opened, backbone, task=task, seed=seed)
+        opened.promote(task, "prod", 1)
+        label = opened.resolve(task).head.labels[0]
+        rule = make_rule(when(task, label, threshold=1.0))
+        opened.policies.put(make_policy(rule, name=task))
 
 
 @pytest.fixture(scope="module")
@@ -461,3 +460,35 @@ async def test_a_stranger_is_refused_before_the_body_is_read(client: httpx.Async
     answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
     assert answer.status_code == 401
     assert num_read <= 1
+
+
+async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
+    backbone: Backbone, registry: Registry, file: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, may_break = asyncio.Event(), asyncio.Event()
+
+    async def break_off(_: KeyAuthenticator) -> None:
+        await may_break.wait()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(KeyAuthenticator, "run", break_off)
+    path, key = f"/v1/tasks/{MINE}/predict", keys["ops"]
+    app = create_app(
+        make_settings(api_keys_file=file),
+        backbones=Backbones(backbone),
+        registry=registry,
+        on_fatal=lambda _: failed.set(),
+    )
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+        before = await client.post(path, json=QUERY, headers=key)
+        may_break.set()
+        await asyncio.wait_for(failed.wait(), 20)
+        after = await client.post(path, json=QUERY, headers=key)
+        ready = await client.get("/readyz")
+
+    assert before.status_code == 200
+    assert (after.status_code, after.json()["code"]) == (503, "not_ready")
+    assert ready.status_code == 503

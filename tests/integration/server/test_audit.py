@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from doubles.access import access_by_route, add_key, filled
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -20,24 +18,20 @@ ACTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        for seed in range(2):
-            publish_tiny_task(opened, backbone, seed=seed)
-        opened.promote("tone", "prod", 1)
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed in range(2):
+        publish_tiny_task(opened, backbone, seed=seed)
+    opened.promote("tone", "prod", 1)
 
 
 async def test_each_act_is_logged_with_its_caller_and_outcome(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    backbone: Backbone, copied: Registry, tmp_path: Path
 ) -> None:
     path, keys = tmp_path / "audit.jsonl", tmp_path / "keys.json"
     ops = add_key(keys, "anonymous")
     reader = add_key(keys, "reader", scopes=[Scope.PREDICT, Scope.READ])
     settings, answers = make_settings(api_keys_file=keys, audit_log=path), list[str]()
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         for verb, template in ACTS:
             for body in ({"version": 2}, {"bad": 1}):
                 answer = await client.request(verb, filled(template), headers=ops, json=body)
@@ -62,11 +56,11 @@ async def test_each_act_is_logged_with_its_caller_and_outcome(
 
 
 async def test_no_act_is_done_while_the_log_cannot_be_written(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    backbone: Backbone, copied: Registry, tmp_path: Path
 ) -> None:
     path = tmp_path / "logs" / "audit.jsonl"
     path.parent.mkdir()
-    async with running_client(backbone, registry, make_settings(audit_log=path)) as client:
+    async with running_client(backbone, copied, make_settings(audit_log=path)) as client:
         path.unlink()
         path.parent.rmdir()
         refused = [
@@ -75,11 +69,11 @@ async def test_no_act_is_done_while_the_log_cannot_be_written(
         ]
         served = await client.post("/v1/tasks/tone/predict", json={"inputs": "where is it?"})
         assert (await client.get("/readyz")).status_code == 200
-        assert registry.resolve("tone").version == 1
+        assert copied.resolve("tone").version == 1
         path.parent.mkdir()
         promoted = await client.put(PROD, json={"version": 2})
 
     assert {(it["status"], it["code"]) for it in refused} == {(503, "audit_log_failed")}
     assert (served.status_code, promoted.status_code) == (200, 200)
-    assert registry.resolve("tone").version == 2
+    assert copied.resolve("tone").version == 2
     assert len(path.read_text().splitlines()) == 2

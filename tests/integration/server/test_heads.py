@@ -1,6 +1,5 @@
 """Every kind of head over HTTP: alone, together in one batch, and with inputs to refuse."""
 
-from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -45,20 +44,17 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
     return tiny_backbone(family=request.param)
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for name, kind in KINDS.items():
-            publish_tiny_task(
-                opened,
-                backbone,
-                task=name,
-                method=METHODS[name],
-                labels=LABELS.get(name, ()),
-                kind=kind,
-                problem_type=PROBLEMS.get(name),
-            )
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, kind in KINDS.items():
+        publish_tiny_task(
+            opened,
+            backbone,
+            task=name,
+            method=METHODS[name],
+            labels=LABELS.get(name, ()),
+            kind=kind,
+            problem_type=PROBLEMS.get(name),
+        )
 
 
 def logits_of(backbone: Backbone, name: str, inputs: list[TextInput]) -> list[list[float]]:

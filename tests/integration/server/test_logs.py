@@ -1,7 +1,6 @@
 """The log lines of requests, and the secrets that must not be in logs, metrics and traces."""
 
 import logging
-from collections.abc import Generator
 from pathlib import Path
 
 import httpx
@@ -17,12 +16,9 @@ from nunatak_registry import Registry
 PREDICT = "/v1/tasks/tone/predict"
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for task in ("tone", "new"):
-            publish_tiny_task(opened, backbone, task=task)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for task in ("tone", "new"):
+        publish_tiny_task(opened, backbone, task=task)
 
 
 async def test_a_request_is_one_event_with_what_it_passed_through(

@@ -3,7 +3,7 @@
 The oracle reads each window alone and combines the outputs in plain loops.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,17 +97,14 @@ RANKS = Sort(labels=(), kind=HeadKind.RANKING, problem=None, function=SIGMOID, c
 CHOICES = {"refusing": OnLong.REFUSE, "cutting": OnLong.CUT}
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for name, sort in {**TASKS, "ranks": RANKS}.items():
-            publish(opened, backbone, name, sort)
-        for name, on_long in CHOICES.items():
-            publish(opened, backbone, name, TASKS["guard"], on_long=on_long)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, sort in {**TASKS, "ranks": RANKS}.items():
+        publish_sort(opened, backbone, name, sort)
+    for name, on_long in CHOICES.items():
+        publish_sort(opened, backbone, name, TASKS["guard"], on_long=on_long)
 
 
-def publish(
+def publish_sort(
     registry: Registry, backbone: Backbone, name: str, sort: Sort, *, on_long: OnLong | None = None
 ) -> None:
     draft, blobs = tiny_task(

@@ -23,15 +23,10 @@ PARTS = range(0, NUM_DOCUMENTS, 475)
 """The first documents of parts that are ranked alone."""
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        lora = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
-        publish_tiny_task(
-            opened, backbone, task=RANKS, method=lora, kind=HeadKind.RANKING, labels=()
-        )
-        publish_tiny_task(opened, backbone, task=TOPIC, method=lora)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    lora = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
+    publish_tiny_task(opened, backbone, task=RANKS, method=lora, kind=HeadKind.RANKING, labels=())
+    publish_tiny_task(opened, backbone, task=TOPIC, method=lora)
 
 
 @pytest.fixture(scope="module")

@@ -220,15 +220,15 @@ def test_padding_saved_is_what_the_shorter_rows_lack(families: dict[str, Metric]
 
 
 async def test_each_answered_text_counts_once_by_the_label_of_its_answer(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
     texts = ["a", "where is my parcel?", "ann met bob in oslo", "a longer text", "why?"]
-    publish_tiny_task(registry, backbone)
+    publish_tiny_task(copied, backbone)
     kind = ProblemType.MULTI_LABEL
-    publish_tiny_task(registry, backbone, task="tags", problem_type=kind, seed=4)
-    registry.policies.put(make_policy(make_rule(when("tone", "calm")), name="guard"))
+    publish_tiny_task(copied, backbone, task="tags", problem_type=kind, seed=4)
+    copied.policies.put(make_policy(make_rule(when("tone", "calm")), name="guard"))
     found = Counter[tuple[str, str]]()
-    async with running_client(backbone, registry) as client:
+    async with running_client(backbone, copied) as client:
         for asked in (texts, texts[:2]):
             body = {"inputs": asked, "tasks": ["tone", "tags"]}
             for result in (await client.post("/v1/predict", json=body)).json()["results"]:
@@ -329,19 +329,13 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        for name, method in METHODS.items():
-            publish_tiny_task(opened, backbone, task=name, method=method)
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, method in METHODS.items():
+        publish_tiny_task(opened, backbone, task=name, method=method)
 
 
-async def test_what_is_in_memory_is_not_weighed_again(
-    backbone: Backbone, registry: Registry
-) -> None:
-    async with running_client(backbone, registry) as client:
+async def test_what_is_in_memory_is_not_weighed_again(backbone: Backbone, copied: Registry) -> None:
+    async with running_client(backbone, copied) as client:
         paths = ("/v1/memory", "/metrics", "/v1/tasks")
         without = [await looks_at_tensors(client, path) for path in paths]
         for name in METHODS:

@@ -1,6 +1,5 @@
 import math
 import threading
-from collections.abc import Generator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -45,12 +44,9 @@ INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answe
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for name, method in METHODS.items():
-            publish_tiny_task(opened, backbone, task=name, method=method)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, method in METHODS.items():
+        publish_tiny_task(opened, backbone, task=name, method=method)
 
 
 def as_sent(item: TextInput) -> object:
@@ -156,6 +152,41 @@ async def test_a_fan_out_shares_its_trunk(caller: httpx.AsyncClient) -> None:
 
     # `full` has no trunk and `lora` adapts every layer, so four of the six tasks share one row.
     assert "nunatak_shared_trunk_rows_total 3.0" in metrics
+
+
+async def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
+    caller: httpx.AsyncClient,
+) -> None:
+    text, parameters = "where is my parcel?", {"function_to_apply": "none"}
+
+    async def ask(text: str) -> tuple[dict[str, int], list[dict[str, float]]]:
+        body = {"inputs": text, "tasks": ["topk", "head"], "parameters": parameters}
+        answer = (await caller.post("/v1/predict", json=body)).raise_for_status().json()
+        cache: dict[str, int] = (await caller.get("/v1/memory")).json()["trunk_cache"]
+        return cache, [logits_in(it["outputs"]) for it in answer["results"]]
+
+    # Both tasks share a batch only if both are in memory. During the loads, one task may run
+    # earlier.
+    (start, _), (missed, first), (hit, again) = [await ask(it) for it in ("hi", text, text)]
+    metrics = (await caller.get("/metrics")).text
+
+    num_tokens = 2 + sum(map(len, text.split()))
+    assert (missed["hits"] - start["hits"], missed["misses"] - start["misses"]) == (0, 2)
+    assert (hit["hits"] - start["hits"], hit["misses"] - missed["misses"]) == (2, 0)
+    assert hit["saved_tokens"] - start["saved_tokens"] == 2 * num_tokens
+    assert hit["bytes"] == missed["bytes"] > start["bytes"]
+    assert f"nunatak_trunk_cache_hits_total {hit['hits']}.0" in metrics
+    assert f"nunatak_trunk_cache_bytes {hit['bytes']}.0" in metrics
+    for before, after in zip(first, again, strict=True):
+        assert after == pytest.approx(before, abs=TOLERANCE)
+
+
+async def test_a_hit_has_the_timing_headers_of_a_miss(caller: httpx.AsyncClient) -> None:
+    body = {"inputs": "hello"}
+    answers = [await caller.post("/v1/tasks/topk/predict", json=body) for _ in range(2)]
+
+    missed, hit = ({name for name in answer.headers if name.startswith("x-")} for answer in answers)
+    assert {"x-queue-ms", "x-tokenize-ms", "x-compute-ms", "x-batch-size"} < missed == hit
 
 
 async def test_each_task_of_a_fan_out_answers_or_fails_by_itself(client: httpx.AsyncClient) -> None:

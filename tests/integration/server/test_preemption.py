@@ -1,7 +1,6 @@
 """A short question next to a long list of another task's texts, over the real forward."""
 
 import asyncio
-from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -23,18 +22,15 @@ def backbone() -> Backbone:
     return load_backbone(DEFAULT_BACKBONE)
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for seed, task in enumerate(("bulk", "short")):
-            publish_tiny_task(
-                opened,
-                backbone,
-                task=task,
-                method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
-                seed=seed,
-            )
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed, task in enumerate(("bulk", "short")):
+        publish_tiny_task(
+            opened,
+            backbone,
+            task=task,
+            method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+            seed=seed,
+        )
 
 
 async def test_short_questions_preempt_a_long_list_and_all_answers_stay_the_same(

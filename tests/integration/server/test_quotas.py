@@ -1,6 +1,6 @@
 """Quotas over HTTP: every route over a quota, in the shape of its protocol."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,12 @@ SHAPES: dict[str, tuple[str, Any]] = {
 A_DAY = {Quota.REQUESTS_PER_DAY: 1}
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        publish_tiny_task(opened, backbone)
-        opened.promote("tone", "prod", 1)
-        label = opened.resolve("tone").head.labels[0]
-        never = make_rule(when("tone", label, threshold=1.0))
-        opened.policies.put(make_policy(never, name="tone", on_failure=OnFailure.ALLOW))
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone)
+    opened.promote("tone", "prod", 1)
+    label = opened.resolve("tone").head.labels[0]
+    never = make_rule(when("tone", label, threshold=1.0))
+    opened.policies.put(make_policy(never, name="tone", on_failure=OnFailure.ALLOW))
 
 
 @pytest.fixture

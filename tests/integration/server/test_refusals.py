@@ -64,11 +64,8 @@ NUM_EXAMPLES = 2
 LIMIT_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        publish_tiny_task(opened, backbone)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone)
 
 
 @pytest.fixture(scope="module")

@@ -26,14 +26,10 @@ SEEDS = {1: 11, 2: 22}
 LIMIT_S, POLL_S = 20, 0.02
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        for seed in SEEDS.values():
-            publish_tiny_task(opened, backbone, seed=seed)
-        opened.promote("tone", "prod", 1)
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed in SEEDS.values():
+        publish_tiny_task(opened, backbone, seed=seed)
+    opened.promote("tone", "prod", 1)
 
 
 async def version(client: httpx.AsyncClient) -> int:
@@ -48,9 +44,9 @@ async def listed(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {it["id"]: it for it in answer.json()["replicas"]}
 
 
-async def test_every_answer_names_its_replica(backbone: Backbone, registry: Registry) -> None:
+async def test_every_answer_names_its_replica(backbone: Backbone, copied: Registry) -> None:
     settings = make_settings(replica_id="pod-7")
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         with logged_events() as events:
             answers = [
                 await client.post(PREDICT, json={"inputs": "hi"}),
@@ -66,23 +62,23 @@ async def test_every_answer_names_its_replica(backbone: Backbone, registry: Regi
 
 
 async def test_servers_without_a_name_have_different_ones(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
-    async with running_client(backbone, registry) as one, running_client(backbone, registry) as two:
+    async with running_client(backbone, copied) as one, running_client(backbone, copied) as two:
         names = {(await it.get("/livez")).headers["x-replica-id"] for it in (one, two)}
 
         assert len(names) == 2
         assert (await listed(one)).keys() == names
 
-    assert registry.replicas.listing().replicas == (), "a server that ends leaves"
+    assert copied.replicas.listing().replicas == (), "a server that ends leaves"
 
 
 async def test_a_promotion_that_waits_is_seen_by_every_replica(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
     async with (
-        running_client(backbone, registry, make_settings(registry_lease_s=60)) as one,
-        running_client(backbone, registry) as two,
+        running_client(backbone, copied, make_settings(registry_lease_s=60)) as one,
+        running_client(backbone, copied) as two,
     ):
         for number in (2, 1, 2, 1, 2):
             assert await version(two)
@@ -95,10 +91,10 @@ async def test_a_promotion_that_waits_is_seen_by_every_replica(
 
 
 async def test_a_wait_for_a_replica_that_does_not_follow_is_refused_by_its_name(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
-    beat(registry, "late", seen=registry.generation())
-    async with running_client(backbone, registry) as one:
+    beat(copied, "late", seen=copied.generation())
+    async with running_client(backbone, copied) as one:
         answer = await one.put(PROD, params={"wait_s": 1}, json={"version": 2})
 
         assert (answer.status_code, answer.json()["code"]) == (504, "replicas_behind")
@@ -107,11 +103,11 @@ async def test_a_wait_for_a_replica_that_does_not_follow_is_refused_by_its_name(
 
 
 async def test_a_server_whose_lease_ends_answers_503_until_the_registry_is_back(
-    backbone: Backbone, registry: Registry, tmp_path: Path
+    backbone: Backbone, copied: Registry, tmp_path: Path
 ) -> None:
     index, away = tmp_path / "index.sqlite3", tmp_path / "away"
     settings = make_settings(registry_lease_s=1)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         assert await version(client) == 1
         index.rename(away)
         await wait_for(client, 503)
@@ -119,7 +115,7 @@ async def test_a_server_whose_lease_ends_answers_503_until_the_registry_is_back(
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
 
         away.rename(index)
-        registry.promote("tone", "prod", 2)
+        copied.promote("tone", "prod", 2)
         await wait_for(client, 200)
         assert await version(client) == 2
 
@@ -134,17 +130,17 @@ def locked(folder: Path) -> Generator[sqlite3.Connection]:
 
 
 async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
-    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, copied: Registry, tmp_path: Path
 ) -> None:
     async def is_current() -> bool:
         return all(it["is_current"] for it in (await listed(caller)).values())
 
-    registry.promote("tone", "beta", 1)
+    copied.promote("tone", "beta", 1)
     # The server has applied every change, so it keeps what it looks up from now on.
     await until(is_current)
     assert await version(caller) == 1
     # In one step of the event loop, so that the server cannot follow before the lock.
-    registry.promote("tone", "prod", 2)
+    copied.promote("tone", "prod", 2)
     with locked(tmp_path) as index:
         async with asyncio.timeout(LIMIT_S):
             for _ in range(20):
@@ -178,9 +174,9 @@ async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
     ],
 )
 async def test_an_operator_waits_for_a_silent_registry_no_longer_than_the_request_says(
-    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path, method: str, path: str
+    caller: httpx.AsyncClient, copied: Registry, tmp_path: Path, method: str, path: str
 ) -> None:
-    registry.promote("tone", "prod", 2)
+    copied.promote("tone", "prod", 2)
     body = {"version": 1, "share": 0.1} if path.endswith("canary") else {"version": 1}
     with locked(tmp_path):
         async with asyncio.timeout(3):
@@ -195,16 +191,16 @@ async def test_an_operator_waits_for_a_silent_registry_no_longer_than_the_reques
 
 
 async def test_a_change_whose_end_is_unknown_is_not_said_to_be_repeatable(
-    caller: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    caller: httpx.AsyncClient, copied: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.promote("tone", "prod", 2)
-    rollback = registry.rollback
+    copied.promote("tone", "prod", 2)
+    rollback = copied.rollback
 
     def cut(*given: Any, **options: Any) -> None:  # noqa: ANN401 - of the registry
         rollback(*given, **options)
         raise StoreUnavailableError("the connection broke")
 
-    monkeypatch.setattr(registry, "rollback", cut)
+    monkeypatch.setattr(copied, "rollback", cut)
     answer = await caller.post(f"{PROD}/rollback", json={})
 
     assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
@@ -212,12 +208,12 @@ async def test_a_change_whose_end_is_unknown_is_not_said_to_be_repeatable(
 
 
 async def test_a_change_is_told_also_if_the_registry_is_silent_afterwards(
-    caller: httpx.AsyncClient, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    caller: httpx.AsyncClient, copied: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: int) -> list[str]:
         raise StoreUnavailableError("the connection broke")
 
-    monkeypatch.setattr(registry.replicas, "behind", silent)
+    monkeypatch.setattr(copied.replicas, "behind", silent)
     answer = await caller.put(PROD, params={"wait_s": 1}, json={"version": 2})
 
     assert (answer.status_code, answer.json()["code"]) == (504, "replicas_behind")
@@ -226,9 +222,9 @@ async def test_a_change_is_told_also_if_the_registry_is_silent_afterwards(
 
 
 async def test_a_server_alone_tells_at_once_that_it_is_ready_and_has_a_version(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
-    async with running_client(backbone, registry, make_settings(replica_id="a")) as client:
+    async with running_client(backbone, copied, make_settings(replica_id="a")) as client:
 
         async def tells(versions: int) -> bool:
             load = (await listed(client))["a"]["load"]
@@ -240,14 +236,14 @@ async def test_a_server_alone_tells_at_once_that_it_is_ready_and_has_a_version(
 
 
 async def test_a_server_that_cannot_measure_itself_goes_on(
-    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    backbone: Backbone, copied: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: psutil.Process) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(psutil.Process, "memory_info", fail)
     settings = make_settings(replica_id="a", registry_lease_s=1)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         answer = await client.put(PROD, params={"wait_s": 20}, json={"version": 2})
 
         assert answer.status_code == 200, answer.text

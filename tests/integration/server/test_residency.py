@@ -1,9 +1,9 @@
 import asyncio
 import gc
 import itertools
+import logging
 import platform
 import random
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,21 +26,17 @@ LOGITS = {"function_to_apply": "none", "top_k": 3}
 Oracle = dict[tuple[str, int, str], dict[str, float]]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
+def publish(opened: Registry, backbone: Backbone) -> None:
     """A registry with two versions of each task; the first has the alias."""
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        for index in range(NUM_TASKS):
-            for number in range(2):
-                publish_tiny_task(opened, backbone, task=f"task-{index}", seed=2 * index + number)
-            opened.promote(f"task-{index}", "prod", 1)
-    return folder
+    for index in range(NUM_TASKS):
+        for number in range(2):
+            publish_tiny_task(opened, backbone, task=f"task-{index}", seed=2 * index + number)
+        opened.promote(f"task-{index}", "prod", 1)
 
 
 @pytest.fixture
-def versions(registry: Registry) -> list[TaskManifest]:
-    return [it for index in range(NUM_TASKS) for it in registry.versions(f"task-{index}")]
+def versions(copied: Registry) -> list[TaskManifest]:
+    return [it for index in range(NUM_TASKS) for it in copied.versions(f"task-{index}")]
 
 
 def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
@@ -49,11 +45,11 @@ def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerS
     return make_settings(task_memory_bytes=int(count * size))
 
 
-def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbone) -> Oracle:
+def oracle_of(copied: Registry, versions: list[TaskManifest], backbone: Backbone) -> Oracle:
     """Logits of every version for every text, each computed alone."""
     found: Oracle = {}
     for manifest in versions:
-        branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
+        branch = load_task(manifest, copied.read_blob(manifest), backbone).branch
         encodings = backbone.tokenizer.encode(TEXTS, max_length=manifest.max_length)
         for text, encoding in zip(TEXTS, encodings, strict=True):
             (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
@@ -92,13 +88,13 @@ async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
 
 
 async def test_every_answer_matches_the_version_it_names_during_changes_by_operators(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+    backbone: Backbone, copied: Registry, versions: list[TaskManifest]
 ) -> None:
-    oracle = oracle_of(registry, versions, backbone)
+    oracle = oracle_of(copied, versions, backbone)
 
     wrong: list[object] = []
     settings = room_for(3.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
 
         async def ask(seed: int) -> None:
             draw = random.Random(seed)
@@ -121,10 +117,10 @@ async def test_every_answer_matches_the_version_it_names_during_changes_by_opera
 
 
 async def test_an_alias_lets_go_of_the_version_it_means_alone(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+    backbone: Backbone, copied: Registry, versions: list[TaskManifest]
 ) -> None:
     settings = room_for(2.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         for version in ("1", "2"):
             await client.post("/v1/tasks/task-0/pin", params={"version": version})
 
@@ -150,10 +146,10 @@ def earlier_objects_aside() -> None:
 
 @pytest.mark.usefixtures("earlier_objects_aside")
 async def test_an_evicted_version_leaves_nothing_behind(
-    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+    backbone: Backbone, copied: Registry, versions: list[TaskManifest]
 ) -> None:
     settings = room_for(2.5, versions[0], backbone)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         before = num_branches()
         for index in range(3 * NUM_TASKS):
             task = f"/v1/tasks/task-{index % NUM_TASKS}"
@@ -210,3 +206,28 @@ async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
         answer = await caller.request("PUT" if body else "POST", path, json=body)
         assert answer.status_code == 200
     assert len(versions) == 2 * NUM_TASKS
+
+
+def held(backbone: Backbone, copied: Registry, pins: str) -> dict[str, bool]:
+    """The versions in memory when the server becomes ready, and whether each is pinned."""
+
+    async def ask() -> dict[str, bool]:
+        async with running_client(backbone, copied, make_settings(pins=pins)) as client:
+            tasks = (await client.get("/v1/memory")).json()["tasks"]
+        return {f"{it['task']}/{it['version']}": it["pinned"] for it in tasks}
+
+    return asyncio.run(ask())
+
+
+def test_pins_are_in_memory_before_the_first_request(backbone: Backbone, copied: Registry) -> None:
+    assert held(backbone, copied, "") == {}
+    assert held(backbone, copied, "task-0, task-1/2") == {"task-0/1": True, "task-1/2": True}
+
+
+def test_a_pin_that_cannot_be_served_spares_the_others(
+    backbone: Backbone, copied: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert held(backbone, copied, "nope@prod,task-0") == {"task-0/1": True}
+
+    assert "nope@prod is not pinned: " in caplog.text

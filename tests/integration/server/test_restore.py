@@ -25,7 +25,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> RestoreSite:
 
 
 @pytest.fixture
-def registry(site: RestoreSite, backbone: Backbone) -> Generator[Registry]:
+def copied(site: RestoreSite, backbone: Backbone) -> Generator[Registry]:
     with Registry.open(site.location) as opened:
         publish_tiny_task(opened, backbone, seed=OLD)
         opened.promote("tone", "prod", 1)
@@ -53,15 +53,15 @@ async def become(client: httpx.AsyncClient, version: int) -> None:
             pass
 
 
-async def become_held(registry: Registry, version: int) -> None:
+async def become_held(copied: Registry, version: int) -> None:
     """Wait for the server to hold a version, for five seconds."""
     async with asyncio.timeout(5):
-        while not await asyncio.to_thread(registry.readers, "tone", version):
+        while not await asyncio.to_thread(copied.readers, "tone", version):
             pass
 
 
 async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
-    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, site: RestoreSite
 ) -> None:
     assert (await ask(caller))[0] == 2
     restoring = asyncio.create_task(asyncio.to_thread(site.restore, "early"))
@@ -70,7 +70,7 @@ async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_inde
     await restoring
     await become(caller, 1)
 
-    publish_tiny_task(registry, backbone, seed=NEW)
+    publish_tiny_task(copied, backbone, seed=NEW)
     moved = await caller.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
 
     assert moved.status_code == 200, moved.text
@@ -80,11 +80,11 @@ async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_inde
 
 
 async def test_a_candidate_of_a_reused_number_is_validated_again(
-    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, site: RestoreSite
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)
-    registry.promote("tone", "prod", 1)
-    registry.rollouts.set(canary)
+    copied.promote("tone", "prod", 1)
+    copied.rollouts.set(canary)
 
     def restore() -> None:
         site.restore("early")
@@ -105,14 +105,14 @@ async def test_a_candidate_of_a_reused_number_is_validated_again(
 
 @pytest.mark.parametrize("site", ["rename"], indirect=True)
 async def test_an_index_that_is_missing_leaves_what_is_known_in_service(
-    caller: httpx.AsyncClient, registry: Registry, site: RestoreSite
+    caller: httpx.AsyncClient, copied: Registry, site: RestoreSite
 ) -> None:
     index = Path(site.location) / "index.sqlite3"
 
     assert (await caller.get("/readyz")).json() == {"status": "ready", "warnings": []}
     await caller.post("/v1/tasks/tone/preload?version=2")
     # By then the server has polled the registry, and empties its cache no more.
-    await become_held(registry, 2)
+    await become_held(copied, 2)
     assert (await ask(caller))[0] == 2
     index.unlink()
 

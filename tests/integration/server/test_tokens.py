@@ -25,12 +25,9 @@ QUERY = {"inputs": "where is it?"}
 ALL = "nunatak:predict nunatak:read nunatak:admin"
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        for seed, task in enumerate((MINE, HIDDEN)):
-            publish_tiny_task(opened, backbone, task=task, seed=seed)
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed, task in enumerate((MINE, HIDDEN)):
+        publish_tiny_task(opened, backbone, task=task, seed=seed)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -55,19 +54,15 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        publish_tiny_task(opened, backbone)
-        publish_tiny_task(opened, backbone, task="mood")
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone)
+    publish_tiny_task(opened, backbone, task="mood")
 
 
 def ask(
     collector: Collector,
     backbone: Backbone,
-    registry: Registry,
+    copied: Registry,
     bodies: Sequence[dict[str, object]],
     **headers: str,
 ) -> None:
@@ -75,7 +70,7 @@ def ask(
 
     async def scenario() -> None:
         tracing = SpanTracing(collector.provider)
-        async with running_client(backbone, registry, tracing=tracing) as client:
+        async with running_client(backbone, copied, tracing=tracing) as client:
             for body in bodies:
                 answer = await client.post("/v1/predict", json=body, headers=headers)
                 assert answer.status_code == 200
@@ -87,11 +82,11 @@ BODY: dict[str, object] = {"inputs": ["a", "bb"], "tasks": ["tone", "mood"]}
 
 
 def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, registry, [{"inputs": "a", "tasks": ["tone"]}])
+    ask(collector, backbone, copied, [{"inputs": "a", "tasks": ["tone"]}])
 
     (request,) = collector.named("/v1/predict")
     stages = collector.below(request)
@@ -106,11 +101,10 @@ def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
 
 
 @pytest.fixture(scope="module")
-def warm(backbone: Backbone, template: Path) -> Collector:
+def warm(backbone: Backbone, registry: Registry) -> Collector:
     """The spans of a request, and of the same request once more."""
     collector = Collector()
-    with Registry.open(template) as registry:
-        ask(collector, backbone, registry, [BODY, BODY])
+    ask(collector, backbone, registry, [BODY, BODY])
     return collector
 
 
@@ -134,11 +128,11 @@ def test_a_request_is_linked_to_the_batch_it_was_part_of(warm: Collector) -> Non
     assert batch.parent is None
 
 
-def test_a_callers_trace_is_continued(backbone: Backbone, registry: Registry) -> None:
+def test_a_callers_trace_is_continued(backbone: Backbone, copied: Registry) -> None:
     collector = Collector()
 
     with logged_events() as events:
-        ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-01")
+        ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-01")
 
     (request,) = collector.named("/v1/predict")
     assert request.context is not None
@@ -150,22 +144,22 @@ def test_a_callers_trace_is_continued(backbone: Backbone, registry: Registry) ->
 
 @pytest.mark.parametrize("value", ["", "00-zz", f"00-{'0' * 32}-{PARENT}-01", "x" * 9999])
 def test_a_malformed_trace_begins_a_new_one(
-    backbone: Backbone, registry: Registry, value: str
+    backbone: Backbone, copied: Registry, value: str
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, registry, [BODY], traceparent=value)
+    ask(collector, backbone, copied, [BODY], traceparent=value)
 
     (request,) = collector.named("/v1/predict")
     assert request.parent is None
 
 
 def test_a_trace_that_the_caller_does_not_sample_is_not_sent(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
     collector = Collector()
 
-    ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
+    ask(collector, backbone, copied, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
 
     assert not collector.named("/v1/predict")
     assert not collector.named("compute")

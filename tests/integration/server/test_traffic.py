@@ -1,6 +1,7 @@
-"""Canaries, shadows and streams, as callers and operators see them."""
+"""Versions, canaries, shadows and streams, as callers and operators see them."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import httpx
 import pytest
 
 from doubles.compat import counted
+from doubles.processes import ended
+from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
@@ -16,26 +19,36 @@ from nunatak_model import Backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
 
 PREDICT = "/v1/tasks/tone/predict"
-CANARY = "/v1/tasks/tone/aliases/prod/canary"
-SHADOW = "/v1/tasks/tone/aliases/prod/shadow"
+PROD = "/v1/tasks/tone/aliases/prod"
+CANARY, SHADOW = f"{PROD}/canary", f"{PROD}/shadow"
+PROMOTE = """
+import sys
+
+from nunatak_registry import Registry
+
+with Registry.open(sys.argv[1]) as registry:
+    registry.promote("tone", "prod", 3)
+"""
 KEYS = [f"user-{number}" for number in range(30)]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        for seed in (1, 2, 3):
-            publish_tiny_task(opened, backbone, seed=seed)
-        publish_tiny_task(opened, backbone, task="intent", seed=4)
-        opened.promote("tone", "prod", 1)
-        opened.promote("tone", "prod", 2)
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for seed in (1, 2, 3):
+        publish_tiny_task(opened, backbone, seed=seed)
+    publish_tiny_task(opened, backbone, task="intent", seed=4)
+    opened.promote("tone", "prod", 1)
+    opened.promote("tone", "prod", 2)
 
 
-def damage(folder: Path, manifest: TaskManifest) -> None:
+def damage(
+    folder: Path, manifest: TaskManifest, change: Callable[[bytes], bytes] | None = None
+) -> None:
+    """Change the bytes of a version, or take them away."""
     (file,) = folder.rglob(f"*{manifest.blobs[0].sha256}*")
+    data = file.read_bytes()
     file.unlink()
+    if change is not None:
+        file.write_bytes(change(data))
 
 
 async def served(client: httpx.AsyncClient, key: str | None = None) -> int:
@@ -88,21 +101,21 @@ async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
 
 
 async def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
 
     assert await served(caller) == 2
-    registry.rollouts.set(canary)
+    copied.rollouts.set(canary)
     async with asyncio.timeout(30):
         while await served(caller) != 3:
             pass
 
 
 async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
-    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, tmp_path: Path
 ) -> None:
-    sick = publish_tiny_task(registry, backbone, seed=9)
+    sick = publish_tiny_task(copied, backbone, seed=9)
     damage(tmp_path, sick)
     elsewhere = Candidate(
         task="tone", alias="prod", role=CandidateRole.CANARY, version=sick.version, share=1.0
@@ -114,9 +127,9 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
         body = {"version": sick.version, "share": 1.0}
         refused = await caller.put(path, json=body)
         assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-    assert registry.task("tone").candidates == ()
+    assert copied.task("tone").candidates == ()
 
-    registry.rollouts.set(elsewhere)
+    copied.rollouts.set(elsewhere)
     async with asyncio.timeout(30):
         while await counted(caller, failed) < 3:
             assert await served(caller) == 2
@@ -124,16 +137,14 @@ async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
 
 async def test_the_log_names_a_candidate_that_memory_has_no_room_for(
-    backbone: Backbone, registry: Registry, caplog: pytest.LogCaptureFixture
+    backbone: Backbone, copied: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large = publish_tiny_task(registry, backbone, seed=9, method=TopK(num_layers=3))
+    large = publish_tiny_task(copied, backbone, seed=9, method=TopK(num_layers=3))
     role, number = CandidateRole.CANARY, large.version
-    registry.rollouts.set(
-        Candidate(task="tone", alias="prod", role=role, version=number, share=1.0)
-    )
+    copied.rollouts.set(Candidate(task="tone", alias="prod", role=role, version=number, share=1.0))
     settings = make_settings(task_memory_bytes=large.blobs[0].size_bytes - 1)
 
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         assert await served(client) == 2
 
     (found,) = (it.getMessage() for it in caplog.records if large.reference in it.getMessage())
@@ -160,27 +171,27 @@ async def test_a_candidate_that_makes_no_sense_is_refused(
 
 
 async def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
-    caller: httpx.AsyncClient, registry: Registry, tmp_path: Path
+    caller: httpx.AsyncClient, copied: Registry, tmp_path: Path
 ) -> None:
-    registry.promote("tone", "prod", 3)
+    copied.promote("tone", "prod", 3)
 
     assert await served(caller) == 3
-    moved = await caller.post("/v1/tasks/tone/aliases/prod/rollback")
+    moved = await caller.post(f"{PROD}/rollback")
     resident = (await caller.get("/v1/tasks/tone")).json()["resident_versions"]
     assert (moved.json()["version"], resident) == (2, [2, 3])
 
-    damage(tmp_path, registry.resolve("tone/1"))
-    refused = await caller.post("/v1/tasks/tone/aliases/prod/rollback")
+    damage(tmp_path, copied.resolve("tone/1"))
+    refused = await caller.post(f"{PROD}/rollback")
     assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
     assert await served(caller) == 2
 
 
 async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
-    backbone: Backbone, registry: Registry
+    backbone: Backbone, copied: Registry
 ) -> None:
     # No row of the second request could share the held states of the first.
     settings = make_settings(trunk_cache_bytes=0)
-    async with running_client(backbone, registry, settings) as client:
+    async with running_client(backbone, copied, settings) as client:
         alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         await client.put(SHADOW, json={"version": 3, "share": 1.0})
         shared = await counted(client, "nunatak_shared_trunk_rows_total")
@@ -226,3 +237,87 @@ async def test_only_who_names_lines_gets_lines(
     answer = await caller.post("/v1/predict", json=body, headers={"accept": accept})
 
     assert answer.headers["content-type"] == type_
+
+
+async def test_a_promotion_is_visible_to_the_next_request(caller: httpx.AsyncClient) -> None:
+    assert await served(caller) == 2
+
+    moved = await caller.put(PROD, json={"version": 3, "expected_version": 2})
+
+    assert moved.json() == {"task": "tone", "alias": "prod", "version": 3, "previous_version": 2}
+    assert await served(caller) == 3
+
+
+async def test_a_promotion_by_another_process_is_seen_within_a_second(
+    caller: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    assert await served(caller) == 2
+    done = await asyncio.to_thread(ended, PROMOTE, str(tmp_path))
+    assert done.status == 0, done.stderr
+    async with asyncio.timeout(1):
+        while await served(caller) != 3:
+            pass
+
+
+async def test_an_explicit_version_ignores_aliases(caller: httpx.AsyncClient) -> None:
+    answer = await caller.post("/v1/tasks/tone/3/predict", json={"inputs": "x"})
+
+    assert answer.json()["version"] == 3
+    assert await served(caller) == 2
+
+
+async def test_preload_and_evict_change_what_is_resident(caller: httpx.AsyncClient) -> None:
+    async def resident() -> list[int]:
+        tasks = (await caller.get("/v1/memory")).json()["tasks"]
+        return [task["version"] for task in tasks]
+
+    loaded = (await caller.post("/v1/tasks/tone/preload?version=3")).json()
+    assert (loaded["version"], loaded["resident"]) == (3, True)
+    assert loaded["bytes"] > 0
+    await caller.post("/v1/tasks/tone@prod/preload")
+    assert await resident() == [2, 3]
+
+    one = await caller.post("/v1/tasks/tone/evict?version=3")
+    assert one.json() == {"task": "tone", "versions": [3]}
+    assert await resident() == [2]
+    assert (await caller.post("/v1/tasks/tone/evict")).json()["versions"] == [2]
+    assert (await caller.post("/v1/tasks/nope/evict")).status_code == 404
+    assert await served(caller) == 2
+
+
+async def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
+    caller: httpx.AsyncClient, copied: Registry
+) -> None:
+    async def readers_become(number: int) -> None:
+        async with asyncio.timeout(5):
+            while len(await asyncio.to_thread(copied.readers, "tone", 3)) != number:
+                pass
+
+    await caller.post("/v1/tasks/tone/preload", params={"version": 3})
+    await readers_become(1)
+    with raises("version_in_use"):
+        copied.delete("tone", 3)
+
+    await caller.post("/v1/tasks/tone/evict", params={"version": 3})
+    await readers_become(0)
+    copied.delete("tone", 3)
+
+
+async def test_a_damaged_version_is_refused_and_its_neighbours_answer(
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, tmp_path: Path
+) -> None:
+    sick = publish_tiny_task(copied, backbone, task="sick", seed=9)
+    damage(tmp_path, sick, lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+
+    answer = await caller.post("/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]})
+    sick_result, tone_result = answer.json()["results"]
+    alone = await caller.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+    moved = await caller.put("/v1/tasks/sick/aliases/prod", json={"version": 1})
+
+    assert sick_result["error"]["code"] == "corrupt_blob"
+    assert tone_result["version"] == 2
+    for refused in (alone, moved):
+        assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+    assert copied.task("sick").aliases == {}
+    assert int(alone.headers["retry-after"]) >= 1
+    assert (await caller.get("/readyz")).status_code == 200

@@ -27,17 +27,14 @@ STREAM = f"{GUARD}/stream"
 TEXT = "ann met bob in oslo and then they went to see the sea . " * 12
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
-        publish_names(opened, backbone)
-        masks = make_rule(when("names", "X"), name="names", action=VerdictAction.MASK)
-        never = make_rule(when("tone", "urgent", threshold=1.0), name="tone")
-        opened.policies.put(make_policy(masks, never))
-        always = make_rule(when("tone", "urgent", threshold=1e-6), name="tone")
-        opened.policies.put(make_policy(always, name="strict"))
-        yield opened
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
+    publish_names(opened, backbone)
+    masks = make_rule(when("names", "X"), name="names", action=VerdictAction.MASK)
+    never = make_rule(when("tone", "urgent", threshold=1.0), name="tone")
+    opened.policies.put(make_policy(masks, never))
+    always = make_rule(when("tone", "urgent", threshold=1e-6), name="tone")
+    opened.policies.put(make_policy(always, name="strict"))
 
 
 @pytest.fixture(scope="module")

@@ -7,32 +7,26 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.compat import litellm, native, portkey, post
 from doubles.events import logged_events
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_client
+from doubles.serving import running_client
 from doubles.tasks import publish_names, publish_tiny_task
 from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Pattern, Policy, Rule
-from nunatak_contract.wire import PolicyListing, PolicyVerdict
+from nunatak_contract.wire import PolicyVerdict
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.keys import Scope
 
 TEXT = "ann met \U0001f600 bob in oslo."
 GUARD = "/v1/verdicts/guard"
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    with Registry.open(folder) as opened:
-        publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
-        publish_names(opened, backbone)
-    return folder
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
+    publish_names(opened, backbone)
 
 
 def urgent(threshold: float | None, **changes: Any) -> Policy:  # noqa: ANN401 - fields of a policy
@@ -49,11 +43,6 @@ async def urgency(client: httpx.AsyncClient) -> float:
     return next(it["score"] for it in outputs if it["label"] == "urgent")
 
 
-def damage(folder: Path, digest: str) -> None:
-    for file in folder.rglob(f"*{digest}*"):
-        file.unlink()
-
-
 async def until_version(client: httpx.AsyncClient, version: int) -> PolicyVerdict:
     async with asyncio.timeout(30):
         while True:
@@ -63,12 +52,12 @@ async def until_version(client: httpx.AsyncClient, version: int) -> PolicyVerdic
 
 
 async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
     score = await urgency(caller)
-    registry.policies.put(urgent(score - 1e-6))
+    copied.policies.put(urgent(score - 1e-6))
     blocked = await judged(caller)
-    registry.policies.put(urgent(score + 1e-6))
+    copied.policies.put(urgent(score + 1e-6))
     allowed = await until_version(caller, 2)
 
     assert (blocked.action, blocked.decided, blocked.by_failure) == ("block", "block", False)
@@ -80,13 +69,13 @@ async def test_a_new_version_reaches_the_server_and_decides_by_the_tasks_scores(
 
 
 async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
     rule = make_rule(when("names", "X"), action=VerdictAction.MASK)
-    registry.policies.put(make_policy(rule))
+    copied.policies.put(make_policy(rule))
     spans = await native(caller, "names", TEXT, aggregation_strategy="first")
     found = await judged(caller, [TEXT, TEXT])
-    registry.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
+    copied.policies.put(make_policy(rule, mode=PolicyMode.DRY_RUN))
     dry = await until_version(caller, 2)
 
     expected = TEXT
@@ -103,11 +92,11 @@ async def test_a_mask_replaces_whole_words_and_a_dry_run_masks_nothing(
 
 @pytest.mark.parametrize(("role", "action"), [("canary", "block"), ("shadow", "allow")])
 async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_nothing(
-    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry, role: str, action: str
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry, role: str, action: str
 ) -> None:
-    registry.policies.put(urgent(1.0))
-    publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
-    registry.promote("tone", "prod", 1)
+    copied.policies.put(urgent(1.0))
+    publish_tiny_task(copied, backbone, task="tone", labels=("calm", "late"), seed=3)
+    copied.promote("tone", "prod", 1)
     address = f"/v1/tasks/tone/aliases/prod/{role}"
     started = await caller.put(address, json={"version": 2, "share": 1.0})
     assert started.status_code == 200, started.text
@@ -118,13 +107,13 @@ async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_noth
 
 
 async def test_all_references_of_a_policy_to_one_alias_get_one_version(
-    caller: httpx.AsyncClient, backbone: Backbone, registry: Registry
+    caller: httpx.AsyncClient, backbone: Backbone, copied: Registry
 ) -> None:
     names = {"bare": "tone", "named": "tone@prod"}.items()
     rules = [make_rule(when(task, "urgent", threshold=1.0), name=it) for it, task in names]
-    publish_tiny_task(registry, backbone, task="tone", seed=3, labels=("calm", "urgent"))
-    registry.promote("tone", "prod", 1)
-    registry.policies.put(make_policy(*rules))
+    publish_tiny_task(copied, backbone, task="tone", seed=3, labels=("calm", "urgent"))
+    copied.promote("tone", "prod", 1)
+    copied.policies.put(make_policy(*rules))
     address = "/v1/tasks/tone/aliases/prod/canary"
     assert (await caller.put(address, json={"version": 2, "share": 0.5})).status_code == 200
 
@@ -147,9 +136,9 @@ async def test_all_references_of_a_policy_to_one_alias_get_one_version(
     ],
 )
 async def test_no_field_of_a_request_changes_a_policy(
-    caller: httpx.AsyncClient, registry: Registry, changes: dict[str, object]
+    caller: httpx.AsyncClient, copied: Registry, changes: dict[str, object]
 ) -> None:
-    registry.policies.put(urgent(1e-9))
+    copied.policies.put(urgent(1e-9))
     for path, body in (
         (GUARD, {"inputs": TEXT}),
         ("/v1/moderations", {"input": TEXT, "model": "guard"}),
@@ -170,9 +159,9 @@ async def test_no_field_of_a_request_changes_a_policy(
     ids=lambda it: next(iter(it)),
 )
 async def test_no_header_lets_a_text_through_a_policy_that_allows_on_failure(
-    caller: httpx.AsyncClient, registry: Registry, headers: dict[str, str]
+    caller: httpx.AsyncClient, copied: Registry, headers: dict[str, str]
 ) -> None:
-    registry.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
+    copied.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
     await judged(caller)
     answer = await caller.post(GUARD, json={"inputs": TEXT}, headers=headers)
 
@@ -201,9 +190,9 @@ async def test_a_policy_reads_special_tokens_in_a_text_as_text(tmp_path: Path) -
 
 
 async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
-    registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
+    copied.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
     with logged_events() as events:
         found = await judged(caller, [TEXT, TEXT])
         (event,) = events.named("request")
@@ -218,46 +207,21 @@ async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
     assert facts.items() <= event.items()
 
 
-async def test_a_policy_with_a_task_of_others_does_not_exist_for_a_key(
-    backbone: Backbone, registry: Registry, tmp_path: Path
-) -> None:
-    rules = [
-        make_rule(when(it, "urgent" if it == "tone" else "X"), name=it) for it in ("tone", "names")
-    ]
-    registry.policies.put(make_policy(*rules))
-    keys = tmp_path / "keys.json"
-    limited = add_key(keys, "limited", tasks=("tone",))
-    whole = add_key(keys, "whole", scopes=(Scope.PREDICT, Scope.READ))
-    async with running_client(backbone, registry, make_settings(api_keys_file=keys)) as client:
-        body = {"inputs": TEXT}
-        hidden = await client.post(GUARD, json=body, headers=limited)
-        absent = await client.post("/v1/verdicts/nobody", json=body, headers=limited)
-        seen = await client.post(GUARD, json=body, headers=whole)
-        lists = [await client.get("/v1/policies", headers=it) for it in (limited, whole)]
-
-    assert (hidden.status_code, absent.status_code, seen.status_code) == (404, 404, 200)
-    fields = hidden.json() | {"request_id": None}
-    assert fields == absent.json() | {"request_id": None, "detail": fields["detail"]}
-    assert fields["detail"] == absent.json()["detail"].replace("nobody", "guard")
-    listings = [PolicyListing.model_validate(it.json()).policies for it in lists]
-    assert [[it.policy.name for it in found] for found in listings] == [[], ["guard"]]
-
-
 async def test_a_text_that_no_task_reads_is_refused_without_a_verdict(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
-    registry.policies.put(urgent(0.5))
+    copied.policies.put(urgent(0.5))
     refused = await post(caller, GUARD, {"inputs": [TEXT, " "]}, status=422)
 
     assert refused["code"] == "empty_text"
 
 
 async def test_a_policy_of_patterns_alone_masks_by_every_route_within_the_limits(
-    caller: httpx.AsyncClient, registry: Registry
+    caller: httpx.AsyncClient, copied: Registry
 ) -> None:
     keys = Pattern(pattern=r"\bsk-\w{4,}", label="KEY")
     rule = Rule(name="keys", patterns=(keys,), action=VerdictAction.MASK)
-    registry.policies.put(make_policy(rule))
+    copied.policies.put(make_policy(rule))
 
     found = await judged(caller, ["my key is sk-abcd1.", "calm"])
     by_portkey = await post(caller, f"{GUARD}/portkey", portkey("use sk-abcd1 now"))

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.held_engine import Held, make_held_bench
+from doubles.services import Held, make_held_bench
 from doubles.tasks import random_branch
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, Branch

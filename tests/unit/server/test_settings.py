@@ -4,24 +4,44 @@ from pydantic import ValidationError
 from doubles.refusals import raises
 from nunatak_server.settings import ServerSettings
 
+UNSAFE: list[object] = [
+    *("http://issuer.example", "http://localhost.example/", "http://localhost:1@issuer.example/"),
+    *("http://127.0.0.1.example", "ftp://issuer.example", "//issuer.example"),
+    *("https://", "https://a b/"),
+]
+"""Addresses of an issuer whose keys somebody on the way could change."""
+WRONG: dict[str, tuple[str, list[object]]] = {
+    "max_inputs": ("greater than", [0]),
+    "port": ("less than", [70_000]),
+    "host": ("host", ["[::1]", "127.0.0.1:80", "http://127.0.0.1", "127.0.0.1 "]),
+    "dtype": ("dtype", ["int4"]),
+    "default_deadline_ms": ("greater than", [-1]),
+    "decisions_temperature": ("greater than", [1e-4]),
+    "trunk_cache_bytes": ("greater than", [-1]),
+    "cors_origins": (
+        "no wildcard",
+        [
+            *("*", "null", "app.example", "https://app.example/", "https://App.example"),
+            *("https://app.example:443", "http://app.example:80", "https://*.example"),
+            *("https://ann@app.example", "https://good.example, *"),
+        ],
+    ),
+    "oidc_issuer": ("oidc_issuer", UNSAFE),
+    "oidc_jwks_url": ("oidc_jwks_url", UNSAFE),
+    "oidc_algorithms": (
+        "oidc_algorithms",
+        ["none", "HS256", "RS256,HS256", "RS256,", "", "RS2567"],
+    ),
+}
+"""A word of the refusal, and values that are refused: impossible ones, origins that no browser
+sends, issuers whose keys others can change, and signatures that the server could make itself."""
+
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_inputs", 0),
-        ("port", 70_000),
-        ("host", "[::1]"),
-        ("host", "127.0.0.1:80"),
-        ("host", "http://127.0.0.1"),
-        ("host", "127.0.0.1 "),
-        ("dtype", "int4"),
-        ("default_deadline_ms", -1),
-        ("decisions_temperature", 1e-4),
-        ("trunk_cache_bytes", -1),
-    ],
+    ("name", "value"), [(name, it) for name, (_, values) in WRONG.items() for it in values]
 )
-def test_impossible_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ValidationError):
+def test_values_that_are_impossible_or_unsafe_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=WRONG[name][0]):
         ServerSettings.model_validate({name: value})
 
 
@@ -53,26 +73,6 @@ def test_a_text_that_could_never_be_served_is_found_at_start() -> None:
         ServerSettings(max_batch_tokens=1023).batch_limits(longest_row_tokens=512)
 
 
-@pytest.mark.parametrize(
-    "origins",
-    [
-        "*",
-        "null",
-        "app.example",
-        "https://app.example/",
-        "https://App.example",
-        "https://app.example:443",
-        "http://app.example:80",
-        "https://*.example",
-        "https://ann@app.example",
-        "https://good.example, *",
-    ],
-)
-def test_an_origin_that_no_browser_sends_is_refused(origins: str) -> None:
-    with pytest.raises(ValidationError, match="no wildcard"):
-        ServerSettings(cors_origins=origins)
-
-
 def test_origins_are_listed_with_commas() -> None:
     settings = ServerSettings(cors_origins="https://app.example, http://localhost:3000,")
 
@@ -81,29 +81,13 @@ def test_origins_are_listed_with_commas() -> None:
     assert ServerSettings().allowed_origins() == frozenset()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://issuer.example",
-        "http://localhost.example/",
-        "http://localhost:1@issuer.example/",
-        "http://127.0.0.1.example",
-        "ftp://issuer.example",
-        "//issuer.example",
-        "https://",
-        "https://a b/",
-    ],
-)
 @pytest.mark.parametrize("name", ["oidc_issuer", "oidc_jwks_url"])
-def test_keys_of_an_issuer_come_only_from_where_nobody_can_change_them(name: str, url: str) -> None:
-    with pytest.raises(ValidationError, match=name):
-        ServerSettings.model_validate({name: url})
-    for safe in ("https://issuer.example:8443/realms/one", "http://127.0.0.1:9000", ""):
-        ServerSettings.model_validate({name: safe})
+@pytest.mark.parametrize(
+    "url", ["https://issuer.example:8443/realms/one", "http://127.0.0.1:9000", ""]
+)
+def test_keys_come_from_where_nobody_can_change_them(name: str, url: str) -> None:
+    assert getattr(ServerSettings.model_validate({name: url}), name) == url
 
 
-@pytest.mark.parametrize("algorithms", ["none", "HS256", "RS256,HS256", "RS256,", "", "RS2567"])
-def test_a_signature_that_the_server_could_make_itself_is_refused(algorithms: str) -> None:
-    with pytest.raises(ValidationError, match="oidc_algorithms"):
-        ServerSettings(oidc_algorithms=algorithms)
+def test_every_signature_with_a_public_key_may_be_allowed() -> None:
     assert ServerSettings(oidc_algorithms="PS512,EdDSA,ES384").oidc_algorithms

@@ -342,10 +342,9 @@ async def policies(registry: Registry, backbone: Backbone) -> None:
     threshold = (attack + max(scores.values())) / 2
     block = make_rule(when("topic", LABEL, threshold=threshold))
     mask = make_rule(when("people", "X"), action=VerdictAction.MASK)
-    everything = frozenset(UnjudgedPart)
     for policy in (
         make_policy(block, name="block"),
-        make_policy(block, name="open").model_copy(update={"unjudged": everything}),
+        make_policy(block, name="open", unjudged=frozenset(UnjudgedPart)),
         make_policy(mask, name="mask"),
     ):
         registry.policies.put(policy)

@@ -28,9 +28,9 @@ def policies(registry: Registry) -> None:
     """Policies that always block, never block, mask, or only pretend to block."""
 
     def topic(threshold: float, **changes: Any) -> Any:  # noqa: ANN401 - fields of a policy
-        rule = make_rule(when("topic", "urgent", threshold=threshold), message="too urgent")
-        hate = rule.model_copy(update={"category": ModerationCategory.HATE})
-        return make_policy(hate).model_copy(update=changes)
+        condition = when("topic", "urgent", threshold=threshold)
+        hate = make_rule(condition, message="too urgent", category=ModerationCategory.HATE)
+        return make_policy(hate, **changes)
 
     mask = make_rule(when("people", "X"), action=VerdictAction.MASK)
     for policy in (

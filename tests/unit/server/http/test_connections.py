@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import uvicorn
+from starlette.responses import Response
+from starlette.types import Scope as AnyScope
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.server import ServerState
 
@@ -31,12 +34,14 @@ LENGTH = b"content-length: %d\r\n\r\n%b" % (len(SMUGGLED), SMUGGLED)
 CHUNKS = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
 BODIES = {"length": LENGTH, "chunks": CHUNKS, "none": b"\r\n"}
 
+HIGH_WATER = 10_000
+"""Limit of unsent bytes. Above the limit, the application must pause."""
 Seen = tuple[str, str, bytes]
 """Method, path and body of a request."""
 
 
 class Caller(asyncio.Transport):
-    """A caller, and its connection."""
+    """A caller that reads little, and its connection."""
 
     def __init__(
         self, kind: type[BoundedProtocol], config: uvicorn.Config, state: ServerState
@@ -49,6 +54,8 @@ class Caller(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.answered += bytes(data)
+        if len(self.answered) > HIGH_WATER and not self.protocol.flow.write_paused:
+            self.protocol.pause_writing()
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -71,11 +78,11 @@ class Caller(asyncio.Transport):
 class Server:
     """An application that records its requests, without sockets."""
 
-    def __init__(self, *, max_connections: int | None = None) -> None:
+    def __init__(self, **limits: Any) -> None:  # noqa: ANN401 - of the protocol
         self.seen = list[Seen]()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._kind = bounded_protocol(receive_timeout_s=10, max_connections=max_connections)
+        self._kind = bounded_protocol(receive_timeout_s=10, **limits)
         self._config = uvicorn.Config(
             self._record, http=self._kind, interface="asgi3", log_config=None
         )
@@ -220,6 +227,19 @@ async def test_few_requests_wait_on_one_connection() -> None:
     await server.settle()
     assert patient.answered.count(b"HTTP/1.1 200") == MAX_PIPELINED
     assert flooding.is_closed
+
+
+async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
+    def refusal_of(_: AnyScope) -> Response:
+        return Response(b"not now", 429)
+
+    caller = Server(refusal_of=refusal_of).open()
+
+    for _ in range(1000):
+        caller.protocol.data_received(posted(b"", LENGTH))
+
+    assert HIGH_WATER < len(caller.answered) <= 2 * HIGH_WATER
+    caller.protocol.connection_lost(None)
 
 
 async def ask(server: Server, caller: Caller) -> None:

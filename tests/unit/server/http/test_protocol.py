@@ -14,13 +14,11 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import Scope as AnyScope
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
-from uvicorn.server import ServerState
 
 from nunatak_server.http import protocol
 from nunatak_server.http.protocol import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
-    BoundedProtocol,
     bounded_protocol,
     caller_has_gone,
 )
@@ -29,8 +27,6 @@ DEADLINE_S = 0.3
 KEEP_ALIVE_S = 0.5
 PATIENCE_S = 30
 """Another process may hold the CPU for seconds."""
-HIGH_WATER = 10_000
-"""Limit of unsent bytes. Above the limit, the application must pause."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
@@ -342,45 +338,6 @@ def test_what_is_no_request_is_not_answered_before_what_came_first(caller: socke
     time.sleep(DEADLINE_S / 4)
     caller.sendall(b"\0")
     assert all_of(caller) == b""
-
-
-class UnreadTransport(asyncio.Transport):
-    """Make the other end read nothing."""
-
-    def __init__(self, protocol: BoundedProtocol) -> None:
-        super().__init__()
-        self._protocol = protocol
-        self.num_bytes = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.num_bytes += len(data)
-        if self.num_bytes > HIGH_WATER and not self._protocol.flow.write_paused:
-            self._protocol.pause_writing()
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        """Stop reading."""
-
-    def close(self) -> None:
-        """Close the transport."""
-
-    def resume_reading(self) -> None:
-        """Return that no bytes are buffered."""
-
-
-async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
-    kind = bounded_protocol(receive_timeout_s=1, refusal_of=refusal_of)
-    config = uvicorn.Config(app, http=kind)
-    config.load()
-    protocol = kind(config, ServerState(), {})
-    transport = UnreadTransport(protocol)
-    protocol.connection_made(transport)
-    for _ in range(1000):
-        protocol.data_received(REFUSED + b"12345")
-    protocol.connection_lost(None)
-    assert transport.num_bytes <= 2 * HIGH_WATER
 
 
 def test_refusals_and_answers_of_one_connection_keep_their_order(caller: socket.socket) -> None:

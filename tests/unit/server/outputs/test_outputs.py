@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.engines import Withdrawing, tiny_branch
+from doubles.engines import FakeEngine, answer, tiny_branch
 from doubles.leases import until
 from doubles.services import OWN, Bench, EngineT, add_versions, ask_for, make_service
 from doubles.serving import FakeStore
@@ -27,7 +27,7 @@ from nunatak_server.outputs.outputs import combine_windows, work_of
 from nunatak_server.outputs.scores import apply_function
 from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler import turns
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
 QUESTIONS = HeadRecord(
     kind=HeadKind.QUESTION_ANSWERING, problem_type=None, labels=(), pooling=None, dense=False
@@ -41,15 +41,11 @@ T = TypeVar("T")
 SAFETY = ("benign", "attack", "spam")
 
 
-class QuestionEngine(Withdrawing):
+class QuestionEngine(FakeEngine):
     """Answers at once, with the logits of spans."""
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        for row in rows:
-            logits = [0.0] * 2 * row.spec.encoding.num_tokens
-            row.future.set_result(
-                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=1)
-            )
+    def outcome_of(self, row: PendingRow) -> RowOutcome:
+        return answer(*[0.0] * 2 * row.spec.encoding.num_tokens)
 
 
 class CountingExecutor(ThreadPoolExecutor):
@@ -169,27 +165,23 @@ class SlowLogit(float):
         return float(self) - other
 
 
-class SlowEngine(Withdrawing):
+class SlowEngine(FakeEngine):
     """Answers at once, with logits in each row that tell of their use."""
 
     def __init__(self, *, width: int) -> None:
+        super().__init__()
         self.width = width
         self.gate = threading.Event()
         self.used: list[int] = []
-        self.num_rows = 0
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        self.num_rows += len(rows)
-        for row in rows:
-            logits = [0.0] * self.width * row.spec.encoding.num_tokens
-            # One of the first two tokens is read: the other stands for no text.
-            for place in (0, self.width):
-                slow = SlowLogit(0.0)
-                slow.gate, slow.used = self.gate, self.used
-                logits[place] = slow
-            row.future.set_result(
-                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=1)
-            )
+    def outcome_of(self, row: PendingRow) -> RowOutcome:
+        logits = [0.0] * self.width * row.spec.encoding.num_tokens
+        # One of the first two tokens is read: the other stands for no text.
+        for place in (0, self.width):
+            slow = SlowLogit(0.0)
+            slow.gate, slow.used = self.gate, self.used
+            logits[place] = slow
+        return answer(*logits)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +204,7 @@ async def test_a_late_answer_ends_with_the_window_that_is_being_read(
 
     assert isinstance(result, TaskFailure)
     assert isinstance(result.error, DeadlineExceededError)
-    assert engine.num_rows > 5
+    assert len(engine.rows) > 5
     assert len(engine.used) == 1
     await bench.residency.aclose()
 

@@ -1,13 +1,12 @@
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.engines import Withdrawing
+from doubles.engines import FakeEngine, answer
 from doubles.refusals import code_of
 from doubles.rendering import rendered
-from doubles.services import Bench, make_service
+from doubles.services import Bench, make_admission, make_service
 from doubles.serving import FakeStore, make_settings
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.errors import NunatakError
@@ -27,12 +26,12 @@ from nunatak_server.predict.types import (
     Handling,
     normalised,
 )
-from nunatak_server.scheduler.admission import Admission, State
+from nunatak_server.scheduler.admission import State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
+from nunatak_server.scheduler.rows import Priority, RowOutcome
 
 VECTOR = [3.0, 4.0]
-ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
+ANSWER = answer(*VECTOR)
 MAX_TOKENS = 120
 SETTINGS = make_settings(
     max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
@@ -47,34 +46,17 @@ URGENT = EmbeddingRequest(
 )
 
 
-class FakeEngine(Withdrawing):
-    """Gives every row the same outcome; or never answers."""
-
-    def __init__(self, outcome: RowOutcome | None) -> None:
-        self.outcome = outcome
-        self.rows: list[PendingRow] = []
-
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        self.rows.extend(rows)
-        for row in rows if self.outcome else ():
-            row.future.set_result(self.outcome)  # pyrefly: ignore[bad-argument-type] - not None
-
-
 def make_bench(
     backbone: Backbone,
     outcome: RowOutcome | None = ANSWER,
     *,
     time_model: BatchTimeModel | None = None,
 ) -> Bench[FakeEngine]:
-    admission = Admission(
-        max_requests=4,
-        max_tokens=MAX_TOKENS,
-        max_bytes=1000,
-        time_model=lambda: time_model or BatchTimeModel(),
-    )
+    admission = make_admission(max_tokens=MAX_TOKENS, max_requests=4, time_model=time_model)
     store = FakeStore(embedding_branch(backbone))
-    engine = FakeEngine(outcome)
-    return make_service(backbone, store, engine, admission=admission, settings=SETTINGS)
+    return make_service(
+        backbone, store, FakeEngine(outcome), admission=admission, settings=SETTINGS
+    )
 
 
 @pytest.fixture

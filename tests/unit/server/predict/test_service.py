@@ -1,11 +1,13 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from doubles.engines import ANSWER, FakeEngine
 from doubles.leases import names, until
 from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.services import Bench, FakeEngine, make_bench
+from doubles.services import Bench, make_admission, make_bench
 from doubles.serving import ManualClock
 from nunatak_model import Backbone, Branch
 from nunatak_registry import StoreUnavailableError
@@ -13,7 +15,7 @@ from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.admission import Readiness, RegistryLease, State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer
 
 
 @pytest.fixture(name="bench")
@@ -41,7 +43,15 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(bench: Bench[FakeE
     assert (first.spec.trunk_tokens, first.spec.branch_tokens) == (3, 3)
 
 
-async def test_timings_match_the_slowest_row(bench: Bench[FakeEngine]) -> None:
+async def test_timings_match_the_slowest_row(
+    bench: Bench[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = iter([replace(ANSWER, queue_s=0.0, batch_rows=1), ANSWER])
+
+    def outcome_of(_: PendingRow) -> RowAnswer:
+        return next(outcomes)
+
+    monkeypatch.setattr(bench.engine, "outcome_of", outcome_of)
 
     timings = (await bench.ask("one")).timings
 
@@ -53,7 +63,7 @@ async def test_a_caller_that_leaves_or_is_late_frees_everything_it_held(
     bench: Bench[FakeEngine], end: str
 ) -> None:
     await bench.ask("one")
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
     bench.engine.has_rows.clear()
     asking = asyncio.create_task(bench.ask("one", deadline_s=60 if end == "leaves" else 0.05))
     await bench.engine.has_rows.wait()
@@ -146,8 +156,8 @@ async def test_a_cold_task_that_fails_to_load_spares_those_loaded_next_to_it(
 async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
     backbone: Backbone, branch: Branch
 ) -> None:
-    time_model = BatchTimeModel(tokens_per_s=10.0)
-    bench = make_bench(backbone, branch, time_model=time_model)
+    admission = make_admission(time_model=BatchTimeModel(tokens_per_s=10.0))
+    bench = make_bench(backbone, branch, admission=admission)
     bench.store.add("busy")
     bench.store.add("free")
     with bench.admission.admit() as queued:
@@ -182,7 +192,7 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(bench: Bench[Fak
 async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
     bench: Bench[FakeEngine],
 ) -> None:
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
 
     with pytest.raises(DeadlineExceededError):
         await bench.ask("one", "two", deadline_s=0.05)
@@ -197,7 +207,7 @@ async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_task
 async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(
     bench: Bench[FakeEngine], num_turns: int
 ) -> None:
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
     asking = asyncio.create_task(bench.ask("one", "two"))
     await until(lambda: len(names(bench.residency)) == 2)
     for _ in range(num_turns):

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from doubles.held_engine import Held, HeldEngine, name_of
+from doubles.engines import FakeEngine
 from doubles.leases import until
 from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.services import Bench, ask_for
+from doubles.services import Bench, Held, ask_for, make_admission
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Parameters
@@ -21,8 +21,7 @@ from nunatak_server.errors import (
     OutOfMemoryError,
     OverloadedError,
 )
-from nunatak_server.predict.types import PredictionRequest
-from nunatak_server.scheduler.admission import Admission
+from nunatak_server.predict.types import PredictionRequest, StreamedResult, TaskPrediction
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.tokenization import Tokenization
 
@@ -33,16 +32,13 @@ MOST = {"other": 11.0, "another": 11.0}
 """Tokens that leave room for one task about two texts, but not for two tasks."""
 
 
-def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -> Admission:
-    return Admission(
-        max_requests=10,
-        max_tokens=num_tokens,
-        max_bytes=1000,
-        time_model=lambda: time_model or BatchTimeModel(),
-    )
+def name_of(streamed: StreamedResult) -> str:
+    """Return the task that answered, or the code of its failure."""
+    result = streamed.result
+    return result.task if isinstance(result, TaskPrediction) else f"{result.error.code}"
 
 
-async def refusals_of(bench: Bench[HeldEngine], asked: PredictionRequest) -> set[str]:
+async def refusals_of(bench: Bench[FakeEngine], asked: PredictionRequest) -> set[str]:
     """The refusals of a request, answered as a whole and answered line by line."""
     found = set[str]()
     for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
@@ -89,7 +85,7 @@ async def test_tasks_of_one_batch_come_as_each_is_answered(held: Held) -> None:
         engine.answer("two")
         streamed = await first
         assert name_of(streamed) == "two"
-        assert (streamed.timings.compute_s, streamed.timings.batch_rows) == (0.2, 3)
+        assert (streamed.timings.compute_s, streamed.timings.batch_rows) == (0.5, 2)
         engine.answer("one")
         assert [name_of(it) async for it in results] == ["one"]
 
@@ -150,7 +146,7 @@ async def test_what_was_not_computed_has_no_stages(held: Held, tasks: tuple[str,
 async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_line(
     held: Held, tasks: tuple[str, ...]
 ) -> None:
-    bench, _, engine = await held("one", "two", admission=admission_of(num_tokens=8))
+    bench, _, engine = await held("one", "two", admission=make_admission(max_tokens=8))
     asked = ask_for(*tasks)
     uncut = Parameters(on_long=OnLong.REFUSE)
     long = replace(asked, inputs=("word " * 20,), options=uncut)
@@ -165,7 +161,7 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
 
 
 async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) -> None:
-    small = admission_of(num_tokens=NUM_TOKENS)
+    small = make_admission(max_tokens=NUM_TOKENS)
     bench, _, _ = await held("one", "two", admission=small)
     with bench.admission.admit("another") as permit:
         permit.take_tokens(MOST)
@@ -177,7 +173,7 @@ async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(held: Held) 
 
 
 async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(held: Held) -> None:
-    small = admission_of(num_tokens=NUM_TOKENS)
+    small = make_admission(max_tokens=NUM_TOKENS)
     bench, store, _ = await held("one", "two", admission=small)
     store.add("new")
 
@@ -217,7 +213,7 @@ async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
 
 
 async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(held: Held) -> None:
-    paced = admission_of(num_tokens=1000, time_model=BatchTimeModel(tokens_per_s=10.0))
+    paced = make_admission(time_model=BatchTimeModel(tokens_per_s=10.0))
     bench, _, _ = await held("busy", "free", admission=paced)
     with bench.admission.admit() as queued:
         queued.take_tokens({"busy": 300})

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.drafts import make_draft
+from doubles.engines import FakeEngine
 from doubles.leases import settle, until
 from doubles.rendering import rendered
-from doubles.services import Bench, FakeEngine, add_versions, ask_for, make_service
+from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch
@@ -104,7 +105,7 @@ async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, bran
     store = FakeStore(branch)
     _, canary = add_versions(store, canary=1.0)
     bench = make_service(backbone, store, FakeEngine())
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
     await bench.residency.preload(canary)
 
     with pytest.raises(DeadlineExceededError):

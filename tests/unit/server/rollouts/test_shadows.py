@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.engines import Withdrawing
+from doubles.engines import ANSWER, FakeEngine
 from doubles.leases import until
 from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
@@ -31,7 +31,7 @@ from nunatak_server.rollouts.comparison import (
 )
 from nunatak_server.rollouts.rollouts import MAX_PAIRS, PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=256, max_rows=32)
 SICK = TaskUnhealthyError("tone", 2, "is sick")
@@ -61,28 +61,15 @@ class BreakingCompute:
         return self._compute(rows, between_layers=between_layers)
 
 
-class ScriptedEngine(Withdrawing):
+class ScriptedEngine(FakeEngine):
     """Answers callers at once, and shadows with the given answer; None: never."""
 
-    def __init__(self, shadow: RowOutcome | None) -> None:
-        self.shadow = shadow
-        self.rows: list[PendingRow] = []
-
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        self.rows.extend(rows)
-        for row in rows:
-            if not row.is_shadow:
-                row.future.set_result(answer(0.0, 1.0))
-            elif self.shadow is not None:
-                row.future.set_result(self.shadow)
+    def outcome_of(self, row: PendingRow) -> RowOutcome | None:
+        return self.outcome if row.is_shadow else ANSWER
 
     @property
     def shadows(self) -> list[PendingRow]:
         return [row for row in self.rows if row.is_shadow]
-
-
-def answer(*logits: float) -> RowAnswer:
-    return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=1)
 
 
 def scores(prediction: Predictions) -> list[float]:
@@ -199,7 +186,7 @@ async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch
 @pytest.mark.parametrize(
     ("outcome", "counts"),
     [
-        (answer(0.0, 1.0), (2, 0, 0)),
+        (ANSWER, (2, 0, 0)),
         (SICK, (0, 2, 0)),
         (OutOfMemoryError(), (0, 0, 2)),
         (DeadlineExceededError(), (0, 0, 2)),
@@ -235,7 +222,7 @@ async def test_a_shadow_that_failed_is_left_alone_for_a_while(
 async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
     backbone: Backbone, branch: Branch
 ) -> None:
-    store, engine = FakeStore(branch), ScriptedEngine(answer(0.0, 1.0))
+    store, engine = FakeStore(branch), ScriptedEngine(ANSWER)
     own, candidate = add_versions(store, shadow=1.0)
     bench = make_service(backbone, store, engine)
     await load(bench, own)

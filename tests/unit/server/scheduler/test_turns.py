@@ -1,25 +1,27 @@
-"""Laws of turns: what one request does delays no other by more than a slice."""
+"""Laws of turns, of which none is longer than a slice, and of time limits."""
 
 import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from typing import Any
 
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.engines import tiny_branch
+from doubles.engines import FakeEngine, tiny_branch
 from doubles.leases import settle
-from doubles.services import Bench, FakeEngine, make_bench
+from doubles.services import Bench, make_admission, make_bench
 from doubles.serving import make_settings
 from nunatak_contract.names import TaskReference
 from nunatak_registry import Traffic
 from nunatak_server.engine.engine import Inbox
 from nunatak_server.predict.types import Handling, PredictionRequest
 from nunatak_server.scheduler.rows import LOGITS_PER_TOKEN
-from nunatak_server.scheduler.turns import SLICE, Check, FairSemaphore, Turns
+from nunatak_server.scheduler.turns import SLICE, Check, FairSemaphore, Turns, within
 
 TASKS = tuple(f"task-{number}" for number in range(64))
 MANY = make_settings(max_inputs=64, max_documents=1, max_tasks_per_request=64, max_text_chars=100)
@@ -126,7 +128,8 @@ async def ask_64_by_64(bench: Bench[FakeEngine]) -> None:
 
 async def large_bench() -> Bench[FakeEngine]:
     branch = tiny_branch()
-    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, max_tokens=10_000)
+    admission = make_admission(max_tokens=10_000)
+    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, admission=admission)
     for task in TASKS:
         traffic = await bench.store.resolve(bench.store.add(task))
         await bench.residency.preload(traffic.manifest)
@@ -143,8 +146,9 @@ async def test_a_large_request_is_submitted_in_slices_with_all_tasks_of_a_text_i
 
 
 async def test_the_work_to_make_outputs_counts_until_the_answer() -> None:
-    bench = make_bench(tiny_backbone(num_layers=1), tiny_branch(), max_tokens=10_000)
-    bench.engine.is_silent = True
+    admission = make_admission(max_tokens=10_000)
+    bench = make_bench(tiny_backbone(num_layers=1), tiny_branch(), admission=admission)
+    bench.engine.answers_at_once = False
     counted = list[float]()
     for task, num_labels in (("few", 2), ("many", 3202)):
         manifest = bench.store.manifests[bench.store.add(task)]
@@ -166,7 +170,7 @@ async def test_the_work_to_make_outputs_counts_until_the_answer() -> None:
 
 async def test_each_row_counts_in_admission_before_it_waits() -> None:
     bench = await large_bench()
-    bench.engine.is_silent = True
+    bench.engine.answers_at_once = False
 
     asking = asyncio.create_task(ask_64_by_64(bench))
     await bench.engine.has_rows.wait()
@@ -302,3 +306,114 @@ def test_nothing_is_lost_doubled_or_overtaken_between_threads() -> None:
     assert sorted(taken) == list(range(1500))
     for start in (0, 500, 1000):
         assert [it for it in taken if start <= it < start + 500] == list(range(start, start + 500))
+
+
+Work = Coroutine[Any, Any, str]
+SOON_S = 0.02
+LONG_S = 30.0
+
+
+class LateError(Exception):
+    """The error when the time is over."""
+
+
+class WorkError(Exception):
+    """The error of the work itself."""
+
+
+async def at_once() -> str:
+    return "done"
+
+
+async def after_a_turn() -> str:
+    await asyncio.sleep(0)
+    return "done"
+
+
+async def after_a_while() -> str:
+    for _ in range(3):
+        await asyncio.sleep(SOON_S / 10)
+        await asyncio.sleep(0)
+    return "done"
+
+
+async def after_its_own_timeout() -> str:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(SOON_S / 4):
+            await asyncio.sleep(LONG_S)
+    return "done"
+
+
+async def in_a_task() -> str:
+    return await asyncio.create_task(after_a_while())
+
+
+WORK = [at_once, after_a_turn, after_a_while, after_its_own_timeout, in_a_task]
+
+
+@pytest.mark.parametrize("work", WORK)
+async def test_work_in_time_gives_its_result(work: Callable[[], Work]) -> None:
+    assert await within(LONG_S, work(), late=LateError) == "done"
+
+
+@pytest.mark.parametrize("error", [WorkError, TimeoutError])
+@pytest.mark.parametrize("work", WORK)
+async def test_what_the_work_raises_is_raised_and_is_no_lateness(
+    work: Callable[[], Work], error: type[Exception]
+) -> None:
+    async def fail() -> None:
+        await work()
+        raise error
+
+    with pytest.raises(error):
+        await within(LONG_S, fail(), late=LateError)
+
+
+async def test_work_that_is_late_is_cancelled_and_cleans_up() -> None:
+    cleaned = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("up")
+
+    with pytest.raises(LateError):
+        await within(SOON_S, work(), late=LateError)
+    assert cleaned == ["up"]
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+async def test_a_cancelled_caller_cancels_the_work_and_is_not_late(num_turns: int) -> None:
+    ends = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    task = asyncio.create_task(within(LONG_S, work(), late=LateError))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ends == ["cancelled"]
+
+
+async def test_work_that_is_given_up_is_closed() -> None:
+    ends = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            ends.append("closed")
+
+    waiting = within(LONG_S, work(), late=LateError)
+    waiting.send(None)
+    waiting.close()
+    assert ends == ["closed"]

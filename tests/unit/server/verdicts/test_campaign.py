@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -10,7 +10,7 @@ from zlib import crc32
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
-from doubles.engines import Withdrawing
+from doubles.engines import FakeEngine, answer
 from doubles.policies import make_policy, make_rule, when
 from doubles.services import make_service
 from doubles.serving import FakeStore, RecordingObserver, make_facts
@@ -23,7 +23,7 @@ from nunatak_registry import CorruptBlobError, PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 from nunatak_server.verdicts.judge import Judge, Judgement
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
@@ -49,29 +49,22 @@ class Tally:
     """Versions that left memory, by hand or for others that needed the room."""
 
 
-class DrawnEngine(Withdrawing):
+class DrawnEngine(FakeEngine):
     """Answers each row by its task, version and caller; some rows fail, some never end."""
 
     def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self._chance = chance
         self.answers = dict[str, dict[str, tuple[int, bool]]]()
         """The version and the answer of each task for each caller; absent for failures."""
 
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        for row in rows:
-            is_fault = self._chance.random() < FAULT_SHARE
-            fault = self._chance.choice(FAULTS) if is_fault else None
-            if fault == "late":
-                continue
-            if fault is not None:
-                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
-                continue
-            says_yes = drawn(row.task, row.version, row.spec.caller)
-            logits = [0.0, 9.0] if says_yes else [9.0, 0.0]
-            row.future.set_result(
-                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
-            )
-            self.answers.setdefault(row.spec.caller, {})[row.task] = (row.version, says_yes)
+    def outcome_of(self, row: PendingRow) -> RowOutcome | None:
+        if self._chance.random() < FAULT_SHARE:
+            is_late = self._chance.choice(FAULTS) == "late"
+            return None if is_late else TaskUnhealthyError(row.task, row.version, "is sick")
+        says_yes = drawn(row.task, row.version, row.spec.caller)
+        self.answers.setdefault(row.spec.caller, {})[row.task] = (row.version, says_yes)
+        return answer(0.0, 9.0) if says_yes else answer(9.0, 0.0)
 
 
 def drawn(task: str, version: int, caller: str) -> bool:

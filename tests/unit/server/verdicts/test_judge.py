@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from doubles.drafts import CREATED_AT
-from doubles.held_engine import ANSWER, Held, HeldEngine
+from doubles.engines import FakeEngine, answer
 from doubles.leases import until
 from doubles.policies import classifier, make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.rendering import rendered
-from doubles.services import Bench
+from doubles.services import Bench, Held
 from doubles.serving import make_facts
 from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
@@ -20,18 +20,17 @@ from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.rows import RowAnswer
 from nunatak_server.verdicts.judge import Judge, Judgement
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
-CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
+CALM = answer(9.0, 0.0)
 
 
 def published(policy: Policy, version: int = 1) -> PublishedPolicy:
     return PublishedPolicy(document=policy, version=version, published_at=CREATED_AT, by="ann")
 
 
-def judge_of(bench: Bench[HeldEngine], policy: Policy, *, seconds: float = 0) -> Judge:
+def judge_of(bench: Bench[FakeEngine], policy: Policy, *, seconds: float = 0) -> Judge:
     async def look_up(name: str) -> PublishedPolicy:
         assert name == policy.name
         await asyncio.sleep(seconds)
@@ -47,13 +46,13 @@ async def ask(judge: Judge, policy: Policy, *, own_deadline_s: float | None = No
     return await judge.judge(policy.name, ("a", "b"), handling)
 
 
-def two_tasks(**changes: object) -> Policy:
+def two_tasks(**changes: Any) -> Policy:  # noqa: ANN401 - fields of a policy
     """Block if `attack` or `tone` says yes."""
     rules = [make_rule(when(task, "yes", threshold=0.5), name=task) for task in ("attack", "tone")]
-    return make_policy(*rules).model_copy(update=changes)
+    return make_policy(*rules, **changes)
 
 
-Judged = tuple[Judge, HeldEngine, Bench[HeldEngine]]
+Judged = tuple[Judge, FakeEngine, Bench[FakeEngine]]
 Make = Callable[[Policy], Awaitable[Judged]]
 
 
@@ -133,8 +132,7 @@ async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
     await until(lambda: len(engine.rows) == 4)
 
     first = {row.task: row for row in reversed(engine.rows)}
-    found_logits = [0.0, 9.0, *(0.0 for _ in range(num_other_labels))]
-    first["attack"].future.set_result(replace(ANSWER, logits=found_logits))
+    first["attack"].future.set_result(answer(0.0, 9.0, *[0.0] * num_other_labels))
     if not is_late:
         engine.outcome = OutOfMemoryError()
         engine.answer("attack", "tone")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from doubles.policies import make_policy, scored, when
+from doubles.policies import UNREAD_PASSES, make_policy, scored, when
 from doubles.refusals import raises
 from doubles.streams import Said, StreamBench, by_word, divided, essence, guard
 from doubles.trained_tokenizers import TokenizerFamily
-from nunatak_contract.enums import Combine, OnFailure, PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import MAX_CONDITIONS, MAX_RULES, Pattern, Regex, Rule, compiled
 from nunatak_registry.documents import check_policy
@@ -34,7 +34,7 @@ from nunatak_server.verdicts.rules import decide, mask
 from nunatak_server.verdicts.stream import StreamedVerdict
 
 ALLOW, FLAG, MASK = VerdictAction.ALLOW, VerdictAction.FLAG, VerdictAction.MASK
-BLOCK = VerdictAction.BLOCK
+BLOCK, BERT = VerdictAction.BLOCK, TokenizerFamily.BERT
 CARD = Pattern(pattern=r"\b\d{4}-\d{4}\b", label="CARD")
 NAME = Pattern(pattern=r"(?i)\bé?ann{0,3}\b", label="NAME")
 SLOW = Pattern(pattern="a[^b]*c|a", label="SLOW")
@@ -105,9 +105,8 @@ async def test_any_division_has_the_verdict_of_the_whole_text_and_leaks_nothing(
     monkeypatch.setattr(patterns, "MAX_STEPS_ON_LOOP", most_steps)
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
     # Tasks also decide about texts with hidden characters, so that not all of them are blocked.
-    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
-    policy = make_policy(*rules).model_copy(update=passes)
-    bench, chance = StreamBench(TokenizerFamily.BERT, policy), random.Random(7)
+    policy = make_policy(*rules, unjudged=UNREAD_PASSES)
+    bench, chance = StreamBench(BERT, policy), random.Random(7)
     actions = set[VerdictAction]()
     for _ in range(num_texts):
         text = "".join(chance.choices(PARTS, k=chance.randrange(1, 30))) + "a"
@@ -172,7 +171,7 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
 
 async def test_a_stream_blocks_once_a_match_is_certain_and_not_at_its_end() -> None:
     policy = make_policy(rule(Pattern(pattern="forbidden", label="X"), action=BLOCK))
-    bench = StreamBench(TokenizerFamily.BERT, policy)
+    bench = StreamBench(BERT, policy)
     chunks = ["some text, forbidden "] + ["and so on "] * 200
     said = Said(bench.admission)
 
@@ -184,7 +183,7 @@ async def test_a_stream_blocks_once_a_match_is_certain_and_not_at_its_end() -> N
 
 async def test_a_match_that_begins_in_released_text_blocks_the_rest() -> None:
     policy = make_policy(rule(Pattern(pattern=r"<[^>]*>", label="TAG"), action=MASK))
-    bench = StreamBench(TokenizerFamily.BERT, policy)
+    bench = StreamBench(BERT, policy)
     text = "a < " + "b " * 400 + "> c"
 
     found = await bench.streamed(by_word(text))
@@ -198,7 +197,7 @@ async def test_characters_that_show_nothing_make_no_match_too_long_for_the_hold(
     policy = make_policy(rule(Pattern(pattern=r"(?:\d{4} ?){4}", label="CARD"), action=MASK))
     text = "card " + "1234 5678 1234 5678".replace(" ", " " + "\u200b" * MAX_MATCH) + "; end "
 
-    found = await StreamBench(TokenizerFamily.BERT, policy).streamed(
+    found = await StreamBench(BERT, policy).streamed(
         [text[it : it + 100] for it in range(0, len(text), 100)]
     )
 
@@ -277,7 +276,7 @@ def test_the_patterns_of_the_largest_policy_are_compiled_once() -> None:
 
 
 async def test_patterns_read_no_text_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = StreamBench(TokenizerFamily.BERT, make_policy(rule(CARD, action=MASK)))
+    bench = StreamBench(BERT, make_policy(rule(CARD, action=MASK)))
     monkeypatch.setattr(patterns, "compiled", never_called)
 
     with raises("text_too_long"):
@@ -285,7 +284,7 @@ async def test_patterns_read_no_text_that_is_too_long(monkeypatch: pytest.Monkey
     with raises("text_too_long"):
         await bench.streamed(["a" * 20_000, " b"])
     policy = make_policy(rule(CARD, action=MASK), mode=PolicyMode.DRY_RUN)
-    found = await StreamBench(TokenizerFamily.BERT, policy).whole("a" * 20_000)
+    found = await StreamBench(BERT, policy).whole("a" * 20_000)
     assert (found.decided, found.message) == (BLOCK, "no answer from its patterns")
 
 
@@ -414,8 +413,8 @@ async def test_many_patterns_for_many_texts_take_no_time_of_the_event_loop() -> 
 async def test_what_patterns_could_not_read_in_time_is_decided_by_on_failure(
     on_failure: OnFailure,
 ) -> None:
-    policy = make_policy(rule(CARD, SLOW, action=MASK), on_failure=on_failure)
-    bench = StreamBench(TokenizerFamily.BERT, policy.model_copy(update={"deadline_ms": 50}))
+    policy = make_policy(rule(CARD, SLOW, action=MASK), on_failure=on_failure, deadline_ms=50)
+    bench = StreamBench(BERT, policy)
     text = "1234-5678 " + HARD[:9000]
 
     whole = await bench.whole(text)
@@ -429,11 +428,11 @@ async def test_what_patterns_could_not_read_in_time_is_decided_by_on_failure(
 
 
 async def test_what_a_stream_has_found_outlives_patterns_that_are_late() -> None:
-    policy = make_policy(rule(CARD, SLOW, action=MASK), on_failure=OnFailure.ALLOW)
-    bench = StreamBench(TokenizerFamily.BERT, policy.model_copy(update={"deadline_ms": 50}))
+    found, fields = rule(CARD, SLOW, action=MASK), {"on_failure": OnFailure.ALLOW}
+    bench = StreamBench(BERT, make_policy(found, deadline_ms=50, **fields))
     begin = "1234-5678 " + "b " * MAX_MATCH
 
-    found = await bench.streamed([begin, HARD[:9000], " b"])
+    streamed = await bench.streamed([begin, HARD[:9000], " b"])
 
-    assert found.text == begin.replace("1234-5678", "[CARD]") + HARD[:9000] + " b"
-    assert (found.final.action, found.final.is_by_failure) == (MASK, True)
+    assert streamed.text == begin.replace("1234-5678", "[CARD]") + HARD[:9000] + " b"
+    assert (streamed.final.action, streamed.final.is_by_failure) == (MASK, True)

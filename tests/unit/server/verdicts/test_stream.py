@@ -14,7 +14,7 @@ import pytest
 from tokenizers import normalizers, pre_tokenizers
 
 from doubles import streams
-from doubles.policies import make_policy, make_rule, when
+from doubles.policies import UNREAD_PASSES, make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.streams import (
@@ -30,7 +30,7 @@ from doubles.streams import (
     harmless,
 )
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts
-from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_server.predict.growing import Growing, space_before
@@ -154,7 +154,7 @@ async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
 
 
 async def test_a_dry_run_shows_the_whole_text_and_decides_as_usual() -> None:
-    bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
+    bench = StreamBench(BERT, guard(mode=PolicyMode.DRY_RUN))
     for text in texts(4, seed=2):
         found = await bench.streamed(by_word(text))
 
@@ -195,9 +195,7 @@ async def test_a_first_look_at_many_windows_judges_each_of_them() -> None:
             await Said(cold.admission).settle()
         judged.update(encoding for task, encoding in cold.engine.computed if task == "attack")
 
-    async with aclosing(cold.stream().events(chunks())) as events:
-        async for _ in events:
-            pass
+    await cold.streamed(chunks())
 
     assert judged >= set(windows[: len(windows) // 2])
 
@@ -265,9 +263,7 @@ async def test_a_window_is_judged_at_the_chunk_that_closes_it(
                 await Said(bench.admission).settle()
                 numbers.append(len(bench.engine.computed))
 
-        async with aclosing(bench.stream().events(chunks())) as events:
-            async for _ in events:
-                pass
+        await bench.streamed(chunks())
         return numbers
 
     found = await numbers_judged()
@@ -337,9 +333,8 @@ async def test_a_text_that_is_held_is_decided_about_a_few_times(
 async def test_many_masks_are_decided_about_a_few_times_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = make_policy(make_rule(when("names", "X"), action=MASK))
-    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
-    bench, num_spans = StreamBench(BERT, policy.model_copy(update=passes)), list[int]()
+    policy = make_policy(make_rule(when("names", "X"), action=MASK), unjudged=UNREAD_PASSES)
+    bench, num_spans = StreamBench(BERT, policy), list[int]()
 
     def counted(
         policy: Policy, answers: Answers, decided: Sequence[str], matches: Sequence[Matches]
@@ -373,7 +368,8 @@ async def test_a_released_window_leaves_the_places_of_no_token_in_memory() -> No
             yield chunk
             await Said(bench.admission).settle()
         assert len(bench.engine.computed) > 100
-        bench.engine.computed.clear()
+        for kept in (bench.engine.computed, bench.engine.rows):
+            kept.clear()
         count()
 
     await bench.streamed(chunks())

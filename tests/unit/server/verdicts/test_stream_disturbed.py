@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from doubles.leases import until
-from doubles.policies import make_policy, make_rule, when
+from doubles.policies import UNREAD_PASSES, make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.streams import (
     LOOPS,
@@ -22,7 +22,7 @@ from doubles.streams import (
     harmless,
 )
 from doubles.trained_tokenizers import TokenizerFamily
-from nunatak_contract.enums import Combine, OnFailure, PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_server.predict.growing import Growing
 from nunatak_server.scheduler.admission import State
 from nunatak_server.tokenization import Encodings, Reading
@@ -49,8 +49,7 @@ async def test_a_task_without_answers_holds_the_text_or_lets_it_pass_by_on_failu
 
 @pytest.mark.parametrize("on_failure", OnFailure)
 async def test_a_hold_that_is_too_long_decides_by_on_failure(on_failure: OnFailure) -> None:
-    policy = guard(on_failure).model_copy(update={"max_delay_ms": 1000})
-    bench = StreamBench(BERT, policy)
+    bench = StreamBench(BERT, guard(on_failure, max_delay_ms=1000))
     text = harmless(bench, num_words=6)
 
     async def slow() -> AsyncGenerator[str]:
@@ -74,7 +73,7 @@ async def test_a_hold_that_is_too_long_decides_by_on_failure(on_failure: OnFailu
 async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = StreamBench(BERT, guard().model_copy(update={"max_delay_ms": 3000}))
+    bench = StreamBench(BERT, guard(max_delay_ms=3000))
     chunks, ask = by_word(harmless(bench, num_words=300)), bench.judge.ask
     may_come, num_taken = asyncio.Semaphore(20), 0
     bench.engine.sick = frozenset({"tone"})
@@ -103,9 +102,10 @@ async def test_a_hold_ends_in_time_also_if_text_comes_faster_than_judgements(
 async def test_a_caller_that_goes_withdraws_its_rows() -> None:
     bench = StreamBench(BERT, guard())
     text = harmless(bench)
-    bench.engine.is_silent = True
+    bench.engine.rows.clear()
+    bench.engine.answers_at_once = False
     reading = asyncio.create_task(bench.streamed([text, " ", "and"]))
-    await until(lambda: bench.engine.num_waiting > 0)
+    await until(lambda: bool(bench.engine.rows))
 
     reading.cancel()
     with suppress(asyncio.CancelledError):
@@ -113,15 +113,14 @@ async def test_a_caller_that_goes_withdraws_its_rows() -> None:
 
     assert bench.admission.requests.total == 0
     assert all(row.is_cancelled for row in bench.engine.withdrawn)
-    assert len(bench.engine.withdrawn) == bench.engine.num_waiting
+    assert len(bench.engine.withdrawn) == len(bench.engine.rows)
 
 
 @pytest.mark.parametrize("disturbance", ["failure", "full queue"])
 async def test_what_is_found_stays_masked_if_its_task_then_fails(disturbance: str) -> None:
     rule = make_rule(when("names", "X"), name="names", action=MASK)
-    policy = make_policy(rule, on_failure=OnFailure.ALLOW, max_delay_ms=1000)
-    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
-    bench = StreamBench(BERT, policy.model_copy(update=passes))
+    fields = {"max_delay_ms": 1000, "unjudged": UNREAD_PASSES}
+    bench = StreamBench(BERT, make_policy(rule, on_failure=OnFailure.ALLOW, **fields))
     words, judged = by_word(harmless(bench)), set[int]()
     bench.engine.finds_names = True
     said = Said(bench.admission)
@@ -155,7 +154,7 @@ async def test_what_is_found_stays_masked_if_its_task_then_fails(disturbance: st
 
 
 async def test_a_dry_run_holds_no_text_for_a_task_that_fails() -> None:
-    bench = StreamBench(BERT, guard().model_copy(update={"mode": PolicyMode.DRY_RUN}))
+    bench = StreamBench(BERT, guard(mode=PolicyMode.DRY_RUN))
     text = harmless(bench)
     bench.engine.sick = frozenset({"tone"})
     said, released = Said(bench.admission), 0
@@ -181,13 +180,11 @@ async def test_text_is_held_if_a_version_cannot_answer_a_condition() -> None:
 
 async def test_a_look_up_that_hangs_does_not_silence_the_other_tasks() -> None:
     rules = make_rule(when("attack", "yes"), name="a"), make_rule(when("tone/1", "sharp"), name="t")
-    passes = {"unjudged": frozenset({UnjudgedPart.UNREAD})}
-    known = make_policy(rules[0]).model_copy(update=passes)
-    bench = StreamBench(BERT, known)
+    bench = StreamBench(BERT, make_policy(rules[0], unjudged=UNREAD_PASSES))
     text = harmless(bench)
     bench.engine.denied = {("attack", (await bench.windows(text, "attack"))[1])}
-    policy = make_policy(*rules, on_failure=OnFailure.ALLOW, deadline_ms=600)
-    bench.policy = policy.model_copy(update=passes)
+    fields = {"deadline_ms": 600, "unjudged": UNREAD_PASSES}
+    bench.policy = make_policy(*rules, on_failure=OnFailure.ALLOW, **fields)
     bench.store.may_resolve.clear()
 
     found = await bench.streamed([text[:200], text[200:]])
@@ -198,7 +195,7 @@ async def test_a_look_up_that_hangs_does_not_silence_the_other_tasks() -> None:
 async def test_a_slow_text_with_a_bounded_hold_keeps_few_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 500}))
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW, max_delay_ms=500))
     text, held = harmless(bench, num_words=150), list[int]()
     take = Growing.take
 
@@ -220,7 +217,7 @@ async def test_a_slow_text_with_a_bounded_hold_keeps_few_windows(
 
 
 async def test_time_alone_asks_nothing_again() -> None:
-    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 1000}))
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW, max_delay_ms=1000))
     harmless(bench)
 
     async def chunks() -> AsyncGenerator[str]:
@@ -260,10 +257,11 @@ async def test_findings_of_two_tasks_meet_also_after_a_disturbance(disturbance: 
     conditions = when("attack", "yes"), when("tone", "sharp")
     both = make_rule(*conditions, name="both", combine=Combine.ALL)
     is_long = disturbance == "long hold"
-    policy = make_policy(both, on_failure=OnFailure.ALLOW if is_long else OnFailure.BLOCK)
-    longest, passes = 1000 if is_long else None, frozenset({UnjudgedPart.UNREAD})
-    changes = {"max_delay_ms": longest, "unjudged": passes}
-    bench = StreamBench(BERT, policy.model_copy(update=changes))
+    policy = make_policy(both, unjudged=UNREAD_PASSES)
+    if is_long:
+        changes = {"max_delay_ms": 1000, "on_failure": OnFailure.ALLOW}
+        policy = policy.model_copy(update=changes)
+    bench = StreamBench(BERT, policy)
     text = harmless(bench, num_words=200)
     attacks, tones = [await bench.windows(text, it) for it in ("attack", "tone")]
     bench.engine.denied = {("attack", attacks[1]), ("tone", tones[len(tones) // 2])}
@@ -310,7 +308,7 @@ async def test_a_full_queue_holds_the_text_and_loses_nothing() -> None:
 
 
 async def test_a_hold_ends_in_time_also_while_the_queue_is_full() -> None:
-    bench = StreamBench(BERT, guard(OnFailure.ALLOW).model_copy(update={"max_delay_ms": 1000}))
+    bench = StreamBench(BERT, guard(OnFailure.ALLOW, max_delay_ms=1000))
     text, released = harmless(bench, num_words=6), list[str]()
 
     async def chunks() -> AsyncGenerator[str]:
