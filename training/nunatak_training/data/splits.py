@@ -150,9 +150,10 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
             what = "labels" if kind is TaskKind.SINGLE_LABEL else "tags"
             return f"expected train examples of at least 2 {what}, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if len(set(map(_number, labels))) < 2:
-            differ = kind is TaskKind.REGRESSION and len(labels) > 1
-            close = ", as float32 has it: move or multiply the values" * differ
-            return f"all train examples have the same value{close}"
+            told = "all train examples have the same value"
+            if kind is TaskKind.REGRESSION and len(labels) > 1:
+                told += ", as float32 has it: move or multiply the values"
+            return told
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
         case _:
