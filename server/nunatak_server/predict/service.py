@@ -376,9 +376,15 @@ class PredictionService:
     async def _results_in_turn(
         self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
-        """Make results on the thread, which ends with the window that it makes at the deadline."""
+        """Make results on the thread, which ends with the window that it makes at the deadline.
+
+        What the rows of a policy found in time counts also if the thread is late.
+        """
+        work = partial(_results, request, answered)
+        if request.conditions:
+            return await self._turns.on_thread(work, caller=request.handling.caller)
         with suppress(DeadlineExceededError):
-            return await pace.on_thread(partial(_results, request, answered))
+            return await pace.on_thread(work)
         return tuple(map(late_result, answered))
 
 

@@ -1,6 +1,7 @@
 """The judge: one fan-out for all tasks, an early end, and failures that never let through."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
-from nunatak_server.predict.types import Handling
+from nunatak_server.predict import service
+from nunatak_server.predict.types import Handling, TaskAnswer
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.verdicts.judge import Judge, Judgement
 
@@ -116,9 +118,17 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
 @pytest.mark.parametrize("num_other_labels", [0, 300], ids=["few-labels", "many-labels"])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
-    held: Held, num_other_labels: int, *, is_late: bool
+    held: Held, num_other_labels: int, *, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=500)
+    deadline_s, read = 0.5, service._results  # noqa: SLF001 - what a thread does late
+
+    def read_late(*given: Any) -> tuple[TaskAnswer, ...]:  # noqa: ANN401 - passed on
+        time.sleep(deadline_s)
+        return read(*given)
+
+    if is_late:
+        monkeypatch.setattr(service, "_results", read_late)
+    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=round(1000 * deadline_s))
     bench, store, engine = await held()
     head = classifier("no", "yes", *(f"other {it}" for it in range(num_other_labels)))
     for task in ("attack", "tone"):
