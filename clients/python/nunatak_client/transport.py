@@ -176,7 +176,7 @@ class Connections(Generic[HttpT]):
         """
         found = self.here()
         if found.is_closed:
-            raise InvalidInputError("this client is closed; open another, and ask before then")
+            raise InvalidInputError("this client is closed; open another")
         return found
 
     def here(self) -> HttpT:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 ROWS_THAT_TELL = 1000
 PARTS = ("train", "dev", "test")
 IN_MEMORY = "data in memory"
+MISSING = ("NAType", "NaTType")
+"""The classes of missing values of pandas, which this module does not import."""
 
 
 class Table(Protocol):
@@ -324,7 +326,8 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    if hasattr(rows, "columns"):
+    # Of the class, because a lazy table computes its columns.
+    if hasattr(type(rows), "columns"):
         rows = _rows_of_table(rows, part)
     if isinstance(rows, str) or not isinstance(rows, Iterable):
         raise _no_rows(part, rows)
@@ -367,15 +370,18 @@ def _plain(value: object) -> object:
             return list(map(_plain, cast("Sequence[object]", values)))
         case float() as number if math.isnan(number):
             return None
+        case missing if type(missing).__name__ in MISSING:
+            return None
         case plain:
             return plain
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
+    hint = "; call its method collect" * hasattr(found, "collect")
     return bad_row(
         where,
         "expected rows by column, such as {'text': ..., 'label': ...}, got "
-        f"{type(found).__name__}",
+        f"{type(found).__name__}{hint}",
     )
 
 
