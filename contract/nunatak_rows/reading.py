@@ -338,16 +338,13 @@ def _broken(error: csv.Error | UnicodeDecodeError, lines: _Lines, file: str, fir
     Raises:
         NunatakError: `unreadable_file`.
     """
-    is_open = lines.number > first or lines.line.count(b'"') % 2
-    place, problem = lines.number, _told(error)
-    if isinstance(error, csv.Error) and is_open:
-        place = first
-        problem = f"a quote stays open until line {lines.number} ({problem}); close or double it"
-    elif isinstance(error, csv.Error):
-        return f"broken row: {problem}"
-    if is_open:
-        raise unreadable(f"{file}:{place}", problem) from error
-    return problem
+    problem = _told(error)
+    if lines.number <= first and lines.line.count(b'"') % 2 == 0:
+        return problem
+    place = lines.number
+    if isinstance(error, csv.Error):
+        place, problem = first, f"a quote stays open until line {place}; close or double it"
+    raise unreadable(f"{file}:{place}", problem) from error
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:
@@ -363,7 +360,7 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
         reader = csv.reader(chain([line], lines), delimiter=delimiter, strict=True)
         header = next(reader, list[str]())
     except (csv.Error, UnicodeDecodeError) as error:
-        raise unreadable(f"{file.name}:1", f"the header line is broken: {_told(error)}") from error
+        raise unreadable(f"{file.name}:1", _told(error)) from error
     if not header:
         raise unreadable(file.name, "the file is empty; expected a header line")
     return reader, check_header(header, f"{file.name}:{lines.number}"), delimiter
@@ -384,5 +381,5 @@ def _delimiter_of(header: str, usual: str) -> str:
 
 def _told(error: csv.Error | UnicodeDecodeError) -> str:
     if isinstance(error, csv.Error):
-        return CR_ALONE if str(error).startswith("new-line") else str(error)
+        return CR_ALONE if str(error).startswith("new-line") else f"broken row: {error}"
     return f"not UTF-8 ({error.reason}); save the file as UTF-8, in Excel as CSV UTF-8"

@@ -4,9 +4,9 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
-
-
-SHUTDOWN = "shutdown"
-"""In the errors of Python's pools of threads that are closed, or whose main thread has ended."""
 
 
 def load(
@@ -161,15 +157,8 @@ class LocalTasks:
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = cast("Sequence[Input]", [inputs] if wire.num_inputs is None else inputs)
         wanted = _parameters(wire_parameters(**options))
-        try:
+        with _while_threads_run():
             return self._thread.submit(self._answers, tasks, items, wanted).result()
-        except RuntimeError as error:
-            if SHUTDOWN not in str(error):
-                raise
-            raise InvalidInputError(
-                "these tasks are closed, by close or by the end of the main thread; load them "
-                "again, or let the main thread join the threads that predict"
-            ) from error
 
     def _answers(
         self, tasks: Sequence[str], inputs: Sequence[Input], options: requests.Parameters
@@ -190,14 +179,25 @@ class LocalTasks:
             return task  # its answer says why
 
 
-def _end(held: ExitStack, pid: int) -> None:
-    """Close what is held, unless a forked process has none of the threads, or all threads end."""
+@contextmanager
+def _while_threads_run() -> Generator[None]:
+    """Refuse a call after `close`, or after the main thread, with which Python ends all pools."""
     try:
+        yield
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        raise InvalidInputError(
+            "these tasks are closed, by close or by the end of the main thread; load them again, "
+            "or let the main thread join the threads that predict"
+        ) from error
+
+
+def _end(held: ExitStack, pid: int) -> None:
+    """Close what is held, in the process of the threads and while they run."""
+    with suppress(InvalidInputError), _while_threads_run():
         if pid == os.getpid():
             held.close()
-    except RuntimeError as error:
-        if SHUTDOWN not in str(error):
-            raise
 
 
 def _joined(parts: "Sequence[TaskPrediction | TaskFailure]") -> "TaskPrediction | TaskFailure":

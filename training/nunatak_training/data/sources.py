@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 ROWS_THAT_TELL = 1000
 PARTS = ("train", "dev", "test")
 IN_MEMORY = "data in memory"
-MISSING = ("NAType", "NaTType")
-"""The classes of missing values of pandas, which this module does not import."""
 
 
 class Table(Protocol):
@@ -370,19 +368,16 @@ def _plain(value: object) -> object:
             return list(map(_plain, cast("Sequence[object]", values)))
         case float() as number if math.isnan(number):
             return None
-        case missing if type(missing).__name__ in MISSING:
+        case it if type(it).__name__ in {"NAType", "NaTType"}:  # of pandas, which is not imported
             return None
         case plain:
             return plain
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
+    expected = "expected rows by column, such as {'text': ..., 'label': ...}"
     hint = "; call its method collect" * hasattr(found, "collect")
-    return bad_row(
-        where,
-        "expected rows by column, such as {'text': ..., 'label': ...}, got "
-        f"{type(found).__name__}{hint}",
-    )
+    return bad_row(where, f"{expected}, got {type(found).__name__}{hint}")
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:

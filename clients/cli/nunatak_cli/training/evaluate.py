@@ -366,8 +366,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         str, typer.Option(metavar="PATH", help="Examples with one label each, as for `train`.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all doubts to this CSV or JSONL file."),
+        Path | None, typer.Option(metavar="FILE", help="Write all doubts to this CSV or JSONL.")
     ] = None,
     rows: options.LabelledRows,
     escape_formulas: options.EscapeFormulasOption = False,
