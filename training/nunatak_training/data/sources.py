@@ -324,8 +324,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    # Of the class, because a lazy table computes its columns.
-    if hasattr(type(rows), "columns"):
+    if hasattr(type(rows), "columns"):  # of the class, because a lazy table computes its own
         rows = _rows_of_table(rows, part)
     if isinstance(rows, str) or not isinstance(rows, Iterable):
         raise _no_rows(part, rows)
