@@ -42,6 +42,7 @@ DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
 DELIMITERS: Final = (",", "\t", ";")
 """Between which the header line of a CSV or TSV file decides."""
 EXCEL_PREFIX: Final = "sep="
+CR_ALONE: Final = "lines end with CR alone; save the file with LF or CRLF"
 MAX_DEPTH: Final = 500
 """Of lists and objects in a row; Python reads deeper ones, but cannot always write them again."""
 MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
@@ -223,7 +224,7 @@ class _Lines:
         if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in line:
             raise unreadable(where, "the file is UTF-16 or no text; save it as UTF-8")
         if b"\n" not in line and b"\r" in line.strip():
-            raise unreadable(where, "lines end with CR alone; save the file with LF or CRLF")
+            raise unreadable(where, CR_ALONE)
 
 
 def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
@@ -235,7 +236,7 @@ def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
         except StopIteration:
             return
         except UnicodeDecodeError as error:
-            problem = _not_utf8(error)
+            problem = _told(error)
         else:
             if not line.strip():
                 continue
@@ -337,17 +338,13 @@ def _broken(error: csv.Error | UnicodeDecodeError, lines: _Lines, file: str, fir
     Raises:
         NunatakError: `unreadable_file`.
     """
-    is_open = lines.number > first or lines.line.count(b'"') % 2
-    if isinstance(error, UnicodeDecodeError):
-        place, problem = lines.number, _not_utf8(error)
-    elif is_open:
-        place = first
-        problem = f"a quote stays open until line {lines.number} ({error}); close or double it"
-    else:
-        return f"broken row: {error}"
-    if is_open:
-        raise unreadable(f"{file}:{place}", problem) from error
-    return problem
+    problem = _told(error)
+    if lines.number <= first and lines.line.count(b'"') % 2 == 0:
+        return problem
+    place = lines.number
+    if isinstance(error, csv.Error):
+        place, problem = first, f"a quote stays open until line {place}; close or double it"
+    raise unreadable(f"{file}:{place}", problem) from error
 
 
 def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:
@@ -363,8 +360,7 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
         reader = csv.reader(chain([line], lines), delimiter=delimiter, strict=True)
         header = next(reader, list[str]())
     except (csv.Error, UnicodeDecodeError) as error:
-        problem = error if isinstance(error, csv.Error) else _not_utf8(error)
-        raise unreadable(f"{file.name}:1", f"the header line is broken: {problem}") from error
+        raise unreadable(f"{file.name}:1", _told(error)) from error
     if not header:
         raise unreadable(file.name, "the file is empty; expected a header line")
     return reader, check_header(header, f"{file.name}:{lines.number}"), delimiter
@@ -383,5 +379,7 @@ def _delimiter_of(header: str, usual: str) -> str:
     return max(num_fields, key=lambda delimiter: num_fields[delimiter])
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
+def _told(error: csv.Error | UnicodeDecodeError) -> str:
+    if isinstance(error, csv.Error):
+        return CR_ALONE if str(error).startswith("new-line") else f"broken row: {error}"
     return f"not UTF-8 ({error.reason}); save the file as UTF-8, in Excel as CSV UTF-8"

@@ -98,7 +98,7 @@ QuietOption = Annotated[
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        metavar="minilm|NAME|PATH|HUB_ID",
+        metavar="BACKBONE",
         help="Backbone: the built-in 'minilm', the name of an added one (nunatak backbone list), a "
         "folder, or a Hugging Face hub id. Absent: the version's own, if there is a version and "
         "its backbone is built in or added; else 'minilm'.",

@@ -3,19 +3,21 @@
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack, cast
+from threading import Thread
+from typing import TYPE_CHECKING, Never, Self, Unpack, cast
 
 from pydantic import JsonValue, ValidationError
 
 from nunatak_client import FanOut, Inputs, Prediction
 from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs, wire_parameters
-from nunatak_client.errors import InvalidInputError, closed
+from nunatak_client.errors import InvalidInputError
 from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -82,18 +84,28 @@ class LocalTasks:
             with needs_extra("server"):
                 from nunatak_server.local import LocalPredictor
             # A notebook runs an event loop in its main thread, where no second loop can run.
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="nunatak-local")
-            stack.callback(self._thread.shutdown)
-            self._predictor = self._thread.submit(LocalPredictor, registry, backbone).result()
-            self._thread.submit(self._predictor.start).result()
-            stack.callback(lambda: self._thread.submit(self._predictor.close).result())
+            thread = self._thread = ThreadPoolExecutor(1, thread_name_prefix="nunatak-local")
+            stack.callback(thread.shutdown)
+            predictor = self._predictor = thread.submit(LocalPredictor, registry, backbone).result()
+            thread.submit(predictor.start).result()
+            stack.callback(lambda: thread.submit(predictor.close).result())
             self._held = stack.pop_all()
+        # The garbage collector may run on each of the threads, and no thread can wait for its end.
+        ending = Thread(target=_end, args=(self._held, self._pid), daemon=True)
+        weakref.finalize(self, ending.start).atexit = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Never:
+        """Say why no tasks can be pickled or copied."""
+        raise InvalidInputError(
+            "loaded tasks cannot be pickled or copied, because their threads belong to one "
+            "process; call nunatak.load in each process"
+        )
 
     def predict(self, task: str, inputs: Inputs, **options: Unpack[ShownOptions]) -> Prediction:
         """Ask one task about one input or a list of inputs, of any length.
@@ -129,8 +141,7 @@ class LocalTasks:
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
-        if self._pid == os.getpid():  # A forked process has none of the threads.
-            self._held.close()
+        _end(self._held, self._pid)
 
     def _ask(
         self, tasks: Sequence[str], inputs: Inputs, options: ShownOptions
@@ -146,11 +157,8 @@ class LocalTasks:
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = cast("Sequence[Input]", [inputs] if wire.num_inputs is None else inputs)
         wanted = _parameters(wire_parameters(**options))
-        try:
-            asked = self._thread.submit(self._answers, tasks, items, wanted)
-        except RuntimeError as error:
-            raise closed("LocalTasks") from error
-        return asked.result()
+        with _while_threads_run():
+            return self._thread.submit(self._answers, tasks, items, wanted).result()
 
     def _answers(
         self, tasks: Sequence[str], inputs: Sequence[Input], options: requests.Parameters
@@ -169,6 +177,27 @@ class LocalTasks:
             return self._registry.resolve(task).reference
         except NunatakError:
             return task  # its answer says why
+
+
+@contextmanager
+def _while_threads_run() -> Generator[None]:
+    """Refuse a call after `close`, or after the main thread, with which Python ends all pools."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        raise InvalidInputError(
+            "these tasks are closed, by close or by the end of the main thread; load them again, "
+            "or let the main thread join the threads that predict"
+        ) from error
+
+
+def _end(held: ExitStack, pid: int) -> None:
+    """Close what is held, in the process of the threads and while they run."""
+    with suppress(InvalidInputError), _while_threads_run():
+        if pid == os.getpid():
+            held.close()
 
 
 def _joined(parts: "Sequence[TaskPrediction | TaskFailure]") -> "TaskPrediction | TaskFailure":

@@ -167,7 +167,9 @@ def in_order(items: Iterable[T]) -> Iterable[T]:
         InvalidInputError: an iteration gives letters, names of fields or columns, or any order.
     """
     kind = type(items)
-    is_list = hasattr(items, "__iter__") and not hasattr(items, "columns")
+    # Of the class: a lazy table computes its columns. An array without dimensions has no items.
+    is_list = hasattr(kind, "__iter__") and not hasattr(kind, "columns")
+    is_list &= getattr(items, "shape", None) != ()
     if issubclass(kind, (str, bytes, Mapping, set, frozenset)) or not is_list:
         raise InvalidInputError(
             f"expected a list of items, got {kind.__name__}; pass a list, or one column"

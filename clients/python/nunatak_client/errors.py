@@ -17,11 +17,6 @@ class InvalidInputError(NunatakClientError):
         super().__init__("invalid_input", problem=problem, position=position)
 
 
-def closed(what: str) -> InvalidInputError:
-    """The error of a call after `close`."""
-    return InvalidInputError(f"this {what} is closed; open another, and ask before it is closed")
-
-
 class ConnectionFailedError(NunatakClientError):
     """No answer arrived: the connection was refused, broke or timed out."""
 

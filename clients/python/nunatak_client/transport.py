@@ -29,7 +29,6 @@ from nunatak_client.errors import (
     InvalidInputError,
     InvalidResponseError,
     NunatakClientError,
-    closed,
 )
 from nunatak_client.replies import Reply, error_of, raise_for_problem
 from nunatak_contract.names import API_KEY_VARIABLE
@@ -177,7 +176,7 @@ class Connections(Generic[HttpT]):
         """
         found = self.here()
         if found.is_closed:
-            raise closed("client")
+            raise InvalidInputError("this client is closed; open another")
         return found
 
     def here(self) -> HttpT:

@@ -67,6 +67,7 @@ def test_the_help_of_every_command_can_be_read_in_80_columns(path: tuple[str, ..
 
     shown = {it.strip(",") for it in helped.split()}
     assert [it for it in options if it.startswith("--") and it not in shown] == []
+    assert [it for it in shown if it.endswith("…")] == []
     # An option that is given or not takes no value; Typer itself makes `--help`.
     assert helped.count("<bool>") == 1
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 
 from nunatak_client import InvalidInputError
@@ -69,15 +70,25 @@ def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> 
 
 
 @pytest.mark.parametrize(
-    "texts", [{"text": "a"}, {"a", "b"}, b"a", pd.DataFrame({"text": ["a"]})], ids=type
+    "texts",
+    [
+        {"text": "a"},
+        {"a", "b"},
+        b"a",
+        pd.DataFrame({"text": ["a"]}),
+        pl.LazyFrame({"text": ["a"]}),
+        np.array("a"),
+    ],
+    ids=type,
 )
 def test_no_policy_judges_names_of_fields_or_bytes_in_place_of_their_texts(
     texts: list[str],
 ) -> None:
     with pytest.raises(InvalidInputError, match="pass a list, or one column"):
         judge("guard", texts)
-    with pytest.raises(InvalidInputError, match="pass a list, or one column"):
-        Parts(texts)
+    for read in (Parts, wire_inputs):
+        with pytest.raises(InvalidInputError, match="pass a list, or one column"):
+            read(texts)
 
 
 def test_the_place_of_a_wrong_input_is_told() -> None:

@@ -1,8 +1,11 @@
 """Laws of `nunatak.load`: the server's answers, from any thread and in a notebook."""
 
 import asyncio
+import copy
+import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from nunatak_contract.requests import Input
 from nunatak_contract.wire import Score
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
+from nunatak_server.runtime import Runtime
 
 Scores = TypeAdapter(tuple[Score, ...])
 KINDS = {
@@ -168,9 +172,54 @@ def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
     tasks.close()
     tasks.close()
 
-    with pytest.raises(InvalidInputError, match="is closed; open another"):
+    with pytest.raises(InvalidInputError, match="are closed, by close or"):
         tasks.predict("tone", "hello")
     assert {it for it in set(threading.enumerate()) - before if "nunatak" in it.name} == set()
+
+
+def test_tasks_that_nobody_holds_end_their_threads_and_leave_the_memory(place: Path) -> None:
+    def num_runtimes() -> int:
+        gc.collect()
+        return sum(isinstance(it, Runtime) for it in gc.get_objects())
+
+    num_before, before = num_runtimes(), set(threading.enumerate())
+    tasks = nunatak.load(place / "registry", backbone=place / "backbone")
+    tasks.predict("tone", "hello")
+    assert num_runtimes() == num_before + 1
+
+    del tasks
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+
+    assert set(threading.enumerate()) <= before
+    assert num_runtimes() == num_before
+
+
+def test_a_thread_that_predicts_after_the_main_thread_gets_a_reason(place: Path) -> None:
+    printed = run(
+        "import threading, time\nimport nunatak\n"
+        "def ask():\n"
+        "    try:\n"
+        f"        with nunatak.load({str(place / 'registry')!r},"
+        f" backbone={str(place / 'backbone')!r}) as tasks:\n"
+        "            begun.set()\n"
+        "            tasks.predict('tone', ['hello'] * 100_000)\n"
+        "    except nunatak.NunatakError as error:\n        print(error)\n"
+        "begun = threading.Event()\n"
+        "threading.Thread(target=ask).start()\n"
+        "begun.wait()\n"
+    )
+
+    assert "the end of the main thread" in printed
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_tasks_that_are_copied_say_why_they_cannot_be(
+    tasks: nunatak.LocalTasks, copied: Callable[[object], object]
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"call nunatak\.load in each process"):
+        copied(tasks)
 
 
 def test_tasks_from_before_a_fork_are_refused_after_it(tasks: nunatak.LocalTasks) -> None:

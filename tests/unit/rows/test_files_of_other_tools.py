@@ -106,6 +106,8 @@ REFUSED: dict[str, tuple[bytes | pa.Table, str]] = {
     "cp1252-header.csv": ("text,größe\nx,a\n".encode("cp1252"), "header.csv:1: .*not UTF-8"),
     "mac.csv": (b"text,label\rx,a\r", "mac.csv:1: lines end with CR alone; save .* LF or CRLF"),
     "mac.jsonl": ((BAD % 1).encode().replace(b"\n", b"\r") * 2, "jsonl:1: lines end with CR alone"),
+    "mixed.csv": (b"text,label\rx,a\r\n", "mixed.csv:1: .*lines end with CR alone; save .* CRLF"),
+    "mixed-rows.csv": (b"text,label\nx,a\ry,b\r\n", "mixed-rows.csv:2: .*lines end with CR alone"),
     "twice.csv": (
         b"text,label,label\nx,a,b\n",
         "twice.csv:1: the column name 'label' occurs twice",

@@ -324,7 +324,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
         return
-    if hasattr(rows, "columns"):
+    if hasattr(type(rows), "columns"):  # of the class, because a lazy table computes its own
         rows = _rows_of_table(rows, part)
     if isinstance(rows, str) or not isinstance(rows, Iterable):
         raise _no_rows(part, rows)
@@ -367,16 +367,16 @@ def _plain(value: object) -> object:
             return list(map(_plain, cast("Sequence[object]", values)))
         case float() as number if math.isnan(number):
             return None
+        case it if type(it).__name__ in {"NAType", "NaTType"}:  # of pandas, which is not imported
+            return None
         case plain:
             return plain
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
-    return bad_row(
-        where,
-        "expected rows by column, such as {'text': ..., 'label': ...}, got "
-        f"{type(found).__name__}",
-    )
+    expected = "expected rows by column, such as {'text': ..., 'label': ...}"
+    hint = "; call its method collect" * hasattr(found, "collect")
+    return bad_row(where, f"{expected}, got {type(found).__name__}{hint}")
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:

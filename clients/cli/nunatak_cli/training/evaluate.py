@@ -76,9 +76,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     wrong: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.csv|FILE.jsonl",
-            help="Write the examples with a wrong answer to this file, with all scores. Of a "
-            "regression: all examples, the largest error first.",
+            metavar="FILE",
+            help="Write the examples with a wrong answer to this CSV or JSONL file, with all "
+            "scores. Of a regression: all examples, the largest error first.",
         ),
     ] = None,
     rows: options.LabelledRows,
@@ -366,8 +366,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         str, typer.Option(metavar="PATH", help="Examples with one label each, as for `train`.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Write all doubts to this file."),
+        Path | None, typer.Option(metavar="FILE", help="Write all doubts to this CSV or JSONL.")
     ] = None,
     rows: options.LabelledRows,
     escape_formulas: options.EscapeFormulasOption = False,

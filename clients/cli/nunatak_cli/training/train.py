@@ -181,7 +181,7 @@ def adopt(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     of_task: Annotated[str | None, _option("REF", "A task of the registry.", "--from")] = None,
     teacher_backbone: Annotated[
-        str | None, _option("NAME|PATH|HUB_ID", "Backbone of that task. Absent: the new task's.")
+        str | None, _option("BACKBONE", "Backbone of that task. Absent: the new task's.")
     ] = None,
     upstream: Annotated[
         str | None,

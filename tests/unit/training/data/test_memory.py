@@ -120,7 +120,7 @@ def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
     assert [it.example.text_pair for it in read] == ["a lot", *[None] * 5]
 
 
-@pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])
+@pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan"), pd.NA, pd.NaT])
 def test_a_missing_value_of_a_row_is_that_of_a_frame(tmp_path: Path, missing: object) -> None:
     rows = [{**row, "text_pair": missing} for row in ROWS]
     spelt = RowFormat(rejected=tmp_path / "bad.jsonl")
@@ -154,6 +154,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
         (["thanks", "no"], r"no column 'label'; found 'text'"),
         (pd.Series(["thanks", "no"]), r"no column 'label'; found 'text'"),
         (5, "train: expected rows by column, .* got int"),
+        (pl.LazyFrame(ROWS), "train: expected rows by column, .* LazyFrame; call its .* collect"),
         ({"text": ["a"], "label": ["b"]}, "expected the part train, .* got 'text', 'label'"),
         ({"train": ROWS, "dev": ROWS, "validation": ROWS}, "maybe dev"),
         ({"dev": ROWS}, "expected the part train"),

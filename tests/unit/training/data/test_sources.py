@@ -116,6 +116,14 @@ def test_data_that_teaches_nothing_is_refused(
         load_task_data(path)
 
 
+def test_a_first_value_without_a_fraction_is_told_to_be_a_label(tmp_path: Path) -> None:
+    rows = [{"text": str(it), "label": it} for it in (1, 0.5, 1.5)]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    with raises("invalid_row", match=r"'label' .* got float; set kind to regression if"):
+        load_task_data(path)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_drawn_dev_queries_have_a_relevant_document(seed: int) -> None:
     rows = [
