@@ -3,20 +3,24 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Self, cast
+from typing import Self, Unpack, cast
 
-from nunatak_client import TaskResult
-from nunatak_client.calls import Parts
+from pydantic import ValidationError
+
+from nunatak_client import FanOut, TaskResult
+from nunatak_client.calls import Parts, ShownOptions, wire_parameters
 from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy
 from nunatak_contract.problems import REASONS
+from nunatak_contract.record import problems_text
 from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import Problem
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
+from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import (
     Handling,
@@ -70,6 +74,8 @@ class LocalPredictor:
         conditions: Sequence[Condition] = (),
     ) -> Predictions:
         """Return the answer or the failure of each task for all inputs."""
+        if self._runtime is None:
+            raise RuntimeError("a LocalPredictor must be started before it predicts")
         request = PredictionRequest(
             references=tuple(tasks),
             inputs=tuple(inputs),
@@ -77,14 +83,30 @@ class LocalPredictor:
             conditions=tuple(conditions),
             handling=Handling(default_deadline_s=self._settings.default_deadline_ms / 1000),
         )
-        return self._runner.run(self._predict(request))
+        # The event loop stood still since the last call, so no task has polled the registry.
+        self._runtime.facts.invalidate()
+        return self._runner.run(self._runtime.service.predict(request))
 
     def predict_all(
+        self, inputs: Iterable[Input], tasks: Sequence[str], **shown: Unpack[ShownOptions]
+    ) -> Iterator[tuple[Sequence[Input], FanOut]]:
+        """Ask and answer as `Client.predict_all` does."""
+        for part, found in self.parts(inputs, tasks, options=options_of(**shown)):
+            yield part, FanOut(results=tuple(map(result_of, found.results)))
+
+    def predict_many(
+        self, source: Input, tasks: Sequence[str], **shown: Unpack[ShownOptions]
+    ) -> FanOut:
+        """Ask and answer as `Client.predict_many` does."""
+        _, found = next(self.predict_all([source], tasks, **shown))
+        return found
+
+    def parts(
         self,
         inputs: Iterable[Input],
         tasks: Sequence[str],
         *,
-        options: Parameters = DEFAULT_OPTIONS,
+        options: Parameters,
         conditions: Sequence[Condition] = (),
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks.
@@ -115,9 +137,7 @@ class LocalPredictor:
             NunatakError: a task fails or refuses a text, whose place is the error's position. So
                 `on_failure` decides only about what a task cannot read or mask.
         """
-        asked = self.predict_all(
-            texts, policy.references, options=OPTIONS, conditions=policy.conditions
-        )
+        asked = self.parts(texts, policy.references, options=OPTIONS, conditions=policy.conditions)
         for part, predictions in asked:
             answers = {it.reference: it for it in predictions.results}
             for answer in answers.values():
@@ -138,12 +158,13 @@ class LocalPredictor:
         )
         await self._runtime.start(is_replica=False)
 
-    async def _predict(self, request: PredictionRequest) -> Predictions:
-        if self._runtime is None:
-            raise RuntimeError("a LocalPredictor must be started before it predicts")
-        # The event loop stood still since the last call, so no task has polled the registry.
-        self._runtime.facts.invalidate()
-        return await self._runtime.service.predict(request)
+
+def options_of(**shown: Unpack[ShownOptions]) -> Parameters:
+    """Read options as the server reads them."""
+    try:
+        return Parameters.model_validate(wire_parameters(**shown))
+    except ValidationError as error:
+        raise invalid_request(problems_text(error, "options")) from error
 
 
 def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:

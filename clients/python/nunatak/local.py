@@ -4,7 +4,7 @@
 
 import os
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -13,16 +13,12 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Never, Self, Unpack, cast
 
-from pydantic import JsonValue, ValidationError
-
 from nunatak_client import FanOut, Inputs, Prediction
-from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs, wire_parameters
+from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs
 from nunatak_client.errors import InvalidInputError
-from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
-from nunatak_contract.record import problems_text
-from nunatak_contract.requests import Input
+from nunatak_contract.requests import Input, Parameters
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
@@ -146,6 +142,8 @@ class LocalTasks:
     def _ask(
         self, tasks: Sequence[str], inputs: Inputs, options: ShownOptions
     ) -> "list[TaskPrediction | TaskFailure]":
+        from nunatak_server.local import options_of
+
         if self._pid != os.getpid():
             raise InvalidInputError(
                 "these tasks were loaded before the fork of this process, and their threads stayed "
@@ -156,18 +154,17 @@ class LocalTasks:
         wire = wire_inputs(inputs)
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = cast("Sequence[Input]", [inputs] if wire.num_inputs is None else inputs)
-        wanted = _parameters(wire_parameters(**options))
+        wanted = options_of(**options)
         with _while_threads_run():
             return self._thread.submit(self._answers, tasks, items, wanted).result()
 
     def _answers(
-        self, tasks: Sequence[str], inputs: Sequence[Input], options: requests.Parameters
+        self, tasks: Sequence[str], inputs: Sequence[Input], options: Parameters
     ) -> "list[TaskPrediction | TaskFailure]":
         # An alias that moves meanwhile must not mix the answers of two versions.
         references = [self._fixed(task) for task in tasks]
         parts = [
-            found.results
-            for _, found in self._predictor.predict_all(inputs, references, options=options)
+            found.results for _, found in self._predictor.parts(inputs, references, options=options)
         ]
         whole = map(_joined, zip(*parts, strict=True))
         return [replace(it, reference=task) for it, task in zip(whole, tasks, strict=True)]
@@ -216,11 +213,3 @@ def _joined(parts: "Sequence[TaskPrediction | TaskFailure]") -> "TaskPrediction 
         predicted=tuple(chain.from_iterable(said)) if said else None,
         extents=tuple(chain.from_iterable(part.extents for part in answered)),
     )
-
-
-def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:
-    """Read options as the server reads them."""
-    try:
-        return requests.Parameters.model_validate(options)
-    except ValidationError as error:
-        raise NunatakError("invalid_request", problem=problems_text(error, "options")) from error

@@ -9,7 +9,7 @@ chunk depend on the chunk alone, so a chunk that is scored again gives the same 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final
 
@@ -152,16 +152,10 @@ class Scorer:
         encodings = [read.encodings[self._readings[name]][it] for it in kept]
         logits = list(chain.from_iterable(found[it] for it in kept))
         join = self._backbone.tokenizer.join
-        return TaskPrediction(
-            reference=name,
-            task=manifest.task,
-            version=manifest.version,
-            head=head.kind,
-            problem_type=head.problem_type,
-            labels=tuple(head.labels),
+        return replace(
+            TaskPrediction.of(name, manifest, tuple(map(extent_of, encodings))),
             predicted=predictions_of(head, encodings, logits),
             outputs=outputs_of(head, inputs, encodings, logits, options=self._options, join=join),
-            extents=tuple(map(extent_of, encodings)),
         )
 
     def _find_refusal(self, item: Input) -> Refusal | None:

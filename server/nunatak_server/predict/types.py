@@ -155,6 +155,19 @@ class TaskPrediction:
     extents: Sequence[Extent]
     """Numbers of read and unread tokens of each input."""
 
+    @classmethod
+    def of(cls, reference: str, manifest: TaskManifest, extents: Sequence[Extent]) -> Self:
+        """Return the answer of a version before it says anything."""
+        return cls(
+            reference=reference,
+            task=manifest.task,
+            version=manifest.version,
+            head=manifest.head.kind,
+            problem_type=manifest.head.problem_type,
+            labels=tuple(manifest.head.labels),
+            extents=extents,
+        )
+
 
 TaskAnswer = TaskPrediction | TaskFailure
 
@@ -240,15 +253,7 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
             )
         logits.append(row.logits)
     head, read, rows = manifest.head, asked.encodings, _checked(logits, check)
-    answer = TaskPrediction(
-        reference=asked.reference,
-        task=manifest.task,
-        version=manifest.version,
-        head=head.kind,
-        problem_type=head.problem_type,
-        labels=tuple(head.labels),
-        extents=asked.extents,
-    )
+    answer = TaskPrediction.of(asked.reference, manifest, asked.extents)
     if request.conditions:
         own = _conditions_of(request, asked)
         return replace(answer, states=states_of(head, own, request.inputs, read, rows))

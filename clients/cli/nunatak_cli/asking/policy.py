@@ -16,7 +16,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from nunatak_cli.asking.predictors import RegistryPredictor, open_registry_predictor
+from nunatak_cli.asking.predictors import open_local
 from nunatak_cli.options import (
     BackboneOption,
     JsonOption,
@@ -39,6 +39,7 @@ from nunatak_rows import RowFormat
 from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
+    from nunatak_server.local import LocalPredictor
     from nunatak_server.verdicts.rules import TextDecision
     from nunatak_training.data.examples import ReadExample
 
@@ -88,10 +89,10 @@ def check_policy(  # noqa: PLR0913 - one parameter per option is how typer works
         read, least = _read_expected(data, harmful or (), spelt)
         fixed = _fixed(policy, manifests)
         with (
-            open_registry_predictor(fixed.references, registry=registry, backbone=backbone) as own,
+            open_local(fixed.references, registry=registry, backbone=backbone) as (_, local),
             shown_progress(quiet=quiet, as_json=as_json) as progress,
         ):
-            decisions = _judge(fixed, read, own, progress)
+            decisions = _judge(fixed, read, local, progress)
         tell_rejected(spelt)
         judged, tables = _judged_report(read, decisions, least)
         document["data"] = {"tasks": fixed.references, "num_rows": len(read), **judged}
@@ -161,12 +162,12 @@ def _fixed(policy: "Policy", manifests: "Mapping[str, TaskManifest]") -> "Policy
 
 
 def _judge(
-    policy: "Policy", read: "Sequence[ReadExample]", own: "RegistryPredictor", progress: Progress
+    policy: "Policy", read: "Sequence[ReadExample]", local: "LocalPredictor", progress: Progress
 ) -> "list[TextDecision]":
     progress.begin(Work(f"judging by {policy.name}", unit="row", total=len(read)))
     decisions = list["TextDecision"]()
     try:
-        for decision in own.predictor.judge_all(policy, [it.example.text for it in read]):
+        for decision in local.judge_all(policy, [it.example.text for it in read]):
             decisions.append(decision)
             progress.advance()
     except NunatakError as error:

@@ -122,8 +122,8 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 has_failed = _print_stream(answers, as_json=as_json)
         else:
             with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
-                found = predictor.ask_one(source, task, parameters)
-            has_failed = _print_answers(found, as_json=as_json)
+                asked = predictor.answers.predict_many(source, task, parameters=parameters)
+            has_failed = _print_answers(asked.results, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)
 

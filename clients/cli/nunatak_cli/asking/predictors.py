@@ -7,16 +7,16 @@ Inputs may come from a file or from standard input, row by row.
 
 import json
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract import requests
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input
@@ -27,7 +27,7 @@ from nunatak_rows.inputs import bad_row
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
+    from nunatak_client import Client, Entity, PredictedValue, TaskResult
     from nunatak_client.calls import ShownOptions
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
@@ -37,64 +37,18 @@ Item = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPredictor:
-    client: "Client"
-
-    def manifest(self, reference: str) -> "TaskManifest":
-        """Return the manifest of the version that a reference means now."""
-        from nunatak_client import InvalidResponseError
-
-        described = self.client.task(reference).manifest
-        try:
-            return TaskManifest.model_validate_json(json.dumps(described))
-        except ValidationError as error:
-            raise InvalidResponseError(
-                f"the manifest of {reference} is of another release than this command; use the "
-                "release of the server"
-            ) from error
-
-    def ask_one(
-        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
-    ) -> "Sequence[TaskResult]":
-        return self.client.predict_many(source, tasks, parameters=parameters).results
+class Predictor:
+    answers: "Client | LocalPredictor"
+    manifest: Callable[[str], TaskManifest]
+    """Returns the manifest of the version that a reference means now."""
 
     def ask(
         self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
     ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
-        for part, fan_out in self.client.predict_all(inputs, tasks, **shown):
+        for part, fan_out in self.answers.predict_all(inputs, tasks, **shown):
             for place in range(len(part)):
                 yield [result.about(place) for result in fan_out.results]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryPredictor:
-    registry: "Registry"
-    predictor: "LocalPredictor"
-
-    def manifest(self, reference: str) -> "TaskManifest":
-        return self.registry.resolve(reference)
-
-    def ask_one(
-        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
-    ) -> "Sequence[TaskResult]":
-        return next(self.ask([source], tasks, parameters=parameters))
-
-    def ask(
-        self, inputs: Iterable[Input], tasks: Sequence[str], **shown: "Unpack[ShownOptions]"
-    ) -> "Iterator[Sequence[TaskResult]]":
-        """Yield the answers of all tasks to each input, in order; all before a refused input."""
-        from nunatak_client.calls import wire_parameters
-        from nunatak_server.local import result_of
-
-        options = requests.Parameters.model_validate(wire_parameters(**shown))
-        for part, found in self.predictor.predict_all(inputs, tasks, options=options):
-            results = [result_of(result) for result in found.results]
-            for place in range(len(part)):
-                yield [result.about(place) for result in results]
-
-
-Predictor = ServerPredictor | RegistryPredictor
 
 
 @contextmanager
@@ -106,23 +60,36 @@ def open_predictor(
         from nunatak_client import Client
 
         with Client(server) as client:
-            yield ServerPredictor(client=client)
+            yield Predictor(answers=client, manifest=partial(_served_manifest, client))
         return
-    with open_registry_predictor(tasks, registry=registry, backbone=backbone) as predictor:
-        yield predictor
+    with open_local(tasks, registry=registry, backbone=backbone) as (opened, local):
+        yield Predictor(answers=local, manifest=opened.resolve)
 
 
 @contextmanager
-def open_registry_predictor(
+def open_local(
     tasks: Iterable[str], *, registry: str | None, backbone: str | None
-) -> Generator[RegistryPredictor]:
+) -> "Generator[tuple[Registry, LocalPredictor]]":
     with needs_extra("server"):
         from nunatak_model import load_backbone
         from nunatak_server.local import LocalPredictor
     with existing_registry(registry) as opened:
         loaded = load_backbone(backbone or backbone_of(opened, tasks))
-        with LocalPredictor(opened, loaded) as predictor:
-            yield RegistryPredictor(registry=opened, predictor=predictor)
+        with LocalPredictor(opened, loaded) as local:
+            yield opened, local
+
+
+def _served_manifest(client: "Client", reference: str) -> TaskManifest:
+    from nunatak_client import InvalidResponseError
+
+    described = client.task(reference).manifest
+    try:
+        return TaskManifest.model_validate_json(json.dumps(described))
+    except ValidationError as error:
+        raise InvalidResponseError(
+            f"the manifest of {reference} is of another release than this command; use the "
+            "release of the server"
+        ) from error
 
 
 def backbone_of(registry: "Registry", tasks: Iterable[str]) -> str:

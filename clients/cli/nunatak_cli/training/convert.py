@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nunatak_cli import options
-from nunatak_cli.asking.predictors import RegistryPredictor
+from nunatak_cli.asking.predictors import Predictor
 from nunatak_cli.output import print_outcome, tell_rejected
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.training.evaluate import Scored, score_version
@@ -117,8 +117,8 @@ def _scored(
 ) -> Scored:
     from nunatak_server.local import LocalPredictor
 
-    with LocalPredictor(registry, backbone) as predictor:
-        asked = RegistryPredictor(registry=registry, predictor=predictor)
+    with LocalPredictor(registry, backbone) as local:
+        asked = Predictor(answers=local, manifest=registry.resolve)
         return score_version(reference, data, asked, spelt, progress)
 
 
