@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
-from string import ascii_uppercase
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -36,18 +35,23 @@ TURN_S: Final = 0.02
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 UNSEEN: Final = re.compile(
-    "[\x1c-\x1f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
+    "[\x1c-\x1f\u0305\u0332-\u0338\u033f\u034f\u20d0-\u20ff\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
     f"{SELECTOR}\U000e0000-\U000e0fff]"
 )
 """What shows nothing by Unicode, also where no character is assigned yet, and is no control or
-format; and controls that Python counts as white space."""
+format; controls that Python counts as white space; and lines and frames around a letter."""
 SHOWN: Final = {
     **dict.fromkeys(map(ord, "\x0b\x85\u1680\u2028\u2029\u2800"), " "),
-    **{ord(it) - 65 + begin: it for begin in (0x1F150, 0x1F170) for it in ascii_uppercase},
-    **{ord(it) - 49 + begin: it for begin in (0x2776, 0x2780, 0x278A) for it in "123456789"},
+    **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b"), "'"),
+    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u201f"), '"'),
+    0x2212: "-",
 }
-"""What NFKC leaves: white space for which RE2 has no class, and letters and digits in dark circles
-and squares."""
+"""What NFKC leaves: white space for which RE2 has no class, quotes, and a minus."""
+LETTER: Final = re.compile(
+    r"(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL"
+    r"|PARENTHESIZED LATIN (?:CAPITAL|SMALL) LETTER|REGIONAL INDICATOR SYMBOL LETTER) ([A-Z])"
+)
+"""Names of plain letters in a frame, or in a form that is no letter of its own in a language."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -250,11 +254,18 @@ class _Normal(dict[int, str]):
 
     def __missing__(self, point: int) -> str:
         character = form = chr(point)
-        is_control = unicodedata.category(character) in {"Cc", "Cf"} and not character.isspace()
+        category, name = unicodedata.category(character), unicodedata.name(character, "")
+        is_control = category in {"Cc", "Cf"} and not character.isspace()
         if point in SHOWN:
             form = SHOWN[point]
         elif is_control or UNSEEN.fullmatch(character):
             form = ""
+        elif category == "Pd":
+            form = "-"
+        elif (digit := unicodedata.digit(character, None)) is not None:
+            form = str(digit)
+        elif letter := LETTER.fullmatch(name):
+            form = letter[1].lower() if "SMALL" in name else letter[1]
         elif len(other := unicodedata.normalize("NFKC", character)) == 1:
             form = other
         if len(self) < MAX_KNOWN:
