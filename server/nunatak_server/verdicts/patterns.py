@@ -1,7 +1,8 @@
 """Patterns: where the regular expressions of a policy match a text, or a text that still grows.
 
-A pattern reads a text twice, as it is written and in a normal form: characters that show nothing,
-or that show a letter or a digit in another width, hide no match from a reader.
+A pattern reads a text as it is written and in a normal form: characters that show nothing, or that
+show a letter or a digit in another width, hide no match from a reader. It reads the normal form
+also with the letters of tags, which show nothing to people, and a letter to a language model.
 
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
@@ -52,6 +53,9 @@ LETTER: Final = re.compile(
     r"|PARENTHESIZED LATIN (?:CAPITAL|SMALL) LETTER|REGIONAL INDICATOR SYMBOL LETTER) ([A-Z])"
 )
 """Names of plain letters in a frame, or in a form that is no letter of its own in a language."""
+TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
+"""The letters of tags."""
+READINGS: Final = range(3)
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -64,7 +68,7 @@ class _Search(NamedTuple):
     """A pattern, and the form in which it reads texts."""
 
     pattern: Pattern
-    is_normal: bool
+    reading: int
 
 
 class _Place(NamedTuple):
@@ -166,7 +170,7 @@ class GrowingMatches:
 
 def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
     own = tuple(patterns)
-    return [_Search(it, is_normal) for is_normal in (False, True) for it in own]
+    return [_Search(it, reading) for reading in READINGS for it in own]
 
 
 async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
@@ -198,14 +202,14 @@ def _num_steps(place: _Place) -> int:
 
 def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
     """Add its matches to each place, and yield after each match and each place."""
-    readings = dict[tuple[str, int], tuple[_Reading, _Reading]]()
+    readings = dict[tuple[str, int], Sequence[_Reading]]()
     known = dict[tuple[Pattern, _Reading], list[FoundSpan]]()
     for place, spans in found.items():
         where = place.text, place.begin
         if where not in readings:
             readings[where] = _readings(*where)
-        pattern, is_normal = place.search
-        search = pattern, readings[where][is_normal]
+        pattern, reading = place.search
+        search = pattern, readings[where][reading]
         if search in known:
             spans.extend(known[search])
         else:
@@ -235,18 +239,23 @@ def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
         yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
 
 
-def _readings(text: str, begin: int) -> tuple[_Reading, _Reading]:
-    """Return a text from a place on as it is written, and in its normal form."""
+def _readings(text: str, begin: int) -> Sequence[_Reading]:
+    """Return a text from a place on as it is written, in its normal form, and with its tags."""
     # One character before the begin says whether a word or a line begins there. It shows something,
     # in the normal form too: a text settles and a match ends behind such a character.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
     written = _Reading(part, begin - skipped, range(len(part)), skipped)
+    normal, told = _normal(written, part), part.translate(TAGS)
+    return written, normal, normal if told == part else _normal(written, told)
+
+
+def _normal(written: _Reading, part: str) -> _Reading:
     shown = part.translate(NORMAL)
     if shown == written.text:
-        return written, written
+        return written
     places = [it for it, character in enumerate(part) if NORMAL[ord(character)]]
-    return written, _Reading(shown, bisect_left(places, begin - skipped), places, skipped)
+    return replace(written, text=shown, begin=bisect_left(places, written.begin), places=places)
 
 
 class _Normal(dict[int, str]):
@@ -278,17 +287,18 @@ NORMAL: Final = _Normal()
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
     return {
-        it.pattern: state_of(spans, found[it._replace(is_normal=True)])
-        for it, spans in found.items()
-        if not it.is_normal
+        it.pattern: state_of(*(found[it._replace(reading=other)] for other in READINGS))
+        for it in found
+        if not it.reading
     }
 
 
-def state_of(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
-    """Return what a pattern says that matches at places of two readings."""
-    if not written and not shown:
+def state_of(*readings: Sequence[FoundSpan]) -> ConditionState:
+    """Return what a pattern says that matches at places of several readings."""
+    if not any(readings):
         return NO_MATCH
-    found = tuple(written)
-    if written != shown:
-        found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))
+    found = tuple(readings[0])
+    if any(it != readings[0] for it in readings):
+        each = {*chain.from_iterable(readings)}
+        found = tuple(sorted(each, key=lambda it: (it.start, it.end)))
     return ConditionState(holds=True, score=1.0, spans=found)

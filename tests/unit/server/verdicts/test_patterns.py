@@ -337,6 +337,17 @@ def test_no_form_of_white_space_and_of_letters_hides_a_match(space: str) -> None
         assert matches_in([found], f"{letters}oject{space}no{space}{one}\u2461")[found].holds
 
 
+def test_the_letters_of_tags_are_read_and_hide_none_of_the_text() -> None:
+    found = Pattern(pattern=r"\bproject falcon\b", label="X")
+    tagged = "".join(chr(0xE0000 + ord(it)) for it in "project falcon")
+
+    for text in (f"hi {tagged} ho", "hi project fal" + tagged[10:] + "con ho"):
+        assert matches_in([found], text)[found].spans[0].start == 3
+    assert matches_in([found], "hi " + tagged[:8] + "falcon")[found].spans == (
+        FoundSpan(start=3, end=17, label="X"),
+    )
+
+
 def test_a_pattern_also_reads_what_is_written() -> None:
     wide = Pattern(pattern="\uff11+", label="WIDE")
 
