@@ -36,7 +36,8 @@ TURN_S: Final = 0.02
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 UNSEEN: Final = re.compile(
-    "[\x1c-\x1f\u0305\u0332-\u0338\u033f\u034f\u20d0-\u20ff\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
+    "[\x1c-\x1f\u0305\u0332-\u0338\u033f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f"
+    "\u2065\u20d0-\u20ff\u3164\uffa0\ufff0-\ufff8"
     f"{SELECTOR}\U000e0000-\U000e0fff]"
 )
 """What shows nothing by Unicode, also where no character is assigned yet, and is no control or
