@@ -39,6 +39,8 @@ from nunatak_server.telemetry.metrics import notes
 
 NUM_LOOKS: Final = 3
 """Number of look-ups for requests at once."""
+MAX_READS: Final = 3
+"""Most reads of facts that belong to one moment."""
 LOOK_UP_S: Final = 10.0
 """Longest wait of a request for the registry, its turn included."""
 UNKNOWN: Final = "all, as far as known, because the registry does not answer"
@@ -160,15 +162,20 @@ class Catalog:
 def _each(
     registry: Registry, read: Callable[[Registry, Key], Fact], keys: Collection[Key]
 ) -> Found[Key, Fact]:
-    found = dict[Key, Fact | NunatakError]()
-    for key in keys:
-        try:
-            found[key] = read(registry, key)
-        except NunatakError as error:
-            if isinstance(error, StoreUnavailableError):
-                # Raises if this is an outage. A damaged row keeps nothing else from being found.
-                registry.generation()
-            found[key] = error.with_traceback(None)
+    """Read all keys at one moment, unless the registry keeps changing."""
+    found, seen = dict[Key, Fact | NunatakError](), None
+    for _ in range(MAX_READS):
+        before, seen = seen, registry.generation() if len(keys) > 1 else None
+        if found and seen == before:
+            break
+        for key in keys:
+            try:
+                found[key] = read(registry, key)
+            except NunatakError as error:
+                if isinstance(error, StoreUnavailableError):
+                    # Raises in an outage. A damaged row keeps nothing else from being found.
+                    registry.generation()
+                found[key] = error.with_traceback(None)
     return found
 
 

@@ -46,14 +46,16 @@ MAX_VALUES: Final = 4_000
 USER: Final = "user"
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(
-    "call_id created detail effort encoding_format finish_reason format id "
-    "include index media_type mimeType mime_type modalities model object provider quality "
-    "reasoning_effort safety_identifier service_tier size status stop stop_reason "
-    "stop_sequence stop_sequences system_fingerprint tool_call_id tool_choice tool_use_id "
-    "truncation type user verbosity voice"
+    "call_id confidenceScores created detail effort encoding_format finish_reason format "
+    "groundingChunkIndices id include index media_type mimeType mime_type modalities model object "
+    "provider quality reasoning_effort safety_identifier service_tier size status stop stop_reason "
+    "stop_sequence stop_sequences stop_token_ids system_fingerprint tool_call_id tool_choice "
+    "tool_use_id truncation type user verbosity voice"
 )
 """Names of fields whose short values no model reads as text."""
-OPAQUE: Final = _names("encrypted_content signature")
+OPAQUE: Final = _names(
+    "encrypted_content encrypted_index signature thoughtSignature thought_signature"
+)
 """Names of fields whose values only their provider can read."""
 OPAQUE_VALUE: Final = re.compile(r"[\w+/=-]+", re.ASCII)
 CONVERSATION: Final = _names("content contents input messages prompt text")
@@ -63,7 +65,8 @@ TEXT_FIELDS: Final = _names("content input prompt text")
 MESSAGE_FIELDS: Final = _names("contents input message messages")
 """Names of fields that hold messages, of which a model reads `content`; of other parts, `text`."""
 DATA_FIELDS: Final = _names(
-    "chat_template_kwargs const default documents examples json response tool_results variables"
+    "chat_template_kwargs const default documents enum example examples json response tool_results "
+    "variables"
 )
 """Names of fields whose content a model reads whole, with names and numbers: data of tools."""
 DATA: Final = "*"
@@ -74,15 +77,17 @@ WORD_OF_A_VALUE: Final = re.compile(r"(?=[^\W_]*[g-zG-Z])(?=(?:\d*[a-zA-Z]){2})[
 MAX_WORDS_OF_A_VALUE: Final = 2
 FIELD_NAME: Final = re.compile(r"[\w.:/$-]{1,64}", re.ASCII)
 TEXT_TYPES: Final = _names(
-    "function_call_output input_text message output_text reasoning reasoning_text refusal "
-    "summary_text text thinking tool_result url_citation"
+    "char_location content_block_location function_call_output input_text message output_text "
+    "page_location reasoning reasoning_text refusal search_result_location summary_text text "
+    "thinking tool_result url_citation web_search_result_location"
 )
 """Types of objects in lists that hold nothing but text."""
 SCHEMA_FIELDS: Final = _names(
-    "$defs definitions dependentRequired dependentSchemas enum patternProperties properties"
+    "$defs definitions dependencies dependentRequired dependentSchemas mapping patternProperties "
+    "properties"
 )
 """Names of fields in a JSON schema whose content has names of the caller's choice."""
-SCHEMA_LISTS: Final = _names("allOf anyOf enum oneOf prefixItems type")
+SCHEMA_LISTS: Final = _names("allOf anyOf oneOf prefixItems type")
 """Names of lists in a JSON schema, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
     UnjudgedPart.IMAGES: _names("image image_file image_url images input_image"),
@@ -230,9 +235,10 @@ class CallContent:
         if name in PARTS and _has_content(value) and not _is_setting(value, name):
             self.unread[PARTS[name]] = None
             if parent != DATA:
-                return value
+                return self._part(value)
         before, self._place = self._place, self._place or name
-        changed = self._read(value, DATA if parent == DATA or name in DATA_FIELDS else name)
+        is_data = name in DATA_FIELDS and parent != "structured_outputs"
+        changed = self._read(value, DATA if parent == DATA or is_data else name)
         self._place = before
         return changed
 
@@ -240,18 +246,24 @@ class CallContent:
         match value:
             case _ if name in SCHEMA_LISTS:
                 pass
-            case int() | float() if not isinstance(value, bool) and name != DATA:
+            case int() | float() if not isinstance(value, bool) and name not in {DATA, *SETTINGS}:
                 # Token ids are a text that another tokenizer has made.
                 self.unread[UnjudgedPart.OTHER] = None
             case {"type": kind} if not (isinstance(kind, str) and kind in TEXT_TYPES):
                 part = PARTS.get(kind) if isinstance(kind, str) else None
                 self.unread[part or UnjudgedPart.OTHER] = None
                 if name != DATA:
-                    text = value.get("text")
-                    return {**value, "text": self._read(text, "text")} if text else value
+                    return self._part(value)
             case _:
                 pass
         return self._read(value, name)
+
+    def _part(self, value: JsonValue) -> JsonValue:
+        """Read what is text in a part, such as the words of a sound."""
+        if not isinstance(value, dict):
+            return value
+        texts = {it: value[it] for it in ("text", "transcript") if value.get(it)}
+        return {**value, **{it: self._read(text, "text") for it, text in texts.items()}}
 
 
 async def judge_call(

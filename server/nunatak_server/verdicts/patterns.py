@@ -1,7 +1,8 @@
 """Patterns: where the regular expressions of a policy match a text, or a text that still grows.
 
-A pattern reads a text twice, as it is written and in a normal form: characters that show nothing,
-or that show a letter or a digit in another width, hide no match from a reader.
+A pattern reads a text as it is written and in a normal form: characters that show nothing, or that
+show a letter or a digit in another width, hide no match from a reader. It reads the normal form
+also with the letters of tags, which show nothing to people, and a letter to a language model.
 
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
@@ -16,7 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
-from string import ascii_uppercase
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -36,18 +36,27 @@ TURN_S: Final = 0.02
 HALF: Final = re.compile("[\ud800-\udfff]")
 """One half of a surrogate pair, which has no form in UTF-8."""
 UNSEEN: Final = re.compile(
-    "[\x1c-\x1f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\uffa0\ufff0-\ufff8"
+    "[\x1c-\x1f\u0305\u0332-\u0338\u033f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f"
+    "\u2065\u20d0-\u20ff\u3164\uffa0\ufff0-\ufff8"
     f"{SELECTOR}\U000e0000-\U000e0fff]"
 )
 """What shows nothing by Unicode, also where no character is assigned yet, and is no control or
-format; and controls that Python counts as white space."""
+format; controls that Python counts as white space; and lines and frames around a letter."""
 SHOWN: Final = {
     **dict.fromkeys(map(ord, "\x0b\x85\u1680\u2028\u2029\u2800"), " "),
-    **{ord(it) - 65 + begin: it for begin in (0x1F150, 0x1F170) for it in ascii_uppercase},
-    **{ord(it) - 49 + begin: it for begin in (0x2776, 0x2780, 0x278A) for it in "123456789"},
+    **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b"), "'"),
+    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u201f"), '"'),
+    0x2212: "-",
 }
-"""What NFKC leaves: white space for which RE2 has no class, and letters and digits in dark circles
-and squares."""
+"""What NFKC leaves: white space for which RE2 has no class, quotes, and a minus."""
+LETTER: Final = re.compile(
+    r"(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL"
+    r"|PARENTHESIZED LATIN (?:CAPITAL|SMALL) LETTER|REGIONAL INDICATOR SYMBOL LETTER) ([A-Z])"
+)
+"""Names of plain letters in a frame, or in a form that is no letter of its own in a language."""
+TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
+"""The letters of tags."""
+READINGS: Final = range(3)
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -60,7 +69,7 @@ class _Search(NamedTuple):
     """A pattern, and the form in which it reads texts."""
 
     pattern: Pattern
-    is_normal: bool
+    reading: int
 
 
 class _Place(NamedTuple):
@@ -162,7 +171,7 @@ class GrowingMatches:
 
 def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
     own = tuple(patterns)
-    return [_Search(it, is_normal) for is_normal in (False, True) for it in own]
+    return [_Search(it, reading) for reading in READINGS for it in own]
 
 
 async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
@@ -194,14 +203,14 @@ def _num_steps(place: _Place) -> int:
 
 def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
     """Add its matches to each place, and yield after each match and each place."""
-    readings = dict[tuple[str, int], tuple[_Reading, _Reading]]()
+    readings = dict[tuple[str, int], Sequence[_Reading]]()
     known = dict[tuple[Pattern, _Reading], list[FoundSpan]]()
     for place, spans in found.items():
         where = place.text, place.begin
         if where not in readings:
             readings[where] = _readings(*where)
-        pattern, is_normal = place.search
-        search = pattern, readings[where][is_normal]
+        pattern, reading = place.search
+        search = pattern, readings[where][reading]
         if search in known:
             spans.extend(known[search])
         else:
@@ -231,18 +240,23 @@ def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
         yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
 
 
-def _readings(text: str, begin: int) -> tuple[_Reading, _Reading]:
-    """Return a text from a place on as it is written, and in its normal form."""
+def _readings(text: str, begin: int) -> Sequence[_Reading]:
+    """Return a text from a place on as it is written, in its normal form, and with its tags."""
     # One character before the begin says whether a word or a line begins there. It shows something,
     # in the normal form too: a text settles and a match ends behind such a character.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
     written = _Reading(part, begin - skipped, range(len(part)), skipped)
+    normal, told = _normal(written, part), part.translate(TAGS)
+    return written, normal, normal if told == part else _normal(written, told)
+
+
+def _normal(written: _Reading, part: str) -> _Reading:
     shown = part.translate(NORMAL)
     if shown == written.text:
-        return written, written
+        return written
     places = [it for it, character in enumerate(part) if NORMAL[ord(character)]]
-    return written, _Reading(shown, bisect_left(places, begin - skipped), places, skipped)
+    return replace(written, text=shown, begin=bisect_left(places, written.begin), places=places)
 
 
 class _Normal(dict[int, str]):
@@ -250,11 +264,18 @@ class _Normal(dict[int, str]):
 
     def __missing__(self, point: int) -> str:
         character = form = chr(point)
-        is_control = unicodedata.category(character) in {"Cc", "Cf"} and not character.isspace()
+        category, name = unicodedata.category(character), unicodedata.name(character, "")
+        is_control = category in {"Cc", "Cf"} and not character.isspace()
         if point in SHOWN:
             form = SHOWN[point]
         elif is_control or UNSEEN.fullmatch(character):
             form = ""
+        elif category == "Pd":
+            form = "-"
+        elif (digit := unicodedata.digit(character, None)) is not None:
+            form = str(digit)
+        elif letter := LETTER.fullmatch(name):
+            form = letter[1].lower() if "SMALL" in name else letter[1]
         elif len(other := unicodedata.normalize("NFKC", character)) == 1:
             form = other
         if len(self) < MAX_KNOWN:
@@ -267,17 +288,18 @@ NORMAL: Final = _Normal()
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
     return {
-        it.pattern: state_of(spans, found[it._replace(is_normal=True)])
-        for it, spans in found.items()
-        if not it.is_normal
+        it.pattern: state_of(*(found[it._replace(reading=other)] for other in READINGS))
+        for it in found
+        if not it.reading
     }
 
 
-def state_of(written: Sequence[FoundSpan], shown: Sequence[FoundSpan]) -> ConditionState:
-    """Return what a pattern says that matches at places of two readings."""
-    if not written and not shown:
+def state_of(*readings: Sequence[FoundSpan]) -> ConditionState:
+    """Return what a pattern says that matches at places of several readings."""
+    if not any(readings):
         return NO_MATCH
-    found = tuple(written)
-    if written != shown:
-        found = tuple(sorted({*written, *shown}, key=lambda it: (it.start, it.end)))
+    found = tuple(readings[0])
+    if any(it != readings[0] for it in readings):
+        each = {*chain.from_iterable(readings)}
+        found = tuple(sorted(each, key=lambda it: (it.start, it.end)))
     return ConditionState(holds=True, score=1.0, spans=found)

@@ -105,18 +105,65 @@ def test_a_setting_of_more_than_two_words_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [*("$defs", "definitions", "dependentRequired"), "patternProperties", "properties"]
+    "field",
+    [
+        *("$defs", "definitions", "dependencies", "dependentRequired", "mapping"),
+        *("patternProperties", "properties"),
+    ],
 )
 def test_the_names_in_a_schema_are_judged_and_mean_nothing_else(field: str) -> None:
     schema: Any = {
         "file": {"description": "say so", "default": {"do_it": "now"}},
-        "say_it": [{"enum": [{"if_so": "x"}]}],
+        "say_it": [{"enum": [{"if_so": {"so": 5550717}}], "example": {"if_not": 7}}],
     }
     content = CallContent()
     content.read({"response_format": {"schema": {field: schema}}})
 
-    assert list(content.texts) == ["file", "say so", "do_it", "now", "say_it", "if_so", "x"]
+    assert " ".join(content.texts) == "file say so do_it now say_it if_so so 5550717 if_not 7"
     assert not content.unread
+
+
+CITED = {"cited_text": "the sky", "encrypted_index": "Eo8B/" * 99}
+
+
+@pytest.mark.parametrize(
+    ("call", "texts"),
+    [
+        (
+            {"contents": [{"parts": [{"text": "hello", "thoughtSignature": "CiQB/" * 99}]}]},
+            ["hello"],
+        ),
+        (
+            {"content": [{"text": "blue", "citations": [{"type": "char_location", **CITED}]}]},
+            ["blue", "the sky"],
+        ),
+        ({"structured_outputs": {"json": {"anyOf": [{"type": "object"}, {"type": "null"}]}}}, []),
+        ({"stop_token_ids": [151_643], "prompt": "hello"}, ["hello"]),
+    ],
+)
+def test_what_providers_send_beside_texts_is_no_text_and_no_unread_part(
+    call: Any,  # noqa: ANN401 - JSON
+    texts: list[str],
+) -> None:
+    content = CallContent()
+
+    assert content.read(call) == call
+    assert (list(content.texts), [*content.unread]) == (texts, [])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}},
+        {"content": [{"type": "input_audio", "audio": "AAAA", "transcript": "say it"}]},
+    ],
+)
+def test_the_words_of_a_sound_are_judged(message: Any) -> None:  # noqa: ANN401 - JSON
+    content = CallContent(changes={"say it": "[X]"})
+    changed = content.read({"messages": [message]})
+
+    assert (list(content.texts), [*content.unread]) == (["say it"], [UnjudgedPart.AUDIO])
+    assert "say it" not in str(changed)
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:

@@ -106,6 +106,30 @@ async def test_a_damaged_row_is_an_error_of_its_own_task_alone(tmp_path: Path) -
             await catalog.traffic(references, None)
 
 
+async def test_references_that_are_looked_up_together_mean_versions_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = [TaskReference(task="intent"), TaskReference(task="intent", alias="prod")]
+    look, moves = Registry.traffic, iter([2])
+
+    def look_and_move(registry: Registry, reference: TaskReference) -> Traffic:
+        found = look(registry, reference)
+        for version in moves:
+            registry.promote("intent", "prod", version)
+        return found
+
+    with opened(tmp_path) as (catalog, _):
+        for seed in (1, 2):
+            publish_one(catalog.registry, seed=seed)
+        catalog.registry.promote("intent", "prod", 1)
+        monkeypatch.setattr(Registry, "traffic", look_and_move)
+
+        found = await catalog.traffic(references, None)
+
+    meant = [it.manifest.version for it in found.values() if isinstance(it, Traffic)]
+    assert meant == [2, 2]
+
+
 async def test_the_look_ups_of_callers_take_turns(tmp_path: Path) -> None:
     order = list[str]()
     with opened(tmp_path) as (catalog, may_end):

@@ -306,6 +306,8 @@ def test_no_match_takes_exponential_time() -> None:
         ("12\U000e003434-5678", "[CARD]"),
         ("1\x1f234-56\u206578 1234-\ufff35678", "[CARD] [CARD]"),
         ("1234-\U000e00805\U000e0fff678", "[CARD]"),
+        ("1\u20e32\ufe0f\u20e33\u03364\u2011\u0665\u0666\u24fb\u248f", "[CARD]"),
+        ("1234\u20135678 1234\u22125678 1234\u30fb5678", "[CARD] [CARD] 1234\u30fb5678"),
         ("1234\x0c-5678", None),
         ("\ufb03 \u2460234-5678", "\ufb03 [CARD]"),
     ],
@@ -324,8 +326,26 @@ def test_no_form_of_white_space_and_of_letters_hides_a_match(space: str) -> None
 
     for project in ("project", "\u24df\u24e1\u24de\u24d9\u24d4\u24d2\u24e3"):
         assert matches_in([found], f"a {project}{space}no 12")[found].holds
+    for begin in (0x249C, 0x1F110, 0x1F130, 0x1F150, 0x1F170, 0x1F1E6):
+        project = "".join(chr(begin + ord(it) - ord("a")) for it in "project")
+        assert matches_in([found], f"a {project}{space}no 12")[found].holds
+    small = "\u1d18\u0280\u1d0f\u1d0a\u1d07\u1d04\u1d1b"
+    assert matches_in([found], f"{small}{space}no 12")[found].holds
+    quoted = Pattern(pattern="""it's "x\"""", label="X")
+    assert matches_in([quoted], "it\u2019s \u201cx\u201d")[quoted].holds
     for letters, one in (("\U0001f15f\U0001f161", "\u2776"), ("\U0001f17f\U0001f181", "\u278a")):
         assert matches_in([found], f"{letters}oject{space}no{space}{one}\u2461")[found].holds
+
+
+def test_the_letters_of_tags_are_read_and_hide_none_of_the_text() -> None:
+    found = Pattern(pattern=r"\bproject falcon\b", label="X")
+    tagged = "".join(chr(0xE0000 + ord(it)) for it in "project falcon")
+
+    for text in (f"hi {tagged} ho", "hi project fal" + tagged[10:] + "con ho"):
+        assert matches_in([found], text)[found].spans[0].start == 3
+    assert matches_in([found], "hi " + tagged[:8] + "falcon")[found].spans == (
+        FoundSpan(start=3, end=17, label="X"),
+    )
 
 
 def test_a_pattern_also_reads_what_is_written() -> None:
