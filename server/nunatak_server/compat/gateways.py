@@ -246,7 +246,9 @@ class CallContent:
         match value:
             case _ if name in SCHEMA_LISTS:
                 pass
-            case int() | float() if not isinstance(value, bool) and name not in {DATA, *SETTINGS}:
+            case bool():
+                pass
+            case int() | float() if name != DATA and name not in SETTINGS:
                 # Token ids are a text that another tokenizer has made.
                 self.unread[UnjudgedPart.OTHER] = None
             case {"type": kind} if not (isinstance(kind, str) and kind in TEXT_TYPES):
