@@ -24,11 +24,11 @@ CEILINGS = {
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4146, 21),
     "nunatak_server": (20678, 89),
-    "nunatak_training": (8738, 41),
+    "nunatak_training": (8741, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_009, 291
+MAX_LINES, MAX_FILES = 63_012, 291
 CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_363}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.523

@@ -45,8 +45,9 @@ def read_label(value: object, column: str, where: str) -> str:
         case str():
             label = _unicode(value, column, where)
         case _:
-            hint = "; set kind to regression if labels are values" * isinstance(value, float)
-            told = f"must be a string, an integer or a boolean, got {kind_of(value)}{hint}"
+            told = f"must be a string, an integer or a boolean, got {kind_of(value)}"
+            if isinstance(value, float):
+                told += "; set kind to regression if labels are values"
             raise bad_row(where, f"{column!r} {told}")
     if not label.strip() or len(label) > MAX_LABEL_CHARS:
         found = "white space alone" if label.isspace() else len(label)

@@ -374,9 +374,11 @@ def _plain(value: object) -> object:
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
-    expected = "expected rows by column, such as {'text': ..., 'label': ...}"
-    hint = "; call its method collect" * hasattr(found, "collect")
-    return bad_row(where, f"{expected}, got {type(found).__name__}{hint}")
+    told = "expected rows by column, such as {'text': ..., 'label': ...}"
+    told += f", got {type(found).__name__}"
+    if hasattr(found, "collect"):
+        told += "; call its method collect"
+    return bad_row(where, told)
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:
