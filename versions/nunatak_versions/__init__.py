@@ -12,3 +12,16 @@ from nunatak_versions.versions import (
     load_task,
     probe_tolerance,
 )
+
+__all__ = [
+    "PARAMETERS_ROLE",
+    "LoadedTask",
+    "Provenance",
+    "VersionDraft",
+    "branch_spec",
+    "draft_quantized",
+    "draft_task",
+    "head_record",
+    "load_task",
+    "probe_tolerance",
+]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nunatak_model.architectures import bert, deberta, decoder, modernbert, mpnet, nomic
-from nunatak_model.architectures.base import Architecture
+from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.weights import Shapes
@@ -40,6 +40,17 @@ SIZES: Mapping[str, tuple[int, int]] = {
     "position_offset": (0, 2**24),
     "padding_id": (-1, 2**24),
 }
+__all__ = [
+    "ARCHITECTURES",
+    "POST_NORM",
+    "Architecture",
+    "RunLayer",
+    "architecture_of",
+    "config_from",
+    "encoder_shapes",
+    "layer_shapes",
+    "source_rows",
+]
 
 
 def architecture_of(config: BackboneConfig) -> Architecture[Any]:

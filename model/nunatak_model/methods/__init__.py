@@ -22,3 +22,6 @@ MATHS: Mapping[type[Method], type[MethodMaths[Any]]] = {
 
 def maths_of(method: Method) -> MethodMaths[Method]:
     return MATHS[type(method)](method=method)
+
+
+__all__ = ["MATHS", "MethodMaths", "maths_of"]

@@ -14,6 +14,8 @@ from nunatak_training.objectives.texts import (
     SingleLabel,
 )
 
+__all__ = ["OUTPUT_BIAS", "OUTPUT_WEIGHT", "Objective", "objective_of"]
+
 
 def objective_of(
     data: TaskData, *, positive_label: str | None = None, temperature: float = 1.0
