@@ -8,7 +8,7 @@ first.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -96,10 +96,19 @@ class RayScorers:
         self._failed_starts = 0
         self.numerics = ""
         """The type of device and the number format of all actors."""
-        for _ in range(count):
+
+    def start(self) -> None:
+        """Start all actors, and wait for the first."""
+        for _ in range(self._count):
             self._start()
         while not self.numerics:
             self._take()
+
+    def close(self) -> None:
+        """End all actors, also those that start."""
+        starting = (worker for worker, chunk in self._pending.values() if chunk is None)
+        for worker in (*self._workers, *starting):
+            ray.kill(worker.actor)
 
     def score(
         self, items: Iterable[tuple[Item, Sequence[Input] | None]]
@@ -200,4 +209,7 @@ def ray_scorers(
             num_cpus=num_cpus, num_gpus=1 if needs_gpu else 0, max_restarts=0
         )
         count = num_scorers or places(num_cpus=num_cpus, needs_gpu=needs_gpu)
-        yield RayScorers(partial(actor.remote, pinned, dict(versions), options), count)
+        made = RayScorers(partial(actor.remote, pinned, dict(versions), options), count)
+        with closing(made):
+            made.start()
+            yield made

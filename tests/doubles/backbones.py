@@ -160,7 +160,7 @@ MORE: dict[str, dict[str, object]] = {
     "qwen3": {**LLAMA, "head_dim": 2 * WIDTH // NUM_HEADS},
     "eurobert": {**LLAMA, "classifier_pooling": "bos"},
 }
-"""The settings of each family beside those of all."""
+"""The own settings of each family."""
 
 
 def rope(rope_type: str, **settings: object) -> dict[str, object]:

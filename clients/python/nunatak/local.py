@@ -191,7 +191,7 @@ def _while_threads_run() -> Generator[None]:
 
 
 def _end(held: ExitStack, pid: int) -> None:
-    """Close what is held, in the process of the threads and while they run."""
+    """Close what is held, unless this process is a fork or Python has ended the threads."""
     with suppress(InvalidInputError), _while_threads_run():
         if pid == os.getpid():
             held.close()
