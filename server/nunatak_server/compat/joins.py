@@ -24,7 +24,13 @@ from nunatak_contract.policies import Pattern
 from nunatak_server.errors import invalid_request
 from nunatak_server.outputs.conditions import FoundSpan, whole_words
 from nunatak_server.scheduler.turns import Pace
-from nunatak_server.verdicts.patterns import NORMAL, Matches, in_turns, matches_in_all, state_of
+from nunatak_server.verdicts.patterns import (
+    Matches,
+    in_turns,
+    matches_in_all,
+    stands_alone,
+    state_of,
+)
 from nunatak_server.verdicts.rules import merged_spans
 
 END: Final = 256
@@ -290,7 +296,7 @@ def _end_size(text: str) -> int:
 
 
 def _num_shown(text: str) -> int:
-    return len(text.translate(NORMAL))
+    return sum(map(stands_alone, text))
 
 
 def _groups(pieces: Iterable[Piece], *, max_chars: int) -> Iterator[Sequence[Piece]]:

@@ -2,21 +2,24 @@
 
 A pattern reads a text as it is written and in a normal form: characters that show nothing, or that
 show a letter or a digit in another width, hide no match from a reader. It reads the normal form
-also with the letters of tags, which show nothing to people, and a letter to a language model.
+also with the letters of tags, which show nothing to people, and a letter to a language model; and
+both of these composed, as the letters of a ligature, and with a letter and its marks as one.
 
 A match that begins `MAX_MATCH` characters before the end of a growing text stays as it is, if no
 match of the pattern is longer. So a stream holds this many characters back, and a match counts once
-it cannot change. Characters that show nothing do not count, as they could make any match longer.
+it cannot change. Characters that show nothing, and marks, do not count: they could make any match
+longer.
 """
 
 import re
 import time
 import unicodedata
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
+from functools import lru_cache
+from itertools import accumulate, chain, islice, pairwise
 from typing import Final, NamedTuple
 
 from nunatak_contract.policies import Pattern, compiled
@@ -56,7 +59,8 @@ LETTER: Final = re.compile(
 """Names of plain letters in a frame, or in a form that is no letter of its own in a language."""
 TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
 """The letters of tags."""
-READINGS: Final = range(3)
+READINGS: Final = range(5)
+"""As written, in the normal form, with the letters of tags, and the last two composed."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -81,7 +85,7 @@ class _Place(NamedTuple):
 
 
 def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
-    found = {_Place(it, text, 0): list[FoundSpan]() for it in _searches(patterns)}
+    found = {_Place(it, text, 0): list[FoundSpan]() for it in _searches(patterns, text)}
     deque(_steps(found), maxlen=0)
     return _states({place.search: spans for place, spans in found.items()})
 
@@ -105,11 +109,10 @@ async def matches_in_all(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    searches, states = _searches(patterns), list[Matches]()
-    read = list(zip(texts, begins or [{}] * len(texts), strict=True))
+    states, read = list[Matches](), list(zip(texts, begins or [{}] * len(texts), strict=True))
 
     def places(text: str, begin: Mapping[Pattern, int]) -> Iterator[_Place]:
-        return (_Place(it, text, begin.get(it.pattern, 0)) for it in searches)
+        return (_Place(it, text, begin.get(it.pattern, 0)) for it in _searches(patterns, text))
 
     def steps() -> Iterator[None]:
         for each in read:
@@ -126,14 +129,15 @@ class GrowingMatches:
     """The matches in a text that grows. A look reads the new characters, and few others again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        self._reads_from = dict.fromkeys(_searches(patterns), 0)
+        self._reads_from = dict.fromkeys(_searches(patterns, ""), 0)
         self._kept = {it: list[FoundSpan]() for it in self._reads_from}
+        self._settled = 0
 
     def settled(self, text: str, place: int) -> int:
         """Return the last place, at most `place`, before which no further match can begin."""
         if not self._reads_from:
             return place
-        shown = (it for it in range(len(text), 0, -1) if NORMAL[ord(text[it - 1])])
+        shown = (it for it in range(len(text), 0, -1) if stands_alone(text[it - 1]))
         return min(place, next(islice(shown, MAX_MATCH, None), 0))
 
     @property
@@ -153,10 +157,15 @@ class GrowingMatches:
         Raises:
             DeadlineExceededError: the text is not read in time, and is read again next time.
         """
+        for it in _searches([it.pattern for it in self._reads_from], text[self._settled :]):
+            # So far, each reading was the text as it is written.
+            self._reads_from.setdefault(it, self._reads_from[it._replace(reading=0)])
+            self._kept.setdefault(it, self._kept[it._replace(reading=0)])
         places = (_Place(it, text, begin) for it, begin in self._reads_from.items())
         found = {it: list[FoundSpan]() for it in places}
         await _take(_steps(found), found, pace)
         now, settled = dict[_Search, Sequence[FoundSpan]](), self.settled(text, len(text))
+        self._settled = settled
         for (search, _, begin), spans in found.items():
             kept = [it for it in spans if it.start < settled]
             earlier = self._kept[search]
@@ -169,9 +178,11 @@ class GrowingMatches:
         return _states(now)
 
 
-def _searches(patterns: Iterable[Pattern]) -> list[_Search]:
+def _searches(patterns: Iterable[Pattern], text: str) -> list[_Search]:
+    """Return the searches of patterns in a text: one, if the text is its own normal form."""
     own = tuple(patterns)
-    return [_Search(it, reading) for reading in READINGS for it in own]
+    is_normal = text.translate(NORMAL) == text and unicodedata.is_normalized("NFKC", text)
+    return [_Search(it, reading) for reading in READINGS[: 1 if is_normal else None] for it in own]
 
 
 async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
@@ -223,32 +234,38 @@ def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """What a pattern reads of a text."""
+    """What a pattern reads of a part of a text."""
 
     text: str
+    starts: Sequence[int]
+    """The place in the part where each character begins."""
+    lasts: Sequence[int]
+    """The place of the last character of the part that each character stands for."""
     begin: int
-    """Where matches may begin."""
-    places: Sequence[int]
-    """The place of each character in the whole text, less `skipped`."""
+    """The place in the part from which on matches may begin."""
     skipped: int
+    """Characters of the whole text before the part."""
 
 
 def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
-    places, skipped = reading.places, reading.skipped
-    for start, end in compiled(pattern.pattern).find(reading.text, reading.begin):
-        first, last = places[start], places[end - 1]
+    skipped, begin = reading.skipped, bisect_left(reading.starts, reading.begin)
+    for start, end in compiled(pattern.pattern).find(reading.text, begin):
+        first, last = reading.starts[start], reading.lasts[end - 1]
         yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
 
 
 def _readings(text: str, begin: int) -> Sequence[_Reading]:
-    """Return a text from a place on as it is written, in its normal form, and with its tags."""
+    """Return what patterns read of a text from a place on, in the order of `READINGS`."""
     # One character before the begin says whether a word or a line begins there. It shows something,
     # in the normal form too: a text settles and a match ends behind such a character.
     skipped = max(0, begin - 1)
     part = HALF.sub(LOST, text[skipped:])
-    written = _Reading(part, begin - skipped, range(len(part)), skipped)
-    normal, told = _normal(written, part), part.translate(TAGS)
-    return written, normal, normal if told == part else _normal(written, told)
+    places = range(len(part))
+    written = _Reading(part, places, places, begin - skipped, skipped)
+    forms = part, part.translate(TAGS)
+    normal = {it: _normal(written, it) for it in forms}
+    composed = {it: _composed(normal[it]) for it in forms}
+    return written, *(each[it] for each in (normal, composed) for it in forms)
 
 
 def _normal(written: _Reading, part: str) -> _Reading:
@@ -256,7 +273,30 @@ def _normal(written: _Reading, part: str) -> _Reading:
     if shown == written.text:
         return written
     places = [it for it, character in enumerate(part) if NORMAL[ord(character)]]
-    return replace(written, text=shown, begin=bisect_left(places, written.begin), places=places)
+    return replace(written, text=shown, starts=places, lasts=places)
+
+
+def _composed(normal: _Reading) -> _Reading:
+    """Return a reading in which marks belong to their letter, and ligatures are letters."""
+    text = normal.text
+    if unicodedata.is_normalized("NFKC", text):
+        return normal
+    cuts = [*(it for it, shown in enumerate(text) if not it or stands_alone(shown)), len(text)]
+    forms, starts, lasts = list[str](), list[int](), list[int]()
+    for begin, end in pairwise(cuts):
+        form = unicodedata.normalize("NFKC", text[begin:end])
+        is_same = form == text[begin:end]
+        forms.append(form)
+        starts += normal.starts[begin:end] if is_same else [normal.starts[begin]] * len(form)
+        lasts += normal.lasts[begin:end] if is_same else [normal.lasts[end - 1]] * len(form)
+    return replace(normal, text="".join(forms), starts=starts, lasts=lasts)
+
+
+@lru_cache(MAX_KNOWN)
+def stands_alone(character: str) -> bool:
+    """Say whether a character shows something, and is no mark or end of the syllable before it."""
+    form = NORMAL[ord(character)]
+    return bool(form) and unicodedata.category(form)[0] != "M" and not "\u1160" <= form <= "\u11ff"
 
 
 class _Normal(dict[int, str]):
@@ -287,11 +327,10 @@ NORMAL: Final = _Normal()
 
 
 def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
-    return {
-        it.pattern: state_of(*(found[it._replace(reading=other)] for other in READINGS))
-        for it in found
-        if not it.reading
-    }
+    readings = defaultdict[Pattern, list[Sequence[FoundSpan]]](list)
+    for search, spans in found.items():
+        readings[search.pattern].append(spans)
+    return {it: state_of(*each) for it, each in readings.items()}
 
 
 def state_of(*readings: Sequence[FoundSpan]) -> ConditionState:

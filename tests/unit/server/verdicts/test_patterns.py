@@ -62,6 +62,9 @@ PARTS = (
     "12\u200b34",
     "\uff11\uff12\uff13\uff14",
     "a\u00adnn",
+    "e\u0301",
+    "\ufb00",
+    "\u0301" * FEW,
 )
 
 
@@ -139,7 +142,16 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
 ) -> None:
     monkeypatch.setattr(patterns, "MAX_MATCH", FEW)
     searched = [
-        Pattern(pattern=it, label="X") for it in (r"(?m)^an+", r"\bkey\d\b", r"\W\d", "z{3}")
+        Pattern(pattern=it, label="X")
+        for it in (
+            r"(?m)^an+",
+            r"\bkey\d\b",
+            r"\W\d",
+            "z{3}",
+            "\ud55c",
+            "f+|i[an]",
+            "\u00e9\u00e9?.",
+        )
     ]
     parts = (
         "an",
@@ -149,15 +161,15 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
         "\u200b",
         "\u200b" * FEW,
         "\uff11",
-        "e\u0301",
-        "\ufb03",
+        *"efi\u0301\u0302\u1112\u1161\u11ab\U000e0065\ufb03\ufb00",
+        "e" + "\u0302" * FEW,
         "\ud800",
         " ",
         "\n",
         "zz",
     )
-    chance, pace = random.Random(1), Turns().pace("ann")
-    for _ in range(300):
+    chance, pace = random.Random(2), Turns().pace("ann")
+    for _ in range(600):
         text = "".join(chance.choices(parts, k=chance.randrange(1, 40)))
         growing, end = GrowingMatches(searched), 0
         found = dict.fromkeys(searched, UNKNOWN)
@@ -310,6 +322,7 @@ def test_no_match_takes_exponential_time() -> None:
         ("1234\u20135678 1234\u22125678 1234\u30fb5678", "[CARD] [CARD] 1234\u30fb5678"),
         ("1234\x0c-5678", None),
         ("\ufb03 \u2460234-5678", "\ufb03 [CARD]"),
+        ("\u246b34-5678, 123\u24c1", "[CARD], 123\u24c1"),
     ],
 )
 def test_characters_that_show_nothing_or_another_width_hide_no_match(
@@ -346,6 +359,28 @@ def test_the_letters_of_tags_are_read_and_hide_none_of_the_text() -> None:
     assert matches_in([found], "hi " + tagged[:8] + "falcon")[found].spans == (
         FoundSpan(start=3, end=17, label="X"),
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "span"),
+    [
+        ("caf\u00e9s", "a cafe\u0301s", (2, 8)),
+        ("cafe\u0301s", "a caf\u00e9s", (2, 7)),
+        ("\\bVi\u1ec7t\\b", "Vie\u0302\u0323t Vie\u0323\u0302", (0, 6)),
+        ("\ud55c\uae00", "\u1112\u1161\u11ab\u1100\u1173\u11af", (0, 6)),
+        ("\\boffice 12\\b", "o\ufb03ce \u246b", (0, 6)),
+        ("ice", "o\ufb03ce", (1, 4)),
+        ("\\bfalcon\\b", "fal\u200bcon\u2122", (0, 7)),
+        ("a\u00e9", "\U000e0061e\u0301.", (0, 3)),
+    ],
+)
+def test_letters_with_marks_and_ligatures_hide_no_match(
+    pattern: str, text: str, span: tuple[int, int]
+) -> None:
+    found = Pattern(pattern=pattern, label="X")
+
+    (only,) = matches_in([found], text)[found].spans
+    assert (only.start, only.end) == span
 
 
 def test_a_pattern_also_reads_what_is_written() -> None:
