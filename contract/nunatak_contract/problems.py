@@ -18,6 +18,11 @@ class Reason:
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
 
 
+def names_of(code: str) -> dict[str, str]:
+    """Return the type and the title of a problem (RFC 9457)."""
+    return {"type": f"urn:nunatak:problem:{code}", "title": code.replace("_", " ").capitalize()}
+
+
 _BAD_GATEWAY: Final = HTTPStatus.BAD_GATEWAY
 _BAD_REQUEST: Final = HTTPStatus.BAD_REQUEST
 _CONFLICT: Final = HTTPStatus.CONFLICT

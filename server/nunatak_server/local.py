@@ -13,7 +13,7 @@ from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy
-from nunatak_contract.problems import REASONS
+from nunatak_contract.problems import REASONS, names_of
 from nunatak_contract.record import problems_text
 from nunatak_contract.requests import Input, Parameters
 from nunatak_contract.wire import Problem
@@ -170,8 +170,13 @@ def options_of(**shown: Unpack[ShownOptions]) -> Parameters:
 def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:
     if isinstance(found, TaskFailure):
         error = found.error
-        status, position = REASONS[error.code].status, error.position
-        problem = Problem(code=error.code, status=status, detail=str(error), position=position)
+        problem = Problem(
+            **names_of(error.code),
+            code=error.code,
+            status=REASONS[error.code].status,
+            detail=str(error),
+            position=error.position,
+        )
         return TaskResult(reference=found.reference, error=problem)
     return answer_as(TaskResult, found, reference=found.reference)
 

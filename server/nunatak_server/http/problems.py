@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.problems import REASONS
+from nunatak_contract.problems import REASONS, names_of
 from nunatak_contract.record import message_text
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
@@ -156,8 +156,7 @@ def _our_names() -> frozenset[str]:
 
 def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None) -> dict[str, Any]:
     return {
-        "type": f"urn:nunatak:problem:{code}",
-        "title": code.replace("_", " ").capitalize(),
+        **names_of(code),
         "status": int(status),
         "detail": detail,
         "code": code,
