@@ -89,6 +89,10 @@ SCHEMA_FIELDS: Final = _names(
     "properties"
 )
 """Names of fields in a JSON schema whose content has names of the caller's choice."""
+SCHEMA_PLACES: Final = _names(
+    "format generationConfig guided_json output_config response_format structured_outputs text"
+)
+"""Names of fields of a call that hold a JSON schema, where other names than keywords may stand."""
 LISTS: Final = _names("allOf anyOf oneOf prefixItems sources type")
 """Names of lists in a JSON schema or a citation, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
@@ -235,8 +239,9 @@ class CallContent:
 
     def _name(self, name: str, parent: str) -> str:
         """Return a name, changed like a text if it may be one: a model reads data and schemas."""
-        is_plain = parent not in {DATA, *SCHEMA_FIELDS} and FIELD_NAME.fullmatch(name)
-        return name if is_plain else self._text(name, "")
+        is_keyword = self._place not in SCHEMA_PLACES or _has_few_words(name)
+        is_plain = is_keyword and parent not in {DATA, *SCHEMA_FIELDS}
+        return name if is_plain and FIELD_NAME.fullmatch(name) else self._text(name, "")
 
     def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
         if parent in SCHEMA_FIELDS:
@@ -313,6 +318,10 @@ def _is_setting(value: JsonValue, name: str) -> bool:
         return OPAQUE_VALUE.fullmatch(value) is not None
     if name not in SETTINGS or SHORT_VALUE.fullmatch(value) is None:
         return False
+    return _has_few_words(value)
+
+
+def _has_few_words(value: str) -> bool:
     return len(WORD_OF_A_VALUE.findall(value)) <= MAX_WORDS_OF_A_VALUE
 
 

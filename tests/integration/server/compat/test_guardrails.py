@@ -97,9 +97,16 @@ IDS = [
 ]
 
 
-def test_a_setting_of_more_than_two_words_is_judged() -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]},
+        {"text": {"format": {"schema": dict.fromkeys((*IDS, *WORDS), 1)}}},
+    ],
+)
+def test_a_setting_or_keyword_of_more_than_two_words_is_judged(call: Any) -> None:  # noqa: ANN401 - JSON
     content = CallContent()
-    content.read({"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]})
+    content.read(call)
 
     assert list(content.texts) == WORDS
 
