@@ -159,6 +159,7 @@ class TeiRerankRequest(Truncating):
     texts: Texts
     raw_scores: bool = False
     return_text: bool = False
+    top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="as LiteLLM sends")
 
 
 class TeiEmbedRequest(Truncating):
@@ -240,7 +241,7 @@ async def rerank(
     result, headers = await ask_task(request, handling, reference, (query,), body.options(function))
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     ranks = [{**it, "text": body.texts[it["index"]]} if body.return_text else it for it in ranked]
-    return reply(ranks, headers=headers)
+    return reply(ranks[: body.top_n], headers=headers)
 
 
 @tei.ask("/backbone", "/backbone/embed", answer=list[list[float]])

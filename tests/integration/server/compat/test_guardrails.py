@@ -16,7 +16,7 @@ from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from nunatak_contract.enums import ModerationCategory, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_registry import Registry
-from nunatak_server.compat.gateways import CallContent
+from nunatak_server.compat.calls import CallContent
 
 NEVER, ALWAYS = 1.0, 1e-9
 LITELLM = "/v1/verdicts/{}/beta/litellm_basic_guardrail_api"
@@ -97,9 +97,16 @@ IDS = [
 ]
 
 
-def test_a_setting_of_more_than_two_words_is_judged() -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]},
+        {"text": {"format": {"schema": dict.fromkeys((*IDS, *WORDS), 1)}}},
+    ],
+)
+def test_a_setting_or_keyword_of_more_than_two_words_is_judged(call: Any) -> None:  # noqa: ANN401 - JSON
     content = CallContent()
-    content.read({"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]})
+    content.read(call)
 
     assert list(content.texts) == WORDS
 
@@ -123,6 +130,11 @@ def test_the_names_in_a_schema_are_judged_and_mean_nothing_else(field: str) -> N
     assert not content.unread
 
 
+OPAQUE_TYPES = ("redacted_thinking", "reasoning.encrypted")
+SOURCES: list[Any] = [
+    {"type": "document", "id": "doc:0", "document": {"title": "the sky"}},
+    {"type": "tool", "id": "f:0", "tool_output": {"say": "so"}},
+]
 CITED = {"cited_text": "the sky", "encrypted_index": "Eo8B/" * 99}
 
 
@@ -139,6 +151,17 @@ CITED = {"cited_text": "the sky", "encrypted_index": "Eo8B/" * 99}
         ),
         ({"structured_outputs": {"json": {"anyOf": [{"type": "object"}, {"type": "null"}]}}}, []),
         ({"stop_token_ids": [151_643], "prompt": "hello"}, ["hello"]),
+        ({"content": [{"type": kind, "data": "EqQB/" * 99} for kind in OPAQUE_TYPES]}, []),
+        (
+            {"annotations": [{"type": "file_citation", "file_id": "file-1", "filename": "a.txt"}]},
+            ["a.txt"],
+        ),
+        ({"content": [{"type": "reference", "reference_ids": [0, 1]}]}, []),
+        (
+            {"citations": [{"type": "TEXT_CONTENT", "text": "blue", "sources": SOURCES}]},
+            ["blue", "title", "the sky", "say", "so"],
+        ),
+        ({"content": [{"type": "web_search_result_location", "url": "here"}]}, ["here"]),
     ],
 )
 def test_what_providers_send_beside_texts_is_no_text_and_no_unread_part(
@@ -152,17 +175,18 @@ def test_what_providers_send_beside_texts_is_no_text_and_no_unread_part(
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "part"),
     [
-        {"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}},
-        {"content": [{"type": "input_audio", "audio": "AAAA", "transcript": "say it"}]},
+        ({"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}}, "audio"),
+        ({"content": [{"type": "input_audio", "audio": "A", "transcript": "say it"}]}, "audio"),
+        ({"content": [{"type": "mcp_call", "output": "say it"}]}, "tool_calls"),
     ],
 )
-def test_the_words_of_a_sound_are_judged(message: Any) -> None:  # noqa: ANN401 - JSON
+def test_the_words_of_a_part_are_judged(message: Any, part: str) -> None:  # noqa: ANN401 - JSON
     content = CallContent(changes={"say it": "[X]"})
     changed = content.read({"messages": [message]})
 
-    assert (list(content.texts), [*content.unread]) == (["say it"], [UnjudgedPart.AUDIO])
+    assert (list(content.texts), [*content.unread]) == (["say it"], [UnjudgedPart(part)])
     assert "say it" not in str(changed)
 
 

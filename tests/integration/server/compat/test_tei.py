@@ -45,9 +45,10 @@ async def test_tei_reranks_as_the_task_ranks(client: httpx.AsyncClient) -> None:
 
     ranked = await post(client, "/tei/tasks/ranks/rerank", QUERY)
     told = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "return_text": True})
+    best = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "top_n": 2})
     raw = await post(client, "/tei/tasks/ranks/rerank", {**QUERY, "raw_scores": True})
 
-    assert ranked == expected
+    assert (ranked, best) == (expected, expected[:2])
     assert [it["text"] for it in told] == [DOCUMENTS[it["index"]] for it in ranked]
     assert [it["index"] for it in raw] == [it["index"] for it in ranked]
     assert raw != ranked

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Pattern
-from nunatak_server.compat.gateways import CallContent
+from nunatak_server.compat.calls import CallContent
 from nunatak_server.compat.joins import (
     END,
     Borders,
