@@ -1,14 +1,27 @@
 """The `nunatak` command, also as `python -m nunatak_cli`."""
 
+import os
+import signal
+from types import FrameType
+
 
 def main() -> None:
     """Run the command. Ctrl-C shows no traceback, also while the command is imported."""
-    try:
-        from nunatak_cli.main import app  # noqa: PLC0415
+    # A shell that ignores the signal for a command in the background is obeyed.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    from nunatak_cli.main import app  # noqa: PLC0415
 
-        app()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    app()
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        # torch drops a KeyboardInterrupt of its imports, and the command would go on.
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

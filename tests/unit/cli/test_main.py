@@ -127,14 +127,15 @@ def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error(
     assert without_extras[:-1] == 3 * ["1 '' error [missing_extra]"]
 
 
-def test_an_interrupt_of_the_imports_shows_no_traceback() -> None:
+def test_an_interrupt_of_the_imports_ends_the_command_without_a_traceback() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, name = scripts["scripts"]["nunatak"].split(":")
     code = (
-        f"from {module} import {name} as run\nimport sys\n"
+        f"from {module} import {name} as run\nimport contextlib, signal, sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, *_):\n"
-        "        raise KeyboardInterrupt\n"
+        "        with contextlib.suppress(KeyboardInterrupt):\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupted())\nrun()"
     )
 
