@@ -77,12 +77,15 @@ class MoveOptions:
 
 def list_tasks(*, asked: options.RegistryOptions) -> None:
     """List the tasks, each with the version that its bare name serves."""
+    from nunatak_registry.locations import default_location, parse_location
+
     with existing_registry(asked.registry) as opened:
         tasks = opened.tasks()
     known = [wire_json(TaskSummary, it) for it in tasks]
     for it in known:
         del it["resident_versions"]  # which only a server knows
-    empty = "no tasks yet; publish one with `nunatak train`"
+    place = parse_location(asked.registry or default_location()).shown
+    empty = f"no tasks yet in {place}; publish one with `nunatak train`"
     print_outcome({"tasks": known}, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
