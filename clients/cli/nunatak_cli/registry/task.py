@@ -18,7 +18,7 @@ from nunatak_cli import options
 from nunatak_cli.output import facts_table, plain_table, print_outcome, wire_json
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
-from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry, place_of
 from nunatak_cli.registry.show import (
     diff,
     labels_text,
@@ -77,15 +77,12 @@ class MoveOptions:
 
 def list_tasks(*, asked: options.RegistryOptions) -> None:
     """List the tasks, each with the version that its bare name serves."""
-    from nunatak_registry.locations import default_location, parse_location
-
     with existing_registry(asked.registry) as opened:
         tasks = opened.tasks()
     known = [wire_json(TaskSummary, it) for it in tasks]
     for it in known:
         del it["resident_versions"]  # which only a server knows
-    place = parse_location(asked.registry or default_location()).shown
-    empty = f"no tasks yet in {place}; publish one with `nunatak train`"
+    empty = f"no tasks yet in {place_of(asked.registry)}; publish one with `nunatak train`"
     print_outcome({"tasks": known}, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
