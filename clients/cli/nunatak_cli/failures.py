@@ -107,6 +107,10 @@ class FailureGroup(TyperGroup):
         except NunatakError as error:
             print_failure(error.code, str(error))
             raise typer.Exit(1) from error
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):  # whose words typer repeats
+                error.message = visible_lines(problems_of(error.__cause__)[0][1])
+            raise
         except KeyboardInterrupt as error:
             error_console().print("interrupted: the command did not end; repeat it")
             raise typer.Exit(130) from error

@@ -159,11 +159,19 @@ def test_waiting_threads_of_torch_let_other_programs_have_the_cores(
     assert os.environ["GOMP_SPINCOUNT"] == expected
 
 
-def test_misspelt_command_is_a_usage_error() -> None:
-    misspelt = nunatak("tarin")
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("tarin", "train"),
+        ("init new --with tune", "'--with': 'tune' is not one of"),
+        ("train --task a --data b --threads 0", "'--threads': expected at least 1"),
+    ],
+)
+def test_misspelt_command_is_a_usage_error(typed: str, told: str) -> None:
+    misspelt = nunatak(*typed.split())
 
     assert misspelt.exit_code == 2
-    assert "train" in misspelt.stderr
+    assert told in misspelt.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import typer
 from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
 from nunatak_cli.output import console, plain_table, print_json, print_outcome, wire_json
-from nunatak_cli.registry.registries import existing_registry, published_line
+from nunatak_cli.registry.registries import existing_registry, place_of, published_line
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import check_version
 from nunatak_contract.plain_text import counted
@@ -102,7 +102,8 @@ class Documents(Generic[DocumentT]):
             {self.listing: [wire_json(self.detail, it) for it in newest]},
             table,
             as_json=asked.as_json,
-            empty=f"no {self.listing} yet; `nunatak {self.kind} put FILE` publishes one",
+            empty=f"no {self.listing} yet in {place_of(asked.registry)}; "
+            f"`nunatak {self.kind} put FILE` publishes one",
         )
 
     def show(self, reference: VersionArgument, *, registry: RegistryOption = None) -> None:

@@ -126,7 +126,7 @@ def replicas(*, asked: RegistryOptions) -> None:
     """List the server processes of a registry: what they serve, their load and their memory."""
     with existing_registry(asked.registry) as opened:
         listing = opened.replicas.listing()
-    empty = "no server process is listed in this registry"
+    empty = f"no server process is listed in {place_of(asked.registry)}"
     document = listing.model_dump(mode="json")
     table = plain_table(
         "replica", "address", "release", "seen", "serves", "lease", "load", "memory"
@@ -163,6 +163,13 @@ def existing_registry(location: str | None) -> "Registry":
     from nunatak_registry import Registry, default_location
 
     return Registry.open(location or default_location(), create=False)
+
+
+def place_of(location: str | None) -> str:
+    """Return the place of a registry for people, who may have forgotten --registry."""
+    from nunatak_registry.locations import default_location, parse_location
+
+    return parse_location(location or default_location()).shown
 
 
 def publishing_registry(location: str | None, *, create: bool) -> "Registry":

@@ -18,7 +18,7 @@ from nunatak_cli import options
 from nunatak_cli.output import facts_table, plain_table, print_outcome, wire_json
 from nunatak_cli.registry import registries
 from nunatak_cli.registry.exchange import export, import_, pull, push
-from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry, place_of
 from nunatak_cli.registry.show import (
     diff,
     labels_text,
@@ -82,7 +82,7 @@ def list_tasks(*, asked: options.RegistryOptions) -> None:
     known = [wire_json(TaskSummary, it) for it in tasks]
     for it in known:
         del it["resident_versions"]  # which only a server knows
-    empty = "no tasks yet; publish one with `nunatak train`"
+    empty = f"no tasks yet in {place_of(asked.registry)}; publish one with `nunatak train`"
     print_outcome({"tasks": known}, _tasks_table(tasks), as_json=asked.as_json, empty=empty)
 
 
