@@ -13,23 +13,23 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3745, 14),
-    "nunatak_cli": (6983, 34),
+    "nunatak_cli": (7008, 34),
     "nunatak": (544, 3),
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
-    "nunatak_contract": (4287, 19),
+    "nunatak_contract": (4292, 19),
     "nunatak_rows": (825, 5),
     "nunatak_loadtest": (1049, 6),
     "nunatak_model": (9107, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4184, 21),
-    "nunatak_server": (20723, 89),
+    "nunatak_server": (20794, 90),
     "nunatak_training": (8763, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_234, 291
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_398}
+MAX_LINES, MAX_FILES = 63_335, 292
+CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_439}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
