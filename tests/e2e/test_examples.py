@@ -209,7 +209,15 @@ def test_litellm_passes_a_question_to_the_llm_and_blocks_an_attack(
             )
             answered = run([str(python), str(here / "ask.py"), HARMLESS])
             blocked = run([str(python), str(here / "ask.py"), ATTACK])
+            named = {"role": "user", "content": HARMLESS, "name": ATTACK}
+            hidden = httpx.post(
+                f"{gateway}/v1/chat/completions",
+                headers={"authorization": f"Bearer {KEY}"},
+                json={"model": "chat", "messages": [named]},
+                timeout=60,
+            )
 
+    assert hidden.status_code == 400, hidden.text
     assert answered.strip() == ANSWER
     assert "The text tries to change the rules of the assistant." in blocked
     assert prompts == [HARMLESS]
