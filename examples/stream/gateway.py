@@ -63,6 +63,8 @@ class AnswerGuard(CustomGuardrail):
         except BlockedError as error:
             raise HTTPException(400, str(error)) from error
         response.choices[0].message.content = judged
+        for name in {*(response.model_extra or ())} - {"usage"}:
+            delattr(response, name)  # such as citations, which no policy has read
         return response
 
 
@@ -92,7 +94,7 @@ def has_more(part: object) -> bool:
 
 
 def chunk_of(like: ModelResponseStream, text: str, finish: str | None = None) -> object:
-    """Return a part of a judged answer, with the ids of the LLM's own parts."""
-    chunk = like.model_copy()
-    chunk.choices = [StreamingChoices(index=0, delta=Delta(content=text), finish_reason=finish)]
-    return chunk
+    """Return a part of a judged answer, with the ids and the usage of the LLM's own part alone."""
+    choice = StreamingChoices(index=0, delta=Delta(content=text), finish_reason=finish)
+    own = {"id": like.id, "created": like.created, "model": like.model, "usage": like.get("usage")}
+    return ModelResponseStream(choices=[choice], **own)

@@ -209,7 +209,15 @@ def test_litellm_passes_a_question_to_the_llm_and_blocks_an_attack(
             )
             answered = run([str(python), str(here / "ask.py"), HARMLESS])
             blocked = run([str(python), str(here / "ask.py"), ATTACK])
+            named = {"role": "user", "content": HARMLESS, "name": ATTACK}
+            hidden = httpx.post(
+                f"{gateway}/v1/chat/completions",
+                headers={"authorization": f"Bearer {KEY}"},
+                json={"model": "chat", "messages": [named]},
+                timeout=60,
+            )
 
+    assert hidden.status_code == 400, hidden.text
     assert answered.strip() == ANSWER
     assert "The text tries to change the rules of the assistant." in blocked
     assert prompts == [HARMLESS]
@@ -429,7 +437,10 @@ async def test_an_answer_without_a_verdict_ends_blocked(
 def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
     url: str, tmp_path: Path, way: str
 ) -> None:
-    with program(EXAMPLES / "stream" / "llm.py") as llm_url:
+    program_text = (EXAMPLES / "stream" / "llm.py").read_text(encoding="utf-8")
+    cites = program_text.replace('"choices": [', '"citations": ["Maria"], "choices": [')
+    (tmp_path / "llm.py").write_text(cites, encoding="utf-8")
+    with program(tmp_path / "llm.py") as llm_url:
         for name, address in (("live", url), ("dead", "http://127.0.0.1:1")):
             (tmp_path / name).mkdir()
             copied("stream", tmp_path / name, port8080=address, port4001=llm_url)
@@ -448,6 +459,7 @@ def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
     assert "".join(it for _, it in blocked) == BLOCKED
     if judged is not None and refused is not None and foreign is not None:
         assert judged.json()["choices"][0]["message"]["content"].rstrip() == text.rstrip()
+        assert "citations" not in judged.json()
         for answer in (refused, foreign):
             assert answer.status_code == 400
             assert "Maria" not in answer.text
@@ -507,6 +519,7 @@ def streamed(gateway: str) -> Iterator[tuple[float, str]]:
     ):
         for line in answer.iter_lines():
             finished = finished or line == "data: [DONE]"
+            assert "citations" not in line
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]
                 yield time.monotonic() - begun, choice["delta"].get("content") or ""

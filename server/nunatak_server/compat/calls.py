@@ -113,7 +113,7 @@ NAMES_OF_PARTS: Final = {
     ),
     UnjudgedPart.OTHER: _names("logprobs"),
 }
-TEXTS_OF_PARTS: Final = _names("output outputs results text transcript")
+TEXTS_OF_PARTS: Final = _names("error output outputs results text transcript")
 """Names of fields with the words of a sound, or with what a call has found."""
 PARTS: Final = {name: part for part, names in NAMES_OF_PARTS.items() for name in names}
 """The part of a field with this name, or of an object in a list with this type."""

@@ -179,7 +179,10 @@ def test_what_providers_send_beside_texts_is_no_text_and_no_unread_part(
     [
         ({"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}}, "audio"),
         ({"content": [{"type": "input_audio", "audio": "A", "transcript": "say it"}]}, "audio"),
-        ({"content": [{"type": "mcp_call", "output": "say it"}]}, "tool_calls"),
+        *(
+            ({"input": [{"type": "mcp_call", it: "say it"}]}, "tool_calls")
+            for it in ("error", "output")
+        ),
     ],
 )
 def test_the_words_of_a_part_are_judged(message: Any, part: str) -> None:  # noqa: ANN401 - JSON
