@@ -29,20 +29,19 @@ class AnswerGuard(CustomGuardrail):
         first = await anext(parts, ModelResponseStream())
         if not isinstance(first, ModelResponseStream):
             raise HTTPException(400, UNREAD)
-        last = first
+        last, finish = first, finish_of(first)
 
         async def texts() -> AsyncGenerator[str]:
-            nonlocal last
+            nonlocal last, finish
             yield text_of(first)
             async for chunk in parts:
                 text = text_of(chunk)
-                last = chunk if chunk.choices else last
+                last, finish = (chunk if chunk.choices else last), finish_of(chunk) or finish
                 yield text
 
         try:
             async for text in released(texts()):
                 yield chunk_of(last, text)
-            finish = next((it.finish_reason for it in last.choices), None)
             yield chunk_of(last, "", finish=finish)
         except BlockedError as error:
             yield chunk_of(last, str(error), finish="content_filter")
@@ -86,6 +85,11 @@ def text_of(said: object) -> str:
             raise BlockedError(UNREAD)
         return text
     return ""
+
+
+def finish_of(said: ModelResponseStream) -> str | None:
+    """Return why the LLM ended its answer, if a part says so."""
+    return next((it.finish_reason for it in said.choices), None)
 
 
 def has_more(part: object) -> bool:

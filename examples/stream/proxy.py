@@ -24,16 +24,25 @@ async def complete(request: Request) -> StreamingResponse:
 
 async def judged(asked: dict[str, Any]) -> AsyncGenerator[str]:
     """Yield the events of an answer."""
+    finish: str | None = None
+
+    async def texts() -> AsyncGenerator[str]:
+        nonlocal finish
+        async for choice in choices(asked):
+            finish = choice.get("finish_reason") or finish
+            yield choice["delta"].get("content") or ""
+
     try:
-        async for text in released(answer(asked)):
+        async for text in released(texts()):
             yield chunk(text)
+        yield chunk("", finish=finish)
     except BlockedError as error:
         yield chunk(str(error), finish="content_filter")
     yield "data: [DONE]\n\n"
 
 
-async def answer(asked: dict[str, Any]) -> AsyncGenerator[str]:
-    """Yield the texts of the LLM's answer."""
+async def choices(asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the parts of the LLM's first answer."""
     url = f"{LLM}/v1/chat/completions"
     async with httpx.AsyncClient(timeout=60) as llm, llm.stream("POST", url, json=asked) as reply:
         reply.raise_for_status()
@@ -44,7 +53,7 @@ async def answer(asked: dict[str, Any]) -> AsyncGenerator[str]:
                 field, _, data = line.strip().partition(b":")
                 if field == b"data" and data.strip() != b"[DONE]":
                     for choice in json.loads(data)["choices"][:1]:
-                        yield choice["delta"].get("content") or ""
+                        yield choice
 
 
 def chunk(text: str, *, finish: str | None = None) -> str:

@@ -510,7 +510,7 @@ def whole(gateway: str, *, to: str = "chat/completions", stream: bool = False) -
 def streamed(gateway: str) -> Iterator[tuple[float, str]]:
     """The parts of an answer, with the seconds until each."""
     asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}], "stream": True}
-    begun, finished = time.monotonic(), False
+    begun, finished, finish = time.monotonic(), False, None
     with (
         httpx.Client(
             base_url=gateway, timeout=60, headers={"authorization": f"Bearer {KEY}"}
@@ -522,8 +522,10 @@ def streamed(gateway: str) -> Iterator[tuple[float, str]]:
             assert "citations" not in line
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                finish = choice.get("finish_reason") or finish
                 yield time.monotonic() - begun, choice["delta"].get("content") or ""
     assert finished
+    assert finish in {"stop", "content_filter"}
 
 
 @pytest.mark.slow
