@@ -32,7 +32,7 @@ REASONS: Final[Mapping[str, Reason]] = {
     # The registry.
     "registry_missing": Reason(
         "there is no registry at {location}; check the given place, or NUNATAK_REGISTRY. To make a "
-        "new registry there, publish a first task, as with `nunatak train --create`"
+        "new registry there, give --create to `nunatak train`, `serve` or `registry copy`"
     ),
     "invalid_manifest": Reason("{problem}", _UNAVAILABLE),
     "invalid_artifact": Reason("{problem}", _UNAVAILABLE),
