@@ -109,6 +109,7 @@ def test_history_lists_the_versions_that_a_rollback_can_repeat(
     assert (same["version"], same["changed"]) == (3, False)
     assert json.loads(old)["mode"] == "enforce"
     assert "dry_run" in shown.stdout
+    assert "+00:00" not in shown.stdout
     listing = PolicyListing.model_validate({"policies": listed["versions"]})
     assert [it.policy.mode for it in listing.policies] == ["enforce", "dry_run", "enforce"]
 
