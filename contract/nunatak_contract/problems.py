@@ -55,9 +55,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "`nunatak replicas` shows when they follow",
         _LATE,
     ),
-    "no_previous_version": Reason(
-        "alias {alias!r} of task {task!r} has no earlier version to go back to", _CONFLICT
-    ),
+    "no_previous_version": Reason("{subject} has no earlier version to go back to", _CONFLICT),
     "version_in_use": Reason("version {version} of task {task!r} is held by {holders}", _CONFLICT),
     "invalid_candidate": Reason(
         "version {version} of task {task!r} cannot be its {role}: {reason}", _INVALID
