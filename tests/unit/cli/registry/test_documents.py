@@ -168,6 +168,7 @@ def test_check_names_all_errors_at_once(place: tuple[str, str], write: Write) ->
         (json.dumps(POLICY).replace("0.8", '"0.8"'), "threshold: expected a number, got a text"),
         (json.dumps(POLICY).replace("0.8", "NaN"), "threshold: expected a finite number"),
         (json.dumps(POLICY).replace('"intent"', '"Intent!"'), "task: task name must be"),
+        (json.dumps({**POLICY, "name": "My guard"}), "name: expected 1 to 64 lower-case letters"),
         (json.dumps(POLICY).replace('["yes"]', "[]"), "labels: expected at least 1"),
         (
             json.dumps(POLICY).replace('"conditions"', '"condition"'),
