@@ -30,7 +30,7 @@ TaskName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
-_EXPECTED = (
+NAME_FORM = (
     f"1 to {MAX_NAME_LENGTH} lower-case letters, digits, '_', '-' or single inner '.', "
     "starting with a letter or digit"
 )
@@ -118,5 +118,5 @@ def check_version(value: str) -> int:
 
 def _check(kind: str, value: str) -> str:
     if len(value) > MAX_NAME_LENGTH or _NAME.fullmatch(value) is None:
-        raise InvalidNameError(kind, value, _EXPECTED)
+        raise InvalidNameError(kind, value, NAME_FORM)
     return value

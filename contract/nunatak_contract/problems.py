@@ -37,7 +37,7 @@ REASONS: Final[Mapping[str, Reason]] = {
     # The registry.
     "registry_missing": Reason(
         "there is no registry at {location}; check the given place, or NUNATAK_REGISTRY. To make a "
-        "new registry there, publish a first task, as with `nunatak train --create`"
+        "new registry there, give --create to `nunatak train`, `serve` or `registry copy`"
     ),
     "invalid_manifest": Reason("{problem}", _UNAVAILABLE),
     "invalid_artifact": Reason("{problem}", _UNAVAILABLE),
@@ -60,9 +60,7 @@ REASONS: Final[Mapping[str, Reason]] = {
         "`nunatak replicas` shows when they follow",
         _LATE,
     ),
-    "no_previous_version": Reason(
-        "alias {alias!r} of task {task!r} has no earlier version to go back to", _CONFLICT
-    ),
+    "no_previous_version": Reason("{subject} has no earlier version to go back to", _CONFLICT),
     "version_in_use": Reason("version {version} of task {task!r} is held by {holders}", _CONFLICT),
     "invalid_candidate": Reason(
         "version {version} of task {task!r} cannot be its {role}: {reason}", _INVALID

@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 
+from nunatak_contract.names import NAME_FORM, NAME_PATTERN
+
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of everything stored: frozen, without unknown fields, without NaN."""
@@ -42,6 +44,7 @@ _WORDS: Final = (
     (r"^Value error, ", ""),
     (r", (unable to|got a number with) .*| after validation", ""),
     (r"^(Input should be|\w+ should have)( a valid)?", "expected"),
+    (rf"^\w+ should match pattern '{re.escape(NAME_PATTERN)}'$", f"expected {NAME_FORM}"),
     (r"^\w+ should match pattern", "expected a text of the pattern"),
     (r"^expected (dictionary|object).*", "expected an object"),
     (r"^expected (list|tuple|set)$", "expected a list"),

@@ -63,8 +63,10 @@ class DocumentStore(Store, Generic[Document]):
         with self._writing() as change:
             present = change.documents(self.kind.row, name)
             older = present[:-1] if to is None else [it for it in present if it.version == to]
+            if present and not older and to is None:
+                raise NunatakError("no_previous_version", subject=f"{self.kind.name} {name!r}")
             if not older:
-                raise self.kind.not_found(f"{name}/{to or 'older'}" if present else name)
+                raise self.kind.not_found(f"{name}/{to}" if present else name)
             return self._publish(change, older[-1].parse(self.kind).document, by=by)
 
     def history(self, name: str) -> list[Published[Document]]:

@@ -208,7 +208,8 @@ class Snapshot:
         check_expected(expected_version, current, task=task, alias=alias)
         target = rollback_target(self.history(task, alias), available)
         if target is None:
-            raise NunatakError("no_previous_version", task=task, alias=alias)
+            subject = f"alias {alias!r} of task {task!r}"
+            raise NunatakError("no_previous_version", subject=subject)
         return current, target
 
     def require_versions(self, task: str) -> tuple[int, ...]:

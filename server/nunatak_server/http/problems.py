@@ -94,11 +94,13 @@ async def _answer_known(request: Request, error: NunatakError | RequestValidatio
 async def _answer_http_error(request: Request, error: HTTPException) -> Response:
     status = HTTPStatus(error.status_code)
     code = CODE_OF_STATUS.get(status, "http_error")
-    detail = f"{status.phrase}; /docs lists the routes"
-    problem = _problem(code, status, detail, request_id_of(request.scope))
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":
         headers["Allow"] = "GET, HEAD"
+    told = f"this route accepts {headers['Allow']}" if "Allow" in headers else status.phrase
+    problem = _problem(
+        code, status, f"{told}; /docs lists the routes", request_id_of(request.scope)
+    )
     return _response(problem, headers=headers)
 
 

@@ -60,9 +60,11 @@ def test_what_nobody_put_is_not_found_and_not_rolled_back_to(stocked: Registry) 
         with raises("policy_not_found"):
             look_up("guard")
     policies.put(FIRST)
-    for look_up, version in ((policies.get, 2), (policies.rollback, 2), (policies.rollback, None)):
+    for look_up in (policies.get, policies.rollback):
         with raises("policy_not_found"):
-            look_up("guard", version)
+            look_up("guard", 2)
+    with raises("no_previous_version", match="policy 'guard' has no earlier version"):
+        policies.rollback("guard")
 
     assert policies.numbers() == {"guard": 1}
 

@@ -174,6 +174,7 @@ async def test_a_wrong_method_is_refused_by_name(client: httpx.AsyncClient) -> N
     answer = await client.delete(PREDICT)
     check_problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
+    assert answer.json()["detail"].startswith("this route accepts POST;")
     assert (await client.options("/readyz")).headers["allow"] == "GET, HEAD"
 
 

@@ -28,7 +28,6 @@ from nunatak_rows import (
     FileRow,
     RowFormat,
     fixed_columns,
-    format_of,
     read_rows,
 )
 from nunatak_rows.files import unreadable
@@ -221,9 +220,10 @@ def layout_of(
     escapes_formulas: bool = False,
 ) -> PartLayout:
     """Return the form of OUT, after a check against the columns of all files."""
-    kind, family = format_of(out.name, out.name), files[0].kind.family
-    if kind not in OUTPUTS[family]:
-        expected = " or ".join(f".{it}" for it in OUTPUTS[family])
+    allowed = OUTPUTS[files[0].kind.family]
+    kind = next((it for it in allowed if out.name.endswith(f".{it}")), None)
+    if kind is None:
+        expected = " or ".join(f".{it}" for it in allowed)
         raise invalid_option(
             f"OUT of this corpus ends in {expected}, got {out.name}; convert other formats "
             "afterwards"

@@ -19,6 +19,7 @@ from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
 from nunatak_cli.output import console, plain_table, print_json, print_outcome, wire_json
 from nunatak_cli.registry.registries import existing_registry, place_of, published_line
+from nunatak_cli.registry.show import moment
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.names import check_version
 from nunatak_contract.plain_text import counted
@@ -118,8 +119,8 @@ class Documents(Generic[DocumentT]):
             versions = store.history(name)
         table = plain_table("version", "published", "by", *self.columns)
         for it in versions:
-            at = it.published_at.isoformat(sep=" ", timespec="seconds")
-            table.add_row(str(it.version), at, it.by, *self.cells_of(it.document))
+            row = (str(it.version), moment(it.published_at), it.by)
+            table.add_row(*row, *self.cells_of(it.document))
         document = {"versions": [wire_json(self.detail, it) for it in versions]}
         print_outcome(document, table, as_json=asked.as_json)
 

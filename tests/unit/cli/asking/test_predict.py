@@ -198,6 +198,7 @@ def test_questions_documents_and_aggregation_are_sent(server: CannedServer) -> N
         (("Come.", "--pair", "Why?", "--question", "Who?"), "invalid_option", "--pair"),
         (("Come.", "--file", "-"), "invalid_option", "--file"),
         ((), "invalid_option", "--file"),
+        (("-",), "invalid_option", "--file -"),
         (("Come.", "--server", "http://127.0.0.1:9"), "connection_failed", "127.0.0.1:9"),
         (("Come.", "--server", "localhost"), "invalid_input", "localhost"),
         (("--file", "-", "--format", "parquet"), "unreadable_file", "name a file FILE.parquet"),

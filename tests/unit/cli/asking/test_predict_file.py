@@ -283,6 +283,7 @@ def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) ->
     ("name", "content", "out", "options", "problem"),
     [
         ("x.jsonl", "", "o.csv", (), "ends in .jsonl or .jsonl.gz, got o.csv"),
+        ("x.jsonl", "", "-", (), "ends in .jsonl or .jsonl.gz, got -"),
         ("x.csv", "text\na", "o.csv", ("--keep", "id"), "--keep names 'id'; the corpus has"),
         (
             "x.jsonl",

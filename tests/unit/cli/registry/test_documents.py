@@ -109,6 +109,7 @@ def test_history_lists_the_versions_that_a_rollback_can_repeat(
     assert (same["version"], same["changed"]) == (3, False)
     assert json.loads(old)["mode"] == "enforce"
     assert "dry_run" in shown.stdout
+    assert "+00:00" not in shown.stdout
     listing = PolicyListing.model_validate({"policies": listed["versions"]})
     assert [it.policy.mode for it in listing.policies] == ["enforce", "dry_run", "enforce"]
 
@@ -167,6 +168,7 @@ def test_check_names_all_errors_at_once(place: tuple[str, str], write: Write) ->
         (json.dumps(POLICY).replace("0.8", '"0.8"'), "threshold: expected a number, got a text"),
         (json.dumps(POLICY).replace("0.8", "NaN"), "threshold: expected a finite number"),
         (json.dumps(POLICY).replace('"intent"', '"Intent!"'), "task: task name must be"),
+        (json.dumps({**POLICY, "name": "My guard"}), "name: expected 1 to 64 lower-case letters"),
         (json.dumps(POLICY).replace('["yes"]', "[]"), "labels: expected at least 1"),
         (
             json.dumps(POLICY).replace('"conditions"', '"condition"'),

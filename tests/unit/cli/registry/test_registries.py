@@ -110,7 +110,7 @@ def test_a_place_without_a_registry_is_an_error_and_stays_as_it_is(
 
     ran = nunatak(*command, "--registry", named[place])
 
-    ran.assert_refused("registry_missing", "there is no registry at ", "--create")
+    ran.assert_refused("registry_missing", "there is no registry at ", "give --create to")
     assert sorted(tmp_path.rglob("*")) == before
 
 
