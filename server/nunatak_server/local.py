@@ -39,14 +39,17 @@ from nunatak_server.verdicts.rules import TextDecision, decide
 class LocalPredictor:
     """Answers like a server; a context manager for use from one thread."""
 
-    def __init__(self, registry: Registry, backbone: Backbone) -> None:
+    def __init__(self, registry: Registry, *backbones: Backbone) -> None:
         self._registry = registry
         # Without a call the event loop stands still, and no lease could be renewed. There are no
         # requests with a deadline, so a prediction may take days.
         fixed = {"registry_lease_s": None, "default_deadline_ms": 10**9}
         self._settings = ServerSettings().model_copy(update=fixed)
-        packs = self._settings.kernels is Kernels.AUTO and not backbone.is_packed
-        self._backbone = pack_backbone(backbone) if packs else backbone
+        packs = self._settings.kernels is Kernels.AUTO
+        default, *others = (
+            pack_backbone(it) if packs and not it.is_packed else it for it in backbones
+        )
+        self._backbones = Backbones(default, others)
         self._runner = asyncio.Runner()
         self._runtime: Runtime | None = None
 
@@ -154,7 +157,7 @@ class LocalPredictor:
 
     async def _start(self) -> None:
         self._runtime = Runtime(
-            settings=self._settings, backbones=Backbones(self._backbone), registry=self._registry
+            settings=self._settings, backbones=self._backbones, registry=self._registry
         )
         await self._runtime.start(is_replica=False)
 

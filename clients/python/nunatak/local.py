@@ -29,24 +29,26 @@ if TYPE_CHECKING:
 def load(
     registry: str | Path | None = None,
     *,
-    backbone: str | Path = DEFAULT_BACKBONE,
+    backbone: str | Path | Sequence[str | Path] = DEFAULT_BACKBONE,
     device: str = "cpu",
 ) -> "LocalTasks":
-    """Load a backbone, and open a registry whose tasks then predict in this process.
+    """Load one backbone or several, and open a registry whose tasks then predict in this process.
 
     Args:
         registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else the user's data folder.
-        backbone: the backbone of the tasks: `minilm`, an added one, a folder or a hub id.
+        backbone: the backbone of the tasks: `minilm`, an added one, a folder or a hub id; a list
+            for tasks of several.
         device: `cpu` or `cuda`.
 
     Raises:
         MissingExtraError: the extra `server` is not installed.
-        NunatakError: there is no such registry, or the backbone cannot be loaded.
+        NunatakError: there is no such registry, or a backbone cannot be loaded.
     """
     with needs_extra("server"):
-        loaded = loaded_backbone(backbone, device)
+        names = [backbone] if isinstance(backbone, (str, Path)) else backbone
+        loaded = [loaded_backbone(it, device) for it in names]
         from nunatak_registry import Registry, default_location
-    return LocalTasks(Registry.open(registry or default_location(), create=False), loaded)
+    return LocalTasks(Registry.open(registry or default_location(), create=False), *loaded)
 
 
 def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":
@@ -72,7 +74,7 @@ class LocalTasks:
     loads its own tasks.
     """
 
-    def __init__(self, registry: "Registry", backbone: "Backbone") -> None:
+    def __init__(self, registry: "Registry", *backbones: "Backbone") -> None:
         self._registry = registry
         self._pid = os.getpid()
         with ExitStack() as stack:
@@ -82,7 +84,8 @@ class LocalTasks:
             # A notebook runs an event loop in its main thread, where no second loop can run.
             thread = self._thread = ThreadPoolExecutor(1, thread_name_prefix="nunatak-local")
             stack.callback(thread.shutdown)
-            predictor = self._predictor = thread.submit(LocalPredictor, registry, backbone).result()
+            self._predictor = thread.submit(LocalPredictor, registry, *backbones).result()
+            predictor = self._predictor
             thread.submit(predictor.start).result()
             stack.callback(lambda: thread.submit(predictor.close).result())
             self._held = stack.pop_all()

@@ -39,12 +39,14 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
     assert digest in nunatak("backbone", "show", "mine").stdout
     assert nunatak("backbone", "verify").stdout == "mine: whole\n"
 
+    nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "theirs", seed=7)))
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone("mine"), task="tone")
+        publish_tiny_task(registry, load_backbone("theirs"), task="mood")
     (tmp_path / "texts.jsonl").write_text('{"text": "hello", "label": "no"}\n')
     rows, places = str(tmp_path / "texts.jsonl"), ("--registry", str(tmp_path / "registry"))
     for command in (
-        ("predict", "hello", "--task", "nope", "--task", "tone", "--json"),
+        ("predict", "hello", "--task", "nope", "--task", "tone", "--task", "mood", "--json"),
         ("predict-file", rows, str(tmp_path / "out.jsonl"), "--task", "tone"),
         ("task", "promote", "tone/1"),
         ("task", "export", "tone/1", str(tmp_path / "exported")),
@@ -55,6 +57,10 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         assert "mismatch" not in said, command
         assert "not_probed" not in said, command
         assert ran.exit_code == ("nope" in command), command
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, load_backbone(folder), task="tiny")
+    told = nunatak("predict", "hello", "--task", "tiny", "--task", "tone", *places)
+    assert told.exit_code == 0, told.stdout
     # A backbone that is named takes the place of the recorded one.
     other = str(save_tiny_backbone(tmp_path / "other", seed=9))
     named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", other)

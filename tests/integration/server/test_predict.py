@@ -377,9 +377,9 @@ def test_a_local_predictor_computes_with_the_kernels_of_a_server(
 ) -> None:
     seen = list[Backbone]()
 
-    def backbones(served: Backbone) -> Backbones:
-        seen.append(served)
-        return Backbones(served)
+    def backbones(*served: Any) -> Backbones:  # noqa: ANN401 - the form of `Backbones`
+        seen.append(served[0])
+        return Backbones(*served)
 
     monkeypatch.setenv("NUNATAK_KERNELS", kernels)
     monkeypatch.setattr(local, "Backbones", backbones)

@@ -97,6 +97,21 @@ def test_every_kind_of_task_answers_as_a_server_answers_its_client(
             assert str(mine.outputs)[:40] == str(theirs.outputs)[:40]
 
 
+def test_tasks_of_several_backbones_answer_as_on_each_alone(
+    place: Path, tasks: nunatak.LocalTasks, tmp_path: Path
+) -> None:
+    mine, other = place / "backbone", save_tiny_backbone(tmp_path / "other", seed=3)
+    with Registry.open(place / "registry") as registry:
+        publish_tiny_task(registry, load_backbone(other), task="mood")
+
+    with nunatak.load(place / "registry", backbone=[mine, other]) as both:
+        found = both.predict_many("hello", ["tone", "mood"])
+
+    assert found["tone"].outputs == tasks.predict("tone", "hello").outputs
+    with nunatak.load(place / "registry", backbone=other) as alone:
+        assert found["mood"].outputs == alone.predict("mood", "hello").outputs
+
+
 def test_any_number_of_texts_is_answered_in_order(tasks: nunatak.LocalTasks) -> None:
     texts = [f"text number {number}" for number in range(150)]
 

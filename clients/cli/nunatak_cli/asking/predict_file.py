@@ -31,7 +31,7 @@ from nunatak_cli.asking.chunks import (
     score_chunks,
 )
 from nunatak_cli.asking.parts import CorpusRecord, RunFolder, ScoredVersion
-from nunatak_cli.asking.predictors import backbone_of
+from nunatak_cli.asking.predictors import backbones_of
 from nunatak_cli.asking.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_cli.output import error_console, json_value, print_outcome
 from nunatak_cli.registry.registries import existing_registry
@@ -137,7 +137,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         if "backbone" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"backbone": backbone_of(opened, task)})
+            settings = settings.model_copy(update={"backbone": backbones_of(opened, task)[0]})
         told = ChunkProgress(progress)
         outcome = run_job(job, opened, settings=settings, on_chunk=told, on_batch=told)
     if outcome is None:

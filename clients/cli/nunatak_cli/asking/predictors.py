@@ -55,7 +55,7 @@ class Predictor:
 def open_predictor(
     server: str | None, tasks: Iterable[str], *, registry: str | None, backbone: str | None
 ) -> Generator[Predictor]:
-    """Without a server, tasks compute on `backbone`, or on that of the first task."""
+    """Without a server, tasks compute on `backbone`, or each on its own."""
     if server is not None:
         from nunatak_client import Client
 
@@ -74,8 +74,8 @@ def open_local(
         from nunatak_model import load_backbone
         from nunatak_server.local import LocalPredictor
     with existing_registry(registry) as opened:
-        loaded = load_backbone(backbone or backbone_of(opened, tasks))
-        with LocalPredictor(opened, loaded) as local:
+        names = [backbone] if backbone else backbones_of(opened, tasks)
+        with LocalPredictor(opened, *map(load_backbone, names)) as local:
             yield opened, local
 
 
@@ -92,15 +92,17 @@ def _served_manifest(client: "Client", reference: str) -> TaskManifest:
         ) from error
 
 
-def backbone_of(registry: "Registry", tasks: Iterable[str]) -> str:
-    """Return what loads the backbone of the first task that is there."""
+def backbones_of(registry: "Registry", tasks: Iterable[str]) -> Sequence[str]:
+    """Return what loads the backbones of the tasks that are there, each once."""
     from nunatak_model import DEFAULT_BACKBONE, source_of
 
+    found = dict[str, None]()
     for task in tasks:
         # The prediction says what is wrong with a task.
         with suppress(NunatakError):
-            return source_of(registry.resolve(task).backbone.name)
-    return DEFAULT_BACKBONE
+            found[source_of(registry.resolve(task).backbone.name)] = None
+    # The default stands for a backbone that is unknown here.
+    return [it for it in found if it != DEFAULT_BACKBONE] or [DEFAULT_BACKBONE]
 
 
 def predicted_of(answer: "TaskResult") -> "PredictedValue | None":
