@@ -301,16 +301,18 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_new(target: Path) -> None:
-    """Raise `folder_in_use` if there is a file, or a folder that holds something."""
+    """Raise `folder_in_use` if there is something, and the error of a place for no folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise NunatakError("folder_in_use", folder=str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=target.parent):
+        pass
 
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, and move it to `target` if the block succeeds."""
     check_new(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}{UNFINISHED}"
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError), _locked(left):  # a killed process holds no lock

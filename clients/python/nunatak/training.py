@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from nunatak_training.data import Data, DataWarning
     from nunatak_training.doubts import Doubt
     from nunatak_training.teachers import TeacherChoice
+
+_IMPORTED_BY = os.getpid()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +151,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         note=note,
         promote=promote,
     )
-    loaded = loaded_backbone(backbone, device)
+    loaded = _to_train_on(backbone, device)
     place = registry or default_location()
     with Registry.open(place) as opened, shown_progress(quiet=not show_progress) as progress:
         outcome = train_task(
@@ -245,11 +248,21 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
         from nunatak_training.trunk import DiskTrunkStore
     return find_doubts(
         _given(data, labels),
-        loaded_backbone(backbone, device),
+        _to_train_on(backbone, device),
         spelt=_spelt(text_column, label_column, pair_column, rejected),
         max_length=max_length,
         trunks=DiskTrunkStore(),
     )
+
+
+def _to_train_on(backbone: str | Path, device: str) -> "Backbone":
+    loaded = loaded_backbone(backbone, device)
+    if os.getpid() != _IMPORTED_BY:
+        from nunatak_model import compute_with
+
+        # The helper threads of torch stay behind at a fork: work for several would wait forever.
+        compute_with(1)
+    return loaded
 
 
 def _given(data: Any, labels: Iterable[object] | None, kind: str | None = None) -> "Data":  # noqa: ANN401 - checked by the reader

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,24 @@ def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[P
         assert mine.manifest.recipe == command.recipe
         assert list(mine.scores) == ["accuracy"]
         assert mine.test_scores is None
+
+
+def test_a_process_forked_after_work_on_several_threads_trains(places: tuple[Path, Path]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            trained(places, TEXTS, LABELS, task="forked", method="topk", layers=1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    torch.set_num_threads(threads)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_trained_task_predicts_at_once_and_after_a_load(places: tuple[Path, Path]) -> None:

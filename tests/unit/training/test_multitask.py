@@ -203,7 +203,7 @@ def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_be
     assert not list(cache.rglob("*.safetensors"))
 
 
-def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_is(
+def test_place_that_takes_no_new_folder_is_refused_before_training_and_stays_as_it_is(
     base: Backbone, tmp_path: Path
 ) -> None:
     (tasks, recipe, output), report = settings_in(tmp_path), RecordingReport()
@@ -212,6 +212,8 @@ def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_
 
     with raises("folder_in_use"):
         train_backbone(tasks, recipe, output, base, report=report)
+    with pytest.raises(FileExistsError):
+        train_backbone(tasks, recipe, output / "kept.txt" / "base", base, report=report)
 
     assert report.num_steps == 0
     assert [path.name for path in output.iterdir()] == ["kept.txt"]

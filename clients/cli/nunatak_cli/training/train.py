@@ -296,6 +296,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: options.JsonOption = False,
     settings: options.SetOption = None,
     resume: options.ResumeOption = True,
+    compute: options.ComputeOptions,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
     sources, kinds = options.assignments("--data", data), options.assignments("--kind", kind)
@@ -305,14 +306,14 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     changes: dict[str, JsonValue] = dict(options.settings_given(settings, context.obj))
     with needs_extra("training"):
         from nunatak_contract.methods import Full
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
         from nunatak_training.multitask import train_backbone
         from nunatak_training.recipes import default_recipe
         from nunatak_training.report import Report
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
-    base = load_backbone(backbone or DEFAULT_BACKBONE)
+    compute.prepare()
+    base = compute.backbone(backbone)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     with shown_progress(quiet=quiet, as_json=as_json) as progress:
         outcome = train_backbone(

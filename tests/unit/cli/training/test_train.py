@@ -131,7 +131,9 @@ def test_wrong_data_and_options_are_one_line(
     assert (tmp_path / "registry").exists() == (code == "missing_column")
 
 
-@pytest.mark.parametrize("command", ["train", "train-all", "doubts", "sweep run", "sweep publish"])
+@pytest.mark.parametrize(
+    "command", ["train", "train-all", "multitask", "doubts", "sweep run", "sweep publish"]
+)
 def test_only_cpu_and_cuda_are_devices(command: str) -> None:
     ran = nunatak(*command.split(), "--device", "gpu")
 
