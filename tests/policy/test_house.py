@@ -12,24 +12,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
-    "nunatak_exchange": (3745, 14),
-    "nunatak_cli": (7008, 34),
-    "nunatak": (544, 3),
+    "nunatak_exchange": (3747, 14),
+    "nunatak_cli": (7014, 34),
+    "nunatak": (560, 3),
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
-    "nunatak_contract": (4292, 19),
+    "nunatak_contract": (4293, 19),
     "nunatak_rows": (825, 5),
     "nunatak_loadtest": (1049, 6),
     "nunatak_model": (9107, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4184, 21),
-    "nunatak_server": (20794, 90),
+    "nunatak_registry": (4187, 21),
+    "nunatak_server": (20799, 90),
     "nunatak_training": (8763, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_335, 292
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_439}
+MAX_LINES, MAX_FILES = 63_368, 292
+CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_509}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
