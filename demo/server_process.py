@@ -11,7 +11,7 @@ STOP_TIMEOUT_S = 40
 
 
 class ServerProcess:
-    """Runs `nunatak serve` with `options` on a free port; logs to a file or standard error.
+    """Runs `nunatak serve` with `options`, on a free port without `port`; logs to a file or stderr.
 
     `under` is a program that starts the server, with its arguments.
     """
@@ -20,12 +20,13 @@ class ServerProcess:
         self,
         registry: str | Path,
         *,
+        port: int = 0,
         options: tuple[str, ...] = (),
         log: Path | None = None,
         under: Sequence[str] = (),
     ) -> None:
         serve = (sys.executable, "-m", "nunatak_cli", "serve", "--registry", str(registry))
-        self._command = [*under, *serve, "--port", "0", *options]
+        self._command = [*under, *serve, "--port", str(port), *options]
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self.url = ""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from demo.server_process import ServerProcess
+from doubles.proxies import free_port
 from doubles.terminals import nunatak
 from nunatak_cli.training.init import ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
@@ -20,6 +21,7 @@ from nunatak_training.data import load_task_data
 
 ADDRESS = "http://127.0.0.1:8080"
 PROGRAM = Path(sys.executable).with_name("nunatak")
+ROOT = Path(__file__).parents[2]
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -107,3 +109,46 @@ def test_the_readme_of_a_project_works_as_written(project: Path) -> None:
     assert json.loads(answers[1])["action"] == "flag"
     assert run(container[0], project).returncode == 0
     assert (project / "keys.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_page_of_production_works_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    training, keys, serving, asking, changing, copying = (
+        it.replace("\\\n", "").splitlines() for it in blocks
+    )
+    assert training[1:3] == [
+        "cd support",
+        "export NUNATAK_REGISTRY=registry NUNATAK_API_KEYS_FILE=keys.json",
+    ]
+    assert serving == ["nunatak serve --processes 2 --port 8080"]
+    project = tmp_path / "support"
+
+    def runs(line: str, folder: Path = project) -> str:
+        done = run(line, folder)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        return done.stdout
+
+    runs(training[0], tmp_path)
+    monkeypatch.setenv("NUNATAK_REGISTRY", str(project / "registry"))
+    monkeypatch.setenv("NUNATAK_API_KEYS_FILE", str(project / "keys.json"))
+    for line in training[3:]:
+        runs(line)
+    key = [runs(line).split()[-1] for line in keys][-1]
+    monkeypatch.setenv("NUNATAK_API_KEY", key)
+    port = free_port()
+    for place, there in (("8080", port), ("8081", port + 1), ("$NUNATAK_API_KEY", key)):
+        asking = [it.replace(place, str(there)) for it in asking]
+    options = ("--processes", "2")
+    with ServerProcess(project / "registry", port=port, log=tmp_path / "log", options=options):
+        answers = [runs(line) for line in asking]
+        for line in changing:
+            runs(line)
+    assert json.loads(answers[1])["action"] == "flag"
+    assert "nunatak_predicted_labels_total" in answers[2]
+    for line in copying:
+        runs(line)

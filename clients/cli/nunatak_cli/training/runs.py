@@ -53,6 +53,7 @@ def train_and_promote(
     resume: bool,
 ) -> tuple[TrainOutcome, list[str]]:
     """Train and publish; return the outcome, and the lines about the version and its alias."""
+    tell_other_backbones(registry, backbone)
     outcome = train(
         settings,
         registry=registry,
@@ -66,6 +67,18 @@ def train_and_promote(
     published = published_line(manifest.reference, is_new=outcome.is_new)
     moved = promoted(registry, settings.task, settings.promote, manifest.version)
     return outcome, [published, *moved]
+
+
+def tell_other_backbones(registry: Registry, backbone: Backbone) -> None:
+    """Say that no task of the registry runs on the backbone, which may be a forgotten option."""
+    names = {it.manifest.backbone.digest: it.manifest.backbone.name for it in registry.tasks()}
+    if names and backbone.digest not in names:
+        others = " and ".join(sorted({*names.values()}))
+        error_console().print(
+            f"warning: the tasks of this registry run on {others}; a task on {backbone.name} "
+            "shares nothing with them (--backbone)",
+            soft_wrap=True,
+        )
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:

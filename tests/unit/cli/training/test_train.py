@@ -9,6 +9,7 @@ import torch
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
 from nunatak_cli.options import ComputeOptions, TextColumns
 from nunatak_model import Encoding, load_backbone
@@ -201,6 +202,22 @@ def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
 
     assert_publishes_nothing(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
     assert not list((tmp_path / "cache" / "checkpoints").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_backbone_that_no_other_task_has_is_told_before_the_training(
+    tmp_path: Path, *, is_shared: bool
+) -> None:
+    data = write_jsonl(tmp_path / "train.jsonl", GOOD)
+    own = tmp_path / ("backbone" if is_shared else "first")
+    base = load_backbone(save_tiny_backbone(own, num_layers=2, seed=int(not is_shared)))
+    with Registry.open(str(tmp_path / "registry")) as registry:
+        publish_tiny_task(registry, base, task="mood")
+
+    ran = trained(tmp_path, "--data", str(data), "--set", "alpha=1e38", "--method", "lora")
+
+    told = "warning: the tasks of this registry run on first; a task on backbone shares nothing"
+    assert (told in ran.stderr) is not is_shared
 
 
 def test_what_is_kept_is_shown_until_it_is_cleared(
