@@ -51,6 +51,7 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         ("task", "promote", "tone/1"),
         ("task", "export", "tone/1", str(tmp_path / "exported")),
         ("task", "verify", "--probe"),
+        ("task", "verify", "--probe", "--backbone", "mine"),
     ):
         ran = nunatak(*command, *places)
         said = ran.stdout + ran.stderr

@@ -104,8 +104,11 @@ def _failed_probes(
         if manifest is None or manifest.reference in skipped:
             continue
         subject, own = manifest.reference, manifest.backbone
-        backbone = loaded(source or source_of(own.name))
-        if own.digest != backbone.digest:
+        sources = (source, source_of(own.name))
+        backbone = next(
+            (it for it in map(loaded, filter(None, sources)) if it.digest == own.digest), None
+        )
+        if backbone is None:
             message = f"trained on backbone {own.name!r}; name that with --backbone"
             yield Check(subject=subject, kind="not_probed", is_error=False, message=message)
             continue
