@@ -1,11 +1,12 @@
 """The checks of a whole task, the names of its logits, and the drawing of a dev part."""
 
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self, cast
+from typing import Final, Self, cast
 
 import numpy as np
 
@@ -42,6 +43,8 @@ NAMED_KINDS = frozenset(
     {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
 )
 """Kinds whose labels are names: two different labels of one text cannot both be right."""
+VALUE: Final = re.compile(r"[+-]?\d*\.\d+")
+"""A number with decimals, which is no name of a label but a value, written as a text in CSV."""
 
 Parts = tuple[list[ReadExample], list[ReadExample]]
 
@@ -220,6 +223,8 @@ def lone_label(
         if sizes[label] != 1 or len(sizes) < 2:
             return None
         hint = f" (is it {twins[label]!r}?)" if label in twins else ""
+        if VALUE.fullmatch(label):
+            hint = " (for values, the kind is regression)"
         return too_few(
             read.where,
             f"label {label!r} has 1 train example{hint}; give it at least 2, or remove the row",

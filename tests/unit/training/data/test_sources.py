@@ -80,10 +80,14 @@ def test_drawn_dev_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
     assert dev(0) != dev(1)
 
 
-def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": "one"}])
+@pytest.mark.parametrize(
+    ("label", "hint"),
+    [("one", "; give it at least 2"), ("1.5", r" \(for values, the kind is regression\)")],
+)
+def test_class_with_one_train_example_is_named(tmp_path: Path, label: str, hint: str) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": label}])
 
-    with raises("too_few_examples", match="label 'one' has 1 train example") as caught:
+    with raises("too_few_examples", match=f"label '{label}' has 1 train example{hint}") as caught:
         load_task_data(path)
 
     assert caught.value.fields["where"] == "all.jsonl:41"
