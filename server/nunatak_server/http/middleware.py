@@ -281,7 +281,8 @@ class StrictRoute(APIRoute):
         if not request.scope["query_string"] or self.needed is None:
             return
         names = [name for name, _ in request.query_params.multi_items()]
-        accepted = {it.alias for it in self.dependant.query_params}
+        readers = (self.dependant, *self.dependant.dependencies)
+        accepted = {it.alias for reader in readers for it in reader.query_params}
         if len(set(names)) == len(names) and accepted.issuperset(names):
             return
         # A name is the caller's text, so the message does not repeat it.
