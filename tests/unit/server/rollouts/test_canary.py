@@ -165,26 +165,21 @@ def test_a_canary_that_may_not_answer_leaves_its_share_to_the_alias() -> None:
     assert chosen_version(split(1.0), "user-1", may_answer=False) == OWN.version
 
 
-def test_an_alias_without_a_canary_has_no_arm() -> None:
-    chosen = choose(
-        Traffic(manifest=OWN), routing_key="a", draw=lambda: 0.0, may_answer=lambda _: True
-    )
-
-    assert (chosen.manifest, chosen.arm, chosen.shadow) == (OWN, None, None)
-
-
 @pytest.mark.parametrize(
     ("draw", "arm", "shadow"),
-    [(0.3, Arm.CANARY, None), (0.3, Arm.ALIAS, SHADOW), (0.7, Arm.ALIAS, None)],
+    [
+        (0.3, Arm.CANARY, None),
+        (0.3, Arm.ALIAS, SHADOW),
+        (0.7, Arm.ALIAS, None),
+        (0.3, None, SHADOW),
+    ],
 )
 def test_a_shadow_runs_along_with_the_alias_alone_and_on_its_share(
-    draw: float, arm: Arm, shadow: TaskManifest | None
+    draw: float, arm: Arm | None, shadow: TaskManifest | None
 ) -> None:
-    traffic = Traffic(
-        manifest=OWN,
-        canary=SharedTraffic(manifest=CANARY, share=float(arm is Arm.CANARY)),
-        shadow=SharedTraffic(manifest=SHADOW, share=0.5),
-    )
+    canary = SharedTraffic(manifest=CANARY, share=float(arm is Arm.CANARY)) if arm else None
+    shared = SharedTraffic(manifest=SHADOW, share=0.5)
+    traffic = Traffic(manifest=OWN, canary=canary, shadow=shared)
 
     chosen = choose(traffic, routing_key="a", draw=lambda: draw, may_answer=lambda _: True)
 
