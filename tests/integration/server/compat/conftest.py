@@ -13,6 +13,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.settings import ServerSettings
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 
 @pytest.fixture(scope="module")
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of the running application."""
-    async with running_client(backbone, registry, make_settings(max_inputs=8)) as opened:
-        yield opened
+def settings() -> ServerSettings:
+    return make_settings(max_inputs=8)
 
 
 @pytest.fixture(scope="module")
