@@ -3,6 +3,8 @@
 import json
 import tempfile
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
@@ -302,10 +304,20 @@ class OddLayers(tuple[LayerWeights, ...]):
 
 
 class HeldLayers(OddLayers):
-    """Layers that are computed only while the test lets them."""
+    """Layers that are not computed while a test holds them."""
 
     __slots__ = ()
     may_compute = threading.Event()
+    may_compute.set()
 
     def before_each(self) -> None:
         HeldLayers.may_compute.wait(timeout=60)
+
+    @classmethod
+    @contextmanager
+    def held(cls) -> Generator[None]:
+        cls.may_compute.clear()
+        try:
+            yield
+        finally:
+            cls.may_compute.set()

@@ -27,7 +27,7 @@ from nunatak_contract.wire import Score
 from nunatak_server.compat.tensors import NOTHING
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, router_of, texts_of
 from nunatak_server.errors import invalid_request
-from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
+from nunatak_server.http.endpoints import PathReference, Routed, Unrouted, ask_task, runtime_of
 from nunatak_server.http.replies import inputs_of, reply
 from nunatak_server.outputs.entities import AnswerScore
 from nunatak_server.outputs.scores import DocumentScore
@@ -88,10 +88,10 @@ router = router_of("Hugging Face", prefix="/hf")
 
 @router.ask("/tasks/{task}", "/tasks/{task}/{version}", answer=Any)
 async def ask(
-    request: Request, handling: Routed, task: str, body: HfRequest, version: str | None = None
+    request: Request, handling: Routed, reference: PathReference, body: HfRequest
 ) -> Response:
     """Ask a task; the head of the task decides the shape of the answer."""
-    reference, inputs = reference_text(task, version), inputs_of(body.inputs)
+    inputs = inputs_of(body.inputs)
     result, headers = await ask_task(request, handling, reference, inputs, body.parameters)
     return reply(_answer(result, body), headers=headers)
 
@@ -204,16 +204,12 @@ PredictResponse = list[Score] | list[list[Score]]
 
 @tei.ask("/tasks/{task}/predict", "/tasks/{task}/{version}/predict", answer=PredictResponse)
 async def predict(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: TeiPredictRequest,
-    version: str | None = None,
+    request: Request, handling: Routed, reference: PathReference, body: TeiPredictRequest
 ) -> Response:
     """Classify; raw scores are logits."""
     function = FunctionToApply.NONE if body.raw_scores else None
-    reference, inputs = reference_text(task, version), _tei_inputs(body.inputs)
-    result, headers = await ask_task(request, handling, reference, inputs, body.options(function))
+    inputs, options = _tei_inputs(body.inputs), body.options(function)
+    result, headers = await ask_task(request, handling, reference, inputs, options)
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
     is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
@@ -228,15 +224,10 @@ async def predict(
     response_model_exclude_none=True,
 )
 async def rerank(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: TeiRerankRequest,
-    version: str | None = None,
+    request: Request, handling: Routed, reference: PathReference, body: TeiRerankRequest
 ) -> Response:
     """Rank texts for a query, best first."""
     function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
-    reference = reference_text(task, version)
     query = Query(query=body.query, documents=tuple(body.texts))
     result, headers = await ask_task(request, handling, reference, (query,), body.options(function))
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
@@ -255,10 +246,10 @@ async def embed(request: Request, handling: Unrouted, body: TeiEmbedRequest) -> 
 
 
 @tei.read("/tasks/{task}/info", "/tasks/{task}/{version}/info", answer=TeiInfo)
-async def task_info(request: Request, task: str, version: str | None = None) -> Response:
+async def task_info(request: Request, reference: PathReference) -> Response:
     """Return the facts about a task, in the form for a model."""
     runtime = runtime_of(request)
-    manifest = await find_task(request, task, version)
+    manifest = await find_task(request, reference)
     head = manifest.head
     if head.kind not in MODEL_KINDS:
         raise _no_such_model(manifest.task, head.kind)
@@ -284,10 +275,10 @@ async def backbone_info(request: Request) -> Response:
 @tei.read(
     "/tasks/{task}/health", "/tasks/{task}/{version}/health", answer=None, response_class=Response
 )
-async def task_health(request: Request, task: str, version: str | None = None) -> Response:
+async def task_health(request: Request, reference: PathReference) -> Response:
     """Answer 200 while the server accepts requests and the task exists."""
     runtime_of(request).readiness.check_ready()
-    await find_task(request, task, version)
+    await find_task(request, reference)
     return Response()
 
 

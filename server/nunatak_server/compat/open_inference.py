@@ -44,11 +44,11 @@ from nunatak_server.compat.translation import TranslatedRoute, find_task, router
 from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import header_of
 from nunatak_server.http.endpoints import (
+    PathReference,
     Routed,
     ask_task,
     catalog_of,
     parse_json,
-    reference_text,
     runtime_of,
 )
 from nunatak_server.http.middleware import media_type_of
@@ -198,9 +198,9 @@ async def ready(request: Request) -> Response:
 
 
 @router.read("/models/{task}", "/models/{task}/versions/{version}", answer=ModelMetadata)
-async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
+async def model_metadata(request: Request, reference: PathReference) -> Response:
     """Return the inputs and outputs of a task; `{task}` may name an alias."""
-    manifest = await find_task(request, task, version)
+    manifest = await find_task(request, reference)
     summary = await catalog_of(request).task(manifest.task)
     head = manifest.head
     return reply(
@@ -215,10 +215,10 @@ async def model_metadata(request: Request, task: str, version: str | None = None
 
 
 @router.read("/models/{task}/ready", "/models/{task}/versions/{version}/ready", answer=ModelReady)
-async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
+async def model_ready(request: Request, reference: PathReference) -> Response:
     """Answer 200 while a task can be asked. A request loads a task that is not in memory."""
     runtime_of(request).readiness.check_ready()
-    manifest = await find_task(request, task, version)
+    manifest = await find_task(request, reference)
     return reply({"name": manifest.task, "ready": True})
 
 
@@ -229,12 +229,11 @@ async def model_ready(request: Request, task: str, version: str | None = None) -
     responses=WITH_BINARY,
 )
 async def infer(
-    request: Request, handling: Routed, task: str, body: InferRequest, version: str | None = None
+    request: Request, handling: Routed, reference: PathReference, body: InferRequest
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    reference, inputs = reference_text(task, version), inputs_in(columns)
-    options = _options(body.parameters or {}, frozenset(columns))
+    inputs, options = inputs_in(columns), _options(body.parameters or {}, frozenset(columns))
     result, headers = await ask_task(request, handling, reference, inputs, options)
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}

@@ -171,7 +171,7 @@ async def _classify(
         return await ask_task(request, own, reference, part, options)
 
     async def find() -> TaskManifest:
-        look_up = find_task(request, body.model, None)
+        look_up = find_task(request, body.model)
         return await within(own.deadline_s, look_up, late=DeadlineExceededError)
 
     async def pin() -> dict[str, str]:

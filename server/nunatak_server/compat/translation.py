@@ -21,7 +21,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import Message, Some, Text
 from nunatak_model import Backbone
 from nunatak_server.http.access import request_id_of
-from nunatak_server.http.endpoints import Router, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import Router, catalog_of, runtime_of
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.pages import WHOLE_REFERENCE
 from nunatak_server.http.problems import headers_of, problem_of
@@ -34,10 +34,9 @@ ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
 """The field that names a task: `name`, `name@alias` or `name/3`."""
 
 
-async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
-    """Return the manifest of the version that a path means."""
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
+async def find_task(request: Request, reference: str) -> TaskManifest:
+    """Return the manifest of the version that a reference means."""
+    manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
     runtime_of(request).backbones.of(manifest)
     return manifest
 

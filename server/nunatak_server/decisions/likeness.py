@@ -53,8 +53,6 @@ class Likeness:
         Raises:
             NunatakError: no question can be answered.
         """
-        if not asked:
-            return Decisions()
         limit = self._settings.max_text_chars
         texts = [_readable_texts(it, max_chars=limit) for it in asked]
         readable = [it for it in texts if not isinstance(it, NunatakError)]

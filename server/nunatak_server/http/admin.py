@@ -37,10 +37,9 @@ from nunatak_server.http.access import actor_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
+    QueryReference,
     Router,
-    VersionQuery,
     catalog_of,
-    reference_text,
     runtime_of,
 )
 from nunatak_server.http.middleware import StrictRoute
@@ -342,43 +341,41 @@ async def roll_back(
 
 @router.change("/v1/tasks/{task}/preload", answer=wire.ResidencyReport)
 async def preload(
-    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+    request: Request, reference: QueryReference, deadline_ms: DeadlineHeader = None
 ) -> Response:
     """Load a version, so that its first request does not wait."""
-    residency = runtime_of(request).residency
-    return await _hold(request, residency.preload, reference_text(task, version), deadline_ms)
+    return await _hold(request, runtime_of(request).residency.preload, reference, deadline_ms)
 
 
 @router.change("/v1/tasks/{task}/pin", answer=wire.ResidencyReport)
 async def pin(
-    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+    request: Request, reference: QueryReference, deadline_ms: DeadlineHeader = None
 ) -> Response:
     """Load a version and keep it in memory, even if other requests need the memory.
 
     The pin belongs to the version that the reference means now, and not to the alias.
     """
-    residency = runtime_of(request).residency
-    return await _hold(request, residency.pin, reference_text(task, version), deadline_ms)
+    return await _hold(request, runtime_of(request).residency.pin, reference, deadline_ms)
 
 
 @router.change("/v1/tasks/{task}/unpin", answer=wire.Unpinning)
-async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
+async def unpin(request: Request, reference: QueryReference) -> Response:
     """Let one version of a task, or all, be evicted again. Versions without a pin do not change.
 
     An alias means the version that it points to now.
     """
-    meant = await _versions_meant(request, reference_text(task, version))
+    meant = await _versions_meant(request, reference)
     versions = runtime_of(request).residency.unpin(meant.task, meant.version)
     return reply(wire.Unpinning(task=meant.task, versions=tuple(versions)))
 
 
 @router.change("/v1/tasks/{task}/evict", answer=wire.Eviction)
-async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
+async def evict(request: Request, reference: QueryReference) -> Response:
     """Drop one version of a task, or all, from memory. Refused while a version is in use or pinned.
 
     An alias means the version that it points to now.
     """
-    meant = await _versions_meant(request, reference_text(task, version))
+    meant = await _versions_meant(request, reference)
     versions = runtime_of(request).residency.evict(meant.task, meant.version)
     return reply(wire.Eviction(task=meant.task, versions=tuple(versions)))
 

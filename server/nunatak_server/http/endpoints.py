@@ -93,8 +93,20 @@ async def unrouted_handling_of(
     return await handling_of(request, deadline_ms, priority, None)
 
 
+async def reference_in_path(task: str, version: str | None = None) -> str:
+    return task if version is None else f"{task}/{version}"
+
+
+async def reference_in_query(task: str, version: VersionQuery = None) -> str:
+    return await reference_in_path(task, version)
+
+
 Routed = Annotated[Handling, Depends(handling_of)]
 Unrouted = Annotated[Handling, Depends(unrouted_handling_of)]
+PathReference = Annotated[str, Depends(reference_in_path)]
+"""The text of a task reference, from `{task}` and, where the path has it, `{version}`."""
+QueryReference = Annotated[str, Depends(reference_in_query)]
+"""The same, with the version as a query parameter."""
 
 
 class Router(APIRouter):
@@ -150,10 +162,6 @@ async def ask_task(
     )
     headers = {**timing_headers(prediction.timings), **read}
     return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
-
-
-def reference_text(task: str, version: str | None) -> str:
-    return task if version is None else f"{task}/{version}"
 
 
 ABSENT: Final = object()

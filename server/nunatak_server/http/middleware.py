@@ -55,7 +55,6 @@ from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.replies import LinesResponse
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
-from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import fields
 from nunatak_server.telemetry.metrics import OK, PredictionRecord, RequestNotes, current_notes
 
@@ -234,9 +233,9 @@ class StrictRoute(APIRoute):
             self.check_query(request)
             if scope["method"] not in METHODS_WITH_BODY:
                 return await handle(request, ParsedBody())
-            state = state_of(scope)
-            with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
-                body = await self.read(request, state.settings, held=held)
+            admission = state_of(scope).runtime.admission
+            with admission.hold_bytes(caller_of(scope).name) as held:
+                body = await self.read(request, held=held)
                 act = partial(self.act, handle) if is_act else handle
                 response = await act(request, body)
                 if isinstance(response, LinesResponse):
@@ -281,18 +280,18 @@ class StrictRoute(APIRoute):
         if not request.scope["query_string"] or self.needed is None:
             return
         names = [name for name, _ in request.query_params.multi_items()]
-        accepted = {it.alias for it in self.dependant.query_params}
+        readers = (self.dependant, *self.dependant.dependencies)
+        accepted = {it.alias for reader in readers for it in reader.query_params}
         if len(set(names)) == len(names) and accepted.issuperset(names):
             return
         # A name is the caller's text, so the message does not repeat it.
         known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
         raise invalid_request(f"a query parameter has no effect; this route accepts {known}")
 
-    async def read(
-        self, request: Request, settings: ServerSettings, *, held: HeldBytes
-    ) -> ParsedBody:
+    async def read(self, request: Request, *, held: HeldBytes) -> ParsedBody:
         """Read the whole body, if there is one, and parse it. Bytes are counted on arrival."""
-        limit_s, scope = settings.receive_timeout_s, request.scope
+        scope, settings = request.scope, state_of(request.scope).settings
+        limit_s = settings.receive_timeout_s
         reading = _read(request, settings.max_body_bytes, held)
         late = partial(NunatakError, "receive_timeout", limit_s=limit_s)
         body = await within(limit_s, reading, late=late)

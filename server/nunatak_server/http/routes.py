@@ -13,13 +13,13 @@ from nunatak_server.errors import invalid_request
 from nunatak_server.http.access import request_id_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
+    PathReference,
+    QueryReference,
     Routed,
     Router,
     Unrouted,
-    VersionQuery,
     ask_task,
     catalog_of,
-    reference_text,
     runtime_of,
 )
 from nunatak_server.http.middleware import StrictRoute
@@ -48,22 +48,18 @@ router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 @router.ask("/v1/tasks/{task}/predict", answer=PredictResponse)
 async def predict(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: PredictRequest,
-    version: VersionQuery = None,
+    request: Request, handling: Routed, reference: QueryReference, body: PredictRequest
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    return await _predict(request, reference_text(task, version), body, handling)
+    return await _predict(request, reference, body, handling)
 
 
 @router.ask("/v1/tasks/{task}/{version}/predict", answer=PredictResponse)
 async def predict_version(
-    request: Request, handling: Unrouted, task: str, version: str, body: PredictRequest
+    request: Request, handling: Unrouted, reference: PathReference, body: PredictRequest
 ) -> Response:
     """Ask one version of a task."""
-    return await _predict(request, reference_text(task, version), body, handling)
+    return await _predict(request, reference, body, handling)
 
 
 @router.ask("/v1/predict", answer=PredictManyResponse, responses=LINES)
@@ -122,13 +118,11 @@ async def list_tasks(request: Request) -> Response:
 
 
 @router.read("/v1/tasks/{task}", answer=TaskResponse)
-async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
+async def show_task(request: Request, reference: QueryReference) -> Response:
     """Show one task, and the manifest of the wanted version."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
-    summary = await catalog_of(request).task(reference.task)
-    (shown,) = summaries_of([summary], runtime.residency.resident())
+    manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
+    summary = await catalog_of(request).task(manifest.task)
+    (shown,) = summaries_of([summary], runtime_of(request).residency.resident())
     return reply({**shown, "manifest": manifest.model_dump(mode="json")})
 
 

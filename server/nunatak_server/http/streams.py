@@ -30,7 +30,6 @@ from nunatak_server.http.protocol import STREAMED_KEY
 from nunatak_server.http.replies import LinesResponse, verdict_fields
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
-from nunatak_server.settings import ServerSettings
 from nunatak_server.verdicts.stream import Released, Streamed, VerdictStream
 
 PLAIN_TYPE: Final = "text/plain"
@@ -51,10 +50,8 @@ STREAM: Final[dict[str, Any]] = {
 
 
 class StreamedRoute(StrictRoute):
-    async def read(
-        self, request: Request, settings: ServerSettings, *, held: HeldBytes
-    ) -> ParsedBody:
-        del settings, held
+    async def read(self, request: Request, *, held: HeldBytes) -> ParsedBody:
+        del held
         head = Message()
         head["content-type"] = request.headers.get("content-type", "")
         is_read = head.get_content_charset("utf-8") in ("utf-8", "utf8", "us-ascii")
@@ -122,11 +119,10 @@ async def _events(
     request: Request, stream: VerdictStream, media_type: str
 ) -> AsyncGenerator[bytes]:
     write = _as_event if media_type == EVENTS_TYPE else _as_line
-    request_id, state = request_id_of(request.scope), state_of(request.scope)
-    with state.runtime.admission.hold_bytes(caller_of(request.scope).name) as held:
+    request_id, admission = request_id_of(request.scope), runtime_of(request).admission
+    with admission.hold_bytes(caller_of(request.scope).name) as held:
         try:
-            chunks = _chunks(request, state.settings, held)
-            async with aclosing(stream.events(chunks)) as events:
+            async with aclosing(stream.events(_chunks(request, held))) as events:
                 async for event in events:
                     yield write(_fields(event, request_id))
         except Exception as error:
@@ -164,15 +160,14 @@ def _as_event(fields: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (fields["event"].encode(), orjson.dumps(fields))
 
 
-def _chunks(request: Request, settings: ServerSettings, held: HeldBytes) -> AsyncGenerator[str]:
+def _chunks(request: Request, held: HeldBytes) -> AsyncGenerator[str]:
     read = {PLAIN_TYPE: _plain, LINES_TYPE: _lines, EVENTS_TYPE: _data}
-    return read[media_type_of(request.scope).decode("latin-1")](_pieces(request, settings, held))
+    return read[media_type_of(request.scope).decode("latin-1")](_pieces(request, held))
 
 
-async def _pieces(
-    request: Request, settings: ServerSettings, held: HeldBytes
-) -> AsyncGenerator[bytes]:
-    limit_s, limit_bytes, total = settings.receive_timeout_s, settings.max_body_bytes, 0
+async def _pieces(request: Request, held: HeldBytes) -> AsyncGenerator[bytes]:
+    settings, total = state_of(request.scope).settings, 0
+    limit_s, limit_bytes = settings.receive_timeout_s, settings.max_body_bytes
     late: Callable[[], NunatakError] = partial(NunatakError, "receive_timeout", limit_s=limit_s)
     ends_at = time.monotonic() + settings.max_stream_s
     async with aclosing(request.stream()) as pieces:

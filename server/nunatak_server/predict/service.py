@@ -36,7 +36,6 @@ from nunatak_server.predict.types import (
     StageTimes,
     StreamedResult,
     TaskAnswer,
-    TaskFailure,
     TaskPrediction,
     late_result,
     lateness_of,
@@ -300,14 +299,11 @@ class PredictionService:
                 async for answered, tokenize_s in taken:
                     (result,) = await self._conclude(request, [answered], pace)
                     self._observe_answer(request, answered, result)
-                    yield StreamedResult(
-                        result=result,
-                        timings=await _timings_of([answered], tokenize_s, pace),
-                        refusal=_refusal_in(result),
-                    )
+                    timings = await _timings_of([answered], tokenize_s, pace)
+                    yield StreamedResult(result=result, timings=timings)
 
     def _observe_answer(self, request: PredictionRequest, asked: Asked, result: TaskAnswer) -> None:
-        task, outcome = _metric_labels(result)
+        task, outcome = result.task, OK if isinstance(result, TaskPrediction) else result.error.code
         if request.growing is not None and not request.growing.counts(result.reference, outcome):
             return
         self._metrics.count_task("requests", task, outcome)
@@ -422,16 +418,3 @@ async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) 
             timings = timings.with_rows(each.outcomes)
             await pace.count(len(each.outcomes))
     return timings
-
-
-def _refusal_in(result: TaskAnswer) -> NunatakError | None:
-    if not isinstance(result, TaskFailure):
-        return None
-    is_late = isinstance(result.error, DeadlineExceededError) and not result.states
-    return result.error if result.refuses_request or is_late else None
-
-
-def _metric_labels(result: TaskAnswer) -> tuple[str | None, str]:
-    if isinstance(result, TaskPrediction):
-        return result.task, OK
-    return result.task, result.error.code

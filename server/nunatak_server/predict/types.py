@@ -192,14 +192,12 @@ class StageTimes:
         )
 
     def with_rows(self, rows: Iterable[RowOutcome]) -> "StageTimes":
-        answers = [row for row in rows if isinstance(row, RowAnswer)]
-        if not answers:
-            return self
-        return StageTimes(
-            queue_s=max(self.queue_s, *(answer.queue_s for answer in answers)),
-            tokenize_s=self.tokenize_s,
-            compute_s=max(self.compute_s, *(answer.compute_s for answer in answers)),
-            batch_rows=max(self.batch_rows, *(answer.batch_rows for answer in answers)),
+        found = (self, *(row for row in rows if isinstance(row, RowAnswer)))
+        return replace(
+            self,
+            queue_s=max(it.queue_s for it in found),
+            compute_s=max(it.compute_s for it in found),
+            batch_rows=max(it.batch_rows for it in found),
         )
 
 
@@ -207,8 +205,17 @@ class StageTimes:
 class StreamedResult:
     result: TaskAnswer
     timings: StageTimes
-    refusal: NunatakError | None = None
-    """The failure of the whole request, if no task has an answer."""
+
+    @property
+    def refusal(self) -> NunatakError | None:
+        """The failure of the whole request, if no task has an answer."""
+        match self.result:
+            case TaskFailure(error=error, refuses_request=True):
+                return error
+            case TaskFailure(error=DeadlineExceededError() as error, states=()):
+                return error
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,18 +301,12 @@ class Residency:
         return Lease(task, end=self._end_lease)
 
     async def lease(self, manifest: TaskManifest) -> Lease:
-        leased = self.lease_resident(manifest)
-        if leased is not None:
-            return leased
-        # Counted before the load, so that the load's evictions consider this use.
+        # Counted before a load, so that the load's evictions consider this use.
         self._resident_set.record_use(key_of(manifest))
-        task = await self._loads.lease(manifest, remember_failures=True)
-        return Lease(task, end=self._end_lease)
+        return Lease(await self._leased(manifest), end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
-        # The version may have been loaded meanwhile. A second load would lose its leases.
-        if self._resident_set.lease(key_of(manifest)) is None:
-            await self._loads.lease(manifest, remember_failures=True)
+        await self._leased(manifest)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
@@ -367,8 +361,14 @@ class Residency:
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
         # Count a use: the operator expects requests, so the version must not be evicted first.
         self._resident_set.record_use(key_of(manifest))
+        return await self._leased(manifest, remember_failures=False)
+
+    async def _leased(
+        self, manifest: TaskManifest, *, remember_failures: bool = True
+    ) -> LoadedTask:
+        # A second load of a version in memory would lose its leases.
         task = self._resident_set.lease(key_of(manifest))
-        return task or await self._loads.lease(manifest, remember_failures=False)
+        return task or await self._loads.lease(manifest, remember_failures=remember_failures)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
         self._resident_set.release(key_of(manifest))

@@ -1,4 +1,4 @@
-"""A registry with what the module's `publish` puts there, clients of it, and a real browser.
+"""A registry with what the module's `publish` puts there, servers of it, and a real browser.
 
 Tests that change the registry have their own copy.
 """
@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from doubles.browsers import open_page, running_browser
-from doubles.serving import running_client
+from doubles.serving import make_settings, running_client, running_server
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -47,9 +48,24 @@ def copied(stocked: Path, tmp_path: Path) -> Generator[Registry]:
 
 
 @pytest.fixture(scope="module")
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
+def settings() -> ServerSettings:
+    """Return the settings of the module's servers."""
+    return make_settings()
+
+
+@pytest.fixture(scope="module")
+def address(backbone: Backbone, registry: Registry, settings: ServerSettings) -> Generator[str]:
+    """Run a real server on the module's registry; yield its address."""
+    with running_server(backbone, registry, settings) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def client(
+    backbone: Backbone, registry: Registry, settings: ServerSettings
+) -> AsyncGenerator[httpx.AsyncClient]:
     """Run an application on the module's registry; yield a client of it."""
-    async with running_client(backbone, registry) as opened:
+    async with running_client(backbone, registry, settings) as opened:
         yield opened
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from doubles.access import access_by_route, add_key, filled, status_of
@@ -24,6 +23,7 @@ from nunatak_server.app import create_app
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.access import PREDICT
 from nunatak_server.http.middleware import StrictRoute
+from nunatak_server.settings import ServerSettings
 
 HEALTH = {
     "/livez",
@@ -165,12 +165,9 @@ def keys(file: Path) -> Keys:
 
 
 @pytest.fixture(scope="module")
-async def client(
-    backbone: Backbone, registry: Registry, file: Path, keys: Keys
-) -> AsyncGenerator[httpx.AsyncClient]:
+def settings(file: Path, keys: Keys) -> ServerSettings:
     assert keys, "there must be keys before the server reads the file"
-    async with running_client(backbone, registry, make_settings(api_keys_file=file)) as opened:
-        yield opened
+    return make_settings(api_keys_file=file)
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +187,8 @@ def routes_of(found: list[BaseRoute]) -> Iterator[BaseRoute]:
             yield from routes_of(inner.routes)
 
 
-def app_of(**settings: object) -> FastAPI:
-    return create_app(make_settings(**settings))
-
-
 def test_every_route_is_guarded_and_says_what_it_needs() -> None:
-    routes = list(routes_of(app_of().routes))
+    routes = list(routes_of(create_app(make_settings()).routes))
     guarded = [route for route in routes if isinstance(route, StrictRoute)]
 
     assert routes == guarded
@@ -286,14 +279,14 @@ async def test_each_scope_opens_its_own_routes_and_no_others(
 
 
 async def test_the_history_names_the_key_that_moved_an_alias(
-    backbone: Backbone, tmp_path: Path, file: Path, keys: Keys
+    backbone: Backbone, tmp_path: Path, settings: ServerSettings, keys: Keys
 ) -> None:
     key = keys["ops"]
     place = "/v1/tasks/tone/aliases/prod"
     with Registry.open(tmp_path / "moved") as registry:
         for seed in range(2):
             publish_tiny_task(registry, backbone, seed=seed)
-        async with running_client(backbone, registry, make_settings(api_keys_file=file)) as client:
+        async with running_client(backbone, registry, settings) as client:
             for version in (1, 2):
                 await client.put(place, json={"version": version}, headers=key)
             shadow = {"version": 1, "share": 1.0}
@@ -463,7 +456,11 @@ async def test_a_stranger_is_refused_before_the_body_is_read(client: httpx.Async
 
 
 async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
-    backbone: Backbone, registry: Registry, file: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    backbone: Backbone,
+    registry: Registry,
+    settings: ServerSettings,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failed, may_break = asyncio.Event(), asyncio.Event()
 
@@ -474,10 +471,7 @@ async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
     monkeypatch.setattr(KeyAuthenticator, "run", break_off)
     path, key = f"/v1/tasks/{MINE}/predict", keys["ops"]
     app = create_app(
-        make_settings(api_keys_file=file),
-        backbones=Backbones(backbone),
-        registry=registry,
-        on_fatal=lambda _: failed.set(),
+        settings, backbones=Backbones(backbone), registry=registry, on_fatal=lambda _: failed.set()
     )
     async with (
         app.router.lifespan_context(app),

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import httpx
@@ -16,17 +15,17 @@ from doubles.bad_requests import corpus
 from doubles.events import catch_from
 from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
 from doubles.serving import make_settings, serving_tone
+from doubles.tasks import publish_tiny_task
+from nunatak_server.settings import ServerSettings
 
-RECEIVE_S, KEEP_ALIVE_S = 1, 1
+publish = publish_tiny_task
 LIMIT_S = 15.0
 NUM_MUTATIONS = 50
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    settings = make_settings(receive_timeout_s=RECEIVE_S, keep_alive_s=KEEP_ALIVE_S)
-    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
-        yield found
+def settings() -> ServerSettings:
+    return make_settings(receive_timeout_s=1, keep_alive_s=1)
 
 
 def told_by(address: str) -> object:

@@ -11,12 +11,14 @@ from doubles.backbones import tiny_backbone
 from doubles.browsers import NEEDS_CHROMIUM, running_browser
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.app import create_app
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.problems import ANSWERS
 
 APP, OTHER = "https://app.example", "https://other.example"
+publish = publish_tiny_task
 PREDICT = "/v1/tasks/tone/predict"
 BODY = {"inputs": "where is it?"}
 ASK = """async (url) => {
@@ -32,25 +34,11 @@ ASK = """async (url) => {
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
-    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
-        publish_tiny_task(opened, tiny_backbone(), task="tone")
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def closed(registry: Registry) -> Generator[str]:
-    """A server that no page of another site may call."""
-    with running_server(tiny_backbone(), registry, make_settings()) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def shared(registry: Registry, closed: str) -> Generator[str]:
+def shared(backbone: Backbone, registry: Registry, address: str) -> Generator[str]:
     """A server for the pages of `APP`, and for the pages of the other server."""
-    settings = make_settings(cors_origins=f"{APP}, {closed}")
-    with running_server(tiny_backbone(), registry, settings) as address:
-        yield address
+    settings = make_settings(cors_origins=f"{APP}, {address}")
+    with running_server(backbone, registry, settings) as found:
+        yield found
 
 
 def preflight(address: str, origin: str, *, method: str = "POST") -> httpx.Response:
@@ -97,12 +85,12 @@ def test_no_page_of_another_origin_gets_leave(shared: str, origin: str) -> None:
     assert "allow-origin" not in sharing(refused)
 
 
-def test_a_server_without_the_setting_gives_no_leave(closed: str) -> None:
-    answer = preflight(closed, APP)
+def test_a_server_without_the_setting_gives_no_leave(address: str) -> None:
+    answer = preflight(address, APP)
 
     assert answer.status_code == 405
     assert sharing(answer) == {}
-    refused = asked(closed, origin=APP, sec_fetch_site="cross-site")
+    refused = asked(address, origin=APP, sec_fetch_site="cross-site")
     assert refused.json()["code"] == "cross_site"
     assert sharing(refused) == {}
 
@@ -164,12 +152,12 @@ async def test_an_unforeseen_failure_is_read_too() -> None:
 
 @NEEDS_CHROMIUM
 def test_a_browser_lets_pages_of_the_named_origin_ask_and_no_others(
-    closed: str, shared: str
+    address: str, shared: str
 ) -> None:
     with running_browser() as browser:
         page = browser.new_page()
         # A page without a policy of its own, which would forbid every other server.
-        page.goto(f"{closed}/livez")
+        page.goto(f"{address}/livez")
         assert page.evaluate(ASK, f"{shared}{PREDICT}") == [200, "tone/1"]
         page.goto(f"{shared}/livez")
-        assert page.evaluate(ASK, f"{closed}{PREDICT}") == ["TypeError", None]
+        assert page.evaluate(ASK, f"{address}{PREDICT}") == ["TypeError", None]

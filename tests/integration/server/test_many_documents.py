@@ -1,18 +1,18 @@
 """A query with a thousand documents over real HTTP, in every protocol that ranks."""
 
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from doubles.serving import make_settings, running_server
+from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.settings import ServerSettings
 
 NUM_DOCUMENTS = 1000
 QUERY = "who came?"
@@ -30,9 +30,8 @@ def publish(opened: Registry, backbone: Backbone) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(backbone: Backbone, registry: Registry) -> Generator[str]:
-    with running_server(backbone, registry, make_settings(trunk_cache_bytes=0)) as address:
-        yield address
+def settings() -> ServerSettings:
+    return make_settings(trunk_cache_bytes=0)
 
 
 def ranked(client: httpx.Client, documents: list[str]) -> dict[int, float]:

@@ -28,11 +28,9 @@ REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
 
 
 @pytest.fixture
-def backbone() -> Generator[Backbone]:
-    HeldLayers.may_compute.set()
+def backbone() -> Backbone:
     sound = tiny_backbone()
-    yield dataclasses.replace(sound, layers=HeldLayers(sound.layers))
-    HeldLayers.may_compute.set()
+    return dataclasses.replace(sound, layers=HeldLayers(sound.layers))
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +60,13 @@ def full_server(
     settings = make_settings(max_queued_requests=3)
     with running_server(backbone, registry, settings) as address, ExitStack() as stack:
         assert ask(address).status_code == 200
-        HeldLayers.may_compute.clear()
-        waiting = [
-            stack.enter_context(send_only(address, number, task=task))
-            for number, task in enumerate(tasks)
-        ]
-        wait_for(partial(open_requests, address), len(tasks))
-        yield address, stack.enter_context(connect(address))
-        HeldLayers.may_compute.set()
+        with HeldLayers.held():
+            waiting = [
+                stack.enter_context(send_only(address, number, task=task))
+                for number, task in enumerate(tasks)
+            ]
+            wait_for(partial(open_requests, address), len(tasks))
+            yield address, stack.enter_context(connect(address))
         assert {status_of(it) for it in waiting} == {200}
 
 
@@ -150,21 +147,18 @@ def test_a_body_counts_until_the_last_line_of_its_stream(
     with (
         running_server(backbone, registry, settings) as address,
         httpx.Client(base_url=address, timeout=20) as client,
-        ExitStack() as stack,
     ):
-        # Also after a failure of the test, because the server ends only once all requests are
-        # answered.
-        stack.callback(HeldLayers.may_compute.set)
         assert client.post(PREDICT, json={"inputs": "well?"}).status_code == 200
-        HeldLayers.may_compute.clear()
-        with client.stream("POST", "/v1/predict", json=body, headers=lines) as answer:
+        with (
+            HeldLayers.held(),
+            client.stream("POST", "/v1/predict", json=body, headers=lines) as answer,
+        ):
             received = answer.iter_lines()
             assert "task_not_found" in next(received)
             check_refused(client.post("/v1/predict", json=body), 429, "overloaded")
             if is_read_to_its_end:
                 HeldLayers.may_compute.set()
                 assert len(list(received)) == 1
-        HeldLayers.may_compute.set()
 
         # The server learns a moment later that its caller has gone.
         wait_for(partial(metric, address, "nunatak_held_body_bytes"), 0)
@@ -185,11 +179,12 @@ def test_requests_for_several_heads_on_one_trunk_are_answered_side_by_side(
         ):
             assert client.post("/v1/predict", json=body).status_code == 200
             for _ in range(3):
-                HeldLayers.may_compute.clear()
                 with ThreadPoolExecutor() as pool:
-                    asked = [pool.submit(client.post, "/v1/predict", json=body) for _ in range(2)]
-                    wait_for(partial(open_requests, address), 2)
-                    HeldLayers.may_compute.set()
+                    with HeldLayers.held():
+                        asked = [
+                            pool.submit(client.post, "/v1/predict", json=body) for _ in range(2)
+                        ]
+                        wait_for(partial(open_requests, address), 2)
                     assert [it.result().status_code for it in asked] == [200, 200]
                 wait_for(partial(open_requests, address), 0)
 
@@ -199,13 +194,12 @@ def test_waiting_and_running_requests_are_counted_apart(
 ) -> None:
     with running_server(backbone, registry) as address, ExitStack() as stack:
         assert ask(address).status_code == 200
-        HeldLayers.may_compute.clear()
-        running = stack.enter_context(send_only(address, 1))
-        wait_for(partial(metric, address, "nunatak_running_requests"), 1)
-        waiting = stack.enter_context(send_only(address, 2))
-        wait_for(partial(metric, address, "nunatak_waiting_requests"), 1)
-        assert metric(address, "nunatak_running_requests") == 1
-        HeldLayers.may_compute.set()
+        with HeldLayers.held():
+            running = stack.enter_context(send_only(address, 1))
+            wait_for(partial(metric, address, "nunatak_running_requests"), 1)
+            waiting = stack.enter_context(send_only(address, 2))
+            wait_for(partial(metric, address, "nunatak_waiting_requests"), 1)
+            assert metric(address, "nunatak_running_requests") == 1
         assert {status_of(it) for it in (running, waiting)} == {200}
         wait_for(partial(open_requests, address), 0)
 
@@ -215,14 +209,13 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 ) -> None:
     with running_server(backbone, registry, make_settings(max_batch_rows=4)) as address:
         assert ask(address).status_code == 200
-        HeldLayers.may_compute.clear()
-        gone = [send_only(address, number) for number in range(40)]
-        wait_for(partial(open_requests, address), 40)
-        before = computed_rows(address)
-        for connection in gone:
-            connection.close()
-        wait_for(partial(open_requests, address), 0)
-        HeldLayers.may_compute.set()
+        with HeldLayers.held():
+            gone = [send_only(address, number) for number in range(40)]
+            wait_for(partial(open_requests, address), 40)
+            before = computed_rows(address)
+            for connection in gone:
+                connection.close()
+            wait_for(partial(open_requests, address), 0)
 
         assert ask(address).status_code == 200
         assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text

@@ -15,7 +15,9 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.names import MAX_NAME_LENGTH
+from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.settings import ServerSettings
 
 pytestmark = IN_A_BROWSER
 
@@ -52,30 +54,30 @@ UNNAMED = """() => [...document.querySelectorAll("input, textarea, button, a, im
     .map((it) => it.outerHTML)"""
 
 
+def publish(opened: Registry, backbone: Backbone) -> None:
+    for name, (kind, method, labels, problem) in TASKS.items():
+        publish_tiny_task(
+            opened,
+            backbone,
+            task=name,
+            method=method,
+            labels=labels,
+            kind=kind,
+            problem_type=problem,
+            reads=Reads.PAIR if name == "pairs" else None,
+            # All labels except one apply. They are more than the page always shows.
+            thresholds={label: float(label == THEMES[-1]) for label in THEMES}
+            if problem is ProblemType.MULTI_LABEL
+            else None,
+        )
+    opened.promote("topic", "prod", 1)
+    for version, _ in CANDIDATES.values():
+        publish_tiny_task(opened, backbone, task="topic", labels=("a", "b"), seed=version)
+
+
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        for name, (kind, method, labels, problem) in TASKS.items():
-            publish_tiny_task(
-                registry,
-                backbone,
-                task=name,
-                method=method,
-                labels=labels,
-                kind=kind,
-                problem_type=problem,
-                reads=Reads.PAIR if name == "pairs" else None,
-                # All labels except one apply. They are more than the page always shows.
-                thresholds={label: float(label == THEMES[-1]) for label in THEMES}
-                if problem is ProblemType.MULTI_LABEL
-                else None,
-            )
-        registry.promote("topic", "prod", 1)
-        for version, _ in CANDIDATES.values():
-            publish_tiny_task(registry, backbone, task="topic", labels=("a", "b"), seed=version)
-        with running_server(backbone, registry, make_settings(max_batch_rows=1)) as url:
-            yield url
+def settings() -> ServerSettings:
+    return make_settings(max_batch_rows=1)
 
 
 @pytest.fixture

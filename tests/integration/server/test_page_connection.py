@@ -1,20 +1,12 @@
 """The web page's key and its line of state, in a real browser."""
 
-from collections.abc import Generator
-
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from doubles.browsers import IN_A_BROWSER
-from doubles.serving import serving_tone
+from doubles.tasks import publish_tiny_task
 
 pytestmark = IN_A_BROWSER
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with serving_tone(tmp_path_factory.mktemp("registry")) as url:
-        yield url
+publish = publish_tiny_task
 
 
 def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:

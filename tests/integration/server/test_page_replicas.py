@@ -1,16 +1,12 @@
 """The web page's section of the replicas of a registry, in a real browser."""
 
-from collections.abc import Generator
-
-import pytest
 from playwright.sync_api import Page, Route, expect
 
-from doubles.backbones import tiny_backbone
 from doubles.browsers import CONTRAST, IN_A_BROWSER
 from doubles.replicas import NEVER, beat
-from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.wire import ReplicaLoad
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 pytestmark = IN_A_BROWSER
@@ -27,16 +23,11 @@ BUSY = ReplicaLoad(
 DRAINING = BUSY.model_copy(update={"ready": False, "process_bytes": 600_000_000})
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone, task="tone")
-        beat(registry, "busy", load=BUSY, address="10.0.0.1:8080", lease_s=90.0)
-        beat(registry, "old", load=BUSY, seen=NEVER, lease_s=None)
-        beat(registry, "ending", load=DRAINING, address=HOSTILE)
-        with running_server(backbone, registry, make_settings()) as url:
-            yield url
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone, task="tone")
+    beat(opened, "busy", load=BUSY, address="10.0.0.1:8080", lease_s=90.0)
+    beat(opened, "old", load=BUSY, seen=NEVER, lease_s=None)
+    beat(opened, "ending", load=DRAINING, address=HOSTILE)
 
 
 def test_every_replica_has_a_row_with_its_state_load_and_memory(page: Page) -> None:

@@ -1,19 +1,17 @@
 """The web page's list of tasks, and its view of one task, in a real browser."""
 
 import re
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from doubles.backbones import tiny_backbone
 from doubles.browsers import CONTRAST, IN_A_BROWSER
-from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.enums import CandidateRole, HeadKind, IntervalMethod, ProblemType
 from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, DataRecord, MetricRecord
 from nunatak_contract.manifest import TaskDraft
+from nunatak_model import Backbone
 from nunatak_registry import Candidate, Registry
 
 pytestmark = IN_A_BROWSER
@@ -56,37 +54,26 @@ def evidence_of(draft: TaskDraft) -> TaskDraft:
     return draft.model_copy(update=update)
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        draft, blobs = tiny_task(backbone, task="tone")
-        registry.publish(evidence_of(draft), blobs)
-        publish_tiny_task(registry, backbone, task="tone", seed=2)
-        registry.promote("tone", "prod", 1, by="Ann")
-        registry.promote("tone", "prod", 2, by="key deploy")
-        registry.rollback("tone", "prod", by="Bob")
-        trial = Candidate(
-            task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=0.25
-        )
-        registry.rollouts.set(trial, by="key deploy")
-        publish_tiny_task(
-            registry,
-            backbone,
-            task="themes",
-            labels=WIDE,
-            problem_type=ProblemType.MULTI_LABEL,
-            thresholds={WIDE[0]: 0.75},
-        )
-        publish_tiny_task(
-            registry,
-            backbone,
-            task="names",
-            labels=("I-X", "I-Y"),
-            kind=HeadKind.TOKEN_CLASSIFICATION,
-        )
-        with running_server(backbone, registry, make_settings()) as url:
-            yield url
+def publish(opened: Registry, backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, task="tone")
+    opened.publish(evidence_of(draft), blobs)
+    publish_tiny_task(opened, backbone, task="tone", seed=2)
+    opened.promote("tone", "prod", 1, by="Ann")
+    opened.promote("tone", "prod", 2, by="key deploy")
+    opened.rollback("tone", "prod", by="Bob")
+    trial = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=0.25)
+    opened.rollouts.set(trial, by="key deploy")
+    publish_tiny_task(
+        opened,
+        backbone,
+        task="themes",
+        labels=WIDE,
+        problem_type=ProblemType.MULTI_LABEL,
+        thresholds={WIDE[0]: 0.75},
+    )
+    publish_tiny_task(
+        opened, backbone, task="names", labels=("I-X", "I-Y"), kind=HeadKind.TOKEN_CLASSIFICATION
+    )
 
 
 @pytest.fixture

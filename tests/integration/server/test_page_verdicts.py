@@ -1,16 +1,12 @@
 """The web page's section to try a policy, in a real browser."""
 
-from collections.abc import Generator
-
-import pytest
 from playwright.sync_api import Page, expect
 
-from doubles.backbones import tiny_backbone
 from doubles.browsers import IN_A_BROWSER
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_names, publish_tiny_task
 from nunatak_contract.enums import VerdictAction
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 pytestmark = IN_A_BROWSER
@@ -18,18 +14,13 @@ pytestmark = IN_A_BROWSER
 HOSTILE = "<img src=x onerror=\"window.broken='rule'\">"
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    backbone = tiny_backbone()
-    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
-        publish_tiny_task(registry, backbone, task="tone", labels=("calm", "urgent"))
-        publish_names(registry, backbone)
-        always = make_rule(when("tone", "urgent", threshold=1e-9), message=HOSTILE)
-        registry.policies.put(make_policy(always))
-        mask = make_rule(when("names", "X"), action=VerdictAction.MASK)
-        registry.policies.put(make_policy(mask, name="hide"))
-        with running_server(backbone, registry, make_settings()) as url:
-            yield url
+def publish(opened: Registry, backbone: Backbone) -> None:
+    publish_tiny_task(opened, backbone, task="tone", labels=("calm", "urgent"))
+    publish_names(opened, backbone)
+    always = make_rule(when("tone", "urgent", threshold=1e-9), message=HOSTILE)
+    opened.policies.put(make_policy(always))
+    mask = make_rule(when("names", "X"), action=VerdictAction.MASK)
+    opened.policies.put(make_policy(mask, name="hide"))
 
 
 def test_a_policy_is_chosen_and_judges_the_text(page: Page) -> None:

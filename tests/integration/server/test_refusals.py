@@ -12,9 +12,8 @@ from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.policies import make_policy, make_rule, when
 from doubles.schema_cases import SCHEMA, TRIALS, Target, Trial
-from doubles.serving import make_settings, running_client, running_server
+from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 CANARY = "swordfish"
@@ -60,28 +59,17 @@ BODIES: dict[str, tuple[str, int, str]] = {
         "invalid_request",
     ),
 }
+publish = publish_tiny_task
 NUM_EXAMPLES = 2
 LIMIT_S = 30.0
 
 
-def publish(opened: Registry, backbone: Backbone) -> None:
-    publish_tiny_task(opened, backbone)
-
-
-@pytest.fixture(scope="module")
-async def served(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    async with running_client(
-        backbone, registry, make_settings(max_body_bytes=1024 * 1024)
-    ) as opened:
-        yield opened
-
-
 @pytest.fixture
-async def client(served: httpx.AsyncClient) -> AsyncGenerator[httpx.AsyncClient]:
+async def client(client: httpx.AsyncClient) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of a server that must still work at the end."""
-    yield served
-    assert (await served.get("/readyz")).status_code == 200
-    assert (await served.post(PREDICT, json={"inputs": "well?"})).status_code == 200
+    yield client
+    assert (await client.get("/readyz")).status_code == 200
+    assert (await client.post(PREDICT, json={"inputs": "well?"})).status_code == 200
 
 
 def check_problem(answer: httpx.Response, status: int, code: str) -> None:

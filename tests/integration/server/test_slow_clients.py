@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -23,8 +23,11 @@ from doubles.slow_clients import (
     slow_clients,
     slow_process,
 )
+from doubles.tasks import publish_tiny_task
 from nunatak_server.processes import serving
+from nunatak_server.settings import ServerSettings
 
+publish = publish_tiny_task
 RECEIVE_S = 1
 # Head and body have separate time limits, and the machine may be busy.
 PATIENCE_S = 15.0
@@ -34,10 +37,8 @@ HOLD_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    settings = make_settings(receive_timeout_s=RECEIVE_S)
-    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
-        yield found
+def settings() -> ServerSettings:
+    return make_settings(receive_timeout_s=RECEIVE_S)
 
 
 def test_every_slow_connection_is_closed_in_time(

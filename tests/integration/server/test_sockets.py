@@ -2,7 +2,6 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.serving import make_settings, serving_tone
+from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 from nunatak_server.app import create_app
@@ -18,7 +17,9 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.middleware import StrictRoute
 from nunatak_server.http.protocol import MAX_HEAD_BYTES
 from nunatak_server.processes.serving import DrainingServer
+from nunatak_server.settings import ServerSettings
 
+publish = publish_tiny_task
 BODY = b'{"inputs": "hello"}'
 HEAD = b"POST /v1/tasks/tone/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
 CANARY = "swordfish"
@@ -28,10 +29,8 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    settings = make_settings(receive_timeout_s=1, max_body_bytes=100_000)
-    with serving_tone(tmp_path_factory.mktemp("registry"), settings) as found:
-        yield found
+def settings() -> ServerSettings:
+    return make_settings(receive_timeout_s=1, max_body_bytes=100_000)
 
 
 def open_socket(address: str) -> socket.socket:

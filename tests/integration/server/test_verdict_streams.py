@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx
@@ -35,12 +35,6 @@ def publish(opened: Registry, backbone: Backbone) -> None:
     opened.policies.put(make_policy(masks, never))
     always = make_rule(when("tone", "urgent", threshold=1e-6), name="tone")
     opened.policies.put(make_policy(always, name="strict"))
-
-
-@pytest.fixture(scope="module")
-def server(backbone: Backbone, registry: Registry) -> Generator[str]:
-    with running_server(backbone, registry) as address:
-        yield address
 
 
 def lines_of(text: str, *, size: int = 7) -> bytes:
@@ -198,7 +192,7 @@ async def test_a_stream_that_begins_while_the_server_drains_is_refused(
     assert (refused.status_code, refused.json()["code"]) == (503, "draining")
 
 
-async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
+async def test_text_is_shown_while_the_rest_still_comes(address: str) -> None:
     events = list[StreamEvent]()
 
     async def chunks() -> AsyncGenerator[str]:
@@ -209,7 +203,7 @@ async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
             await asyncio.sleep(0.002)
         yield TEXT
 
-    async with AsyncClient(server) as client:
+    async with AsyncClient(address) as client:
         async for event in client.judge_stream("guard", chunks()):
             events.append(event)
 
@@ -217,8 +211,8 @@ async def test_text_is_shown_while_the_rest_still_comes(server: str) -> None:
     assert events[-1].verdict.texts == shown(events)
 
 
-def test_the_blocking_client_judges_and_a_block_stops_the_chunks(server: str) -> None:
-    with Client(server) as client:
+def test_the_blocking_client_judges_and_a_block_stops_the_chunks(address: str) -> None:
+    with Client(address) as client:
         events = list(client.judge_stream("guard", [TEXT, TEXT]))
         *_, last = client.judge_stream("strict", [TEXT, TEXT])
         whole = client.judge("guard", [TEXT + TEXT], deadline_s=60)

@@ -207,15 +207,6 @@ async def test_a_dry_run_allows_and_is_counted_and_logged_with_its_rules(
     assert facts.items() <= event.items()
 
 
-async def test_a_text_that_no_task_reads_is_refused_without_a_verdict(
-    caller: httpx.AsyncClient, copied: Registry
-) -> None:
-    copied.policies.put(urgent(0.5))
-    refused = await post(caller, GUARD, {"inputs": [TEXT, " "]}, status=422)
-
-    assert refused["code"] == "empty_text"
-
-
 async def test_a_policy_of_patterns_alone_masks_by_every_route_within_the_limits(
     caller: httpx.AsyncClient, copied: Registry
 ) -> None:

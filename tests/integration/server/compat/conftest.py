@@ -8,11 +8,12 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.compat import TASKS
 from doubles.questions import EMBEDDING, publish_all
-from doubles.serving import make_settings, running_client, running_server
+from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.settings import ServerSettings
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +39,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 
 @pytest.fixture(scope="module")
-async def client(backbone: Backbone, registry: Registry) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of the running application."""
-    async with running_client(backbone, registry, make_settings(max_inputs=8)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def address(backbone: Backbone, registry: Registry) -> Generator[str]:
-    """The address of a real server with the same tasks."""
-    with running_server(backbone, registry) as found:
-        yield found
+def settings() -> ServerSettings:
+    return make_settings(max_inputs=8)
 
 
 @pytest.fixture(scope="module")

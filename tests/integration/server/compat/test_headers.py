@@ -192,22 +192,18 @@ async def test_a_higher_priority_goes_before_its_callers_others(
         assert answer.status_code == 200, answer.text
         answered.append(priority)
 
-    HeldLayers.may_compute.set()
     settings = make_settings(max_batch_rows=1, trunk_cache_bytes=0)
     async with running_client(held, registry, settings) as client:
         for path in COMPUTING:
             await ask(path, 0, "normal")
             answered.clear()
-            HeldLayers.may_compute.clear()
-            try:
+            with HeldLayers.held():
                 asked = [asyncio.create_task(ask(path, 1, "low"))]
                 async with asyncio.timeout(30):
                     each = await until_above(client, 0)
                     for number, priority in enumerate(("low", "low", "low", "low", "high"), 2):
                         asked.append(asyncio.create_task(ask(path, number, priority)))
                     await until_above(client, 5.4 * each)
-            finally:
-                HeldLayers.may_compute.set()
             await asyncio.gather(*asked)
 
             # Only the batch in progress and the batch of the oldest row may come first.

@@ -265,19 +265,15 @@ async def test_the_cards_describe_what_the_router_can_ask(
 async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: Registry) -> None:
     held = dataclasses.replace(backbone, layers=HeldLayers(backbone.layers))
     settings = make_settings(max_inputs=8, trunk_cache_bytes=0)
-    HeldLayers.may_compute.set()
     async with running_client(held, registry, settings) as client:
         await post(client, "/srun/v1/classify", asking("topic", OTHER))
-        HeldLayers.may_compute.clear()
-        try:
+        with HeldLayers.held():
             late = asking("topic", TEXT, OTHER, deadline_ms=50.5)
             found = await post(client, "/srun/v1/classify", late)
             body = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
             ranked = await client.post(
                 "/srun/v1/rerank", json=body, headers={"x-deadline-ms": "50"}
             )
-        finally:
-            HeldLayers.may_compute.set()
 
     assert (ranked.status_code, ranked.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert found["results"] == [

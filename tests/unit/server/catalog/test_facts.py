@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection
 import pytest
 
 from doubles.drafts import CREATED_AT
-from doubles.engines import tiny_branch
 from doubles.leases import settle
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
@@ -17,11 +16,6 @@ from nunatak_contract.names import TaskReference
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.catalog.catalog import MAX_UNASKED, Found, KnownFacts
-
-
-@pytest.fixture
-def store() -> FakeStore:
-    return FakeStore(tiny_branch())
 
 
 async def version_of(facts: KnownFacts, reference: TaskReference, caller: str = "ann") -> int:

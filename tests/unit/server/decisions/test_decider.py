@@ -62,15 +62,12 @@ def card_of(
 
 
 class Facts:
-    """Cards in memory; the look-up can be held."""
+    """Cards in memory."""
 
     def __init__(self, cards: Cards) -> None:
         self.known = cards
-        self.gate = asyncio.Event()
-        self.gate.set()
 
     async def cards(self, _caller: str) -> Cards:
-        await self.gate.wait()
         return self.known
 
 
@@ -220,14 +217,6 @@ async def test_a_refusal_of_all_tasks_fails_their_questions_alone_or_the_request
         await asked.decide(KNOWN)
     assert metric(asked, "nunatak_decisions_total", card="card-one", by="too_many_tasks") == 2
     assert metric(asked, "nunatak_decisions_total", card="", by="embeddings") == 1
-
-
-async def test_the_look_up_of_cards_counts_for_the_deadline() -> None:
-    asked = Asked(card_of(KNOWN, "one"))
-    asked.facts.gate.clear()
-
-    with raises("deadline_exceeded"):
-        await asked.decide(KNOWN, seconds=0.01)
 
 
 @pytest.mark.parametrize("mode", UnknownQuestions)

@@ -69,19 +69,6 @@ async def test_a_device_that_does_not_stop_computes_light_rows_first(branch: Bra
     assert compute.batches == [[100], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
-@pytest.mark.parametrize("num_layers", [0, 1])
-async def test_a_row_that_waits_beside_a_heavy_flow_is_computed_first_also_if_that_runs_no_layer(
-    branch: Branch, num_layers: int
-) -> None:
-    compute = LayeredCompute(*[lambda: None] * num_layers)
-    engine = make_engine(compute)
-    rows = [*make_heavy(branch), make_row(branch, 100, task="light")]
-
-    await all_outcomes(engine, rows)
-
-    assert compute.ended[0] == [100]
-
-
 @pytest.mark.parametrize("dropped", ["shadow", "cancelled", "expired"])
 async def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
     branch: Branch, dropped: str

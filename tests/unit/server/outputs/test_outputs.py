@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -131,11 +130,6 @@ def head_of(
     )
 
 
-def random_windows(num_labels: int = 3) -> list[list[float]]:
-    draw = random.Random(num_labels)
-    return [[draw.uniform(-4, 4) for _ in range(num_labels)] for _ in range(7)]
-
-
 def softmax(logits: list[float]) -> list[float]:
     return apply_function(FunctionToApply.SOFTMAX, logits)
 
@@ -232,27 +226,6 @@ def test_work_counts_logits_and_checked_spans() -> None:
     assert work_of(TAGS, read_of(40, 60), options=any_length) == 9 * 100
     assert work_of(QUESTIONS, read_of(40), options=options_of(10)) == 80 + 40 * 10 // 4
     assert work_of(QUESTIONS, read_of(40), options=any_length) == 80 + 40 * 40 // 4
-
-
-@pytest.mark.parametrize("problem", [*ProblemType, None])
-def test_one_window_keeps_its_logits(problem: ProblemType | None) -> None:
-    labels = {ProblemType.REGRESSION: ("stars",), None: ()}.get(problem, SAFETY)
-
-    assert combine_windows([[0.1, -3.0, 7.0]], head_of(problem, labels=labels)) == [0.1, -3.0, 7.0]
-
-
-@pytest.mark.parametrize("default", [0, 1, 2])
-def test_with_a_default_label_the_window_with_the_strongest_finding_answers(default: int) -> None:
-    windows = random_windows()
-
-    combined = combine_windows(windows, head_of(ProblemType.SINGLE_LABEL, default=SAFETY[default]))
-
-    best, strongest = None, -1.0
-    for logits in windows:
-        for label, probability in enumerate(softmax(logits)):
-            if label != default and probability > strongest:
-                best, strongest = logits, probability
-    assert combined == best
 
 
 def test_findings_are_ordered_where_their_probabilities_round_to_one() -> None:

@@ -189,20 +189,6 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(bench: Bench[Fak
     assert row.spec.trunk_share == 0.5
 
 
-async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
-    bench: Bench[FakeEngine],
-) -> None:
-    bench.engine.answers_at_once = False
-
-    with pytest.raises(DeadlineExceededError):
-        await bench.ask("one", "two", deadline_s=0.05)
-
-    text = rendered(bench.metrics)
-    for task in ("one", "two"):
-        assert f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text
-    assert 'task="unknown"' not in text
-
-
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_a_caller_that_goes_while_cold_tasks_arrive_leaves_no_lease(
     bench: Bench[FakeEngine], num_turns: int

@@ -23,6 +23,7 @@ from nunatak_server.errors import (
 )
 from nunatak_server.predict.types import PredictionRequest, StreamedResult, TaskPrediction
 from nunatak_server.scheduler.batch_time import BatchTimeModel
+from nunatak_server.scheduler.rows import RowOutcome
 from nunatak_server.tokenization import Tokenization
 
 NUM_TOKENS = 30
@@ -117,27 +118,22 @@ async def test_the_stages_of_tasks_that_are_asked_together_are_recorded_once(hel
     assert "nunatak_tokenize_seconds_count 1.0" in text
 
 
-async def test_what_fails_in_its_batch_has_no_stages(held: Held) -> None:
+@pytest.mark.parametrize(
+    ("task", "outcome"),
+    [("one", OutOfMemoryError()), ("one", None), ("nope", None)],
+    ids=["failed", "late", "unknown"],
+)
+async def test_what_was_not_computed_has_no_stages(
+    held: Held, task: str, outcome: RowOutcome | None
+) -> None:
     bench, _, engine = await held("one")
-    engine.outcome = OutOfMemoryError()
-
-    await bench.service.predict(ask_for("one"))
-    with contextlib.suppress(OutOfMemoryError):
-        _ = [it async for it in bench.service.stream(ask_for("one"))]
-
-    assert "nunatak_queue_seconds_count 0.0" in rendered(bench.metrics)
-
-
-@pytest.mark.parametrize("tasks", [("one",), ("nope",)], ids=["late", "unknown"])
-async def test_what_was_not_computed_has_no_stages(held: Held, tasks: tuple[str, ...]) -> None:
-    bench, _, engine = await held("one")
-    engine.answers_at_once = False
-    asked = ask_for(*tasks, deadline_s=0.05)
+    engine.outcome = outcome
+    asked = ask_for(task, deadline_s=0.05)
 
     with contextlib.suppress(DeadlineExceededError):
         await bench.service.predict(asked)
     with contextlib.suppress(DeadlineExceededError):
-        await anext(bench.service.stream(asked))
+        _ = [it async for it in bench.service.stream(asked)]
 
     assert "nunatak_queue_seconds_count 0.0" in rendered(bench.metrics)
 
@@ -196,7 +192,7 @@ async def test_an_engine_that_stops_refuses_a_stream(held: Held) -> None:
 
 
 @pytest.mark.parametrize("tasks", [("hot", "warm"), ("hot", "cold")], ids=["hot", "cold"])
-async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
+async def test_a_request_is_late_if_none_of_its_tasks_is_in_time(
     held: Held, tasks: tuple[str, ...]
 ) -> None:
     bench, store, engine = await held("hot", "warm")
@@ -204,12 +200,13 @@ async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
     store.may_load.clear()
     engine.answers_at_once = False
 
-    with pytest.raises(DeadlineExceededError):
-        await anext(bench.service.stream(ask_for(*tasks, deadline_s=0.05)))
+    late = await refusals_of(bench, ask_for(*tasks, deadline_s=0.05))
 
     store.may_load.set()
+    assert late == {str(DeadlineExceededError())}
     text = rendered(bench.metrics)
-    assert all(f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text for task in tasks)
+    assert all(f'outcome="deadline_exceeded",task="{task}"}} 2.0' in text for task in tasks)
+    assert 'task="unknown"' not in text
 
 
 async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(held: Held) -> None:

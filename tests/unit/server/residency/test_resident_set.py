@@ -142,17 +142,6 @@ def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     resident_set.check_fits(key("a"), 60)
 
 
-def test_a_pinned_version_makes_no_room_however_little_it_is_used() -> None:
-    resident_set = ResidentSet(budget_bytes=BUDGET)
-    put(resident_set, "a", num_bytes=50)
-    resident_set.pin(key("a"))
-    put(resident_set, "b", num_bytes=50, uses=3)
-
-    assert put(resident_set, "c", num_bytes=50, uses=5) == (key("b"),)
-    assert not resident_set.claim(key("d"), 60)
-    assert tasks_of(resident_set) == "ac"
-
-
 def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     resident_set = ResidentSet(budget_bytes=BUDGET)
     for version, num_bytes in ((1, 30), (2, 20)):

@@ -98,22 +98,6 @@ async def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeSto
     assert sorted(store.loaded) == ["kept/1", "one/1", "two/1"]
 
 
-async def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
-    slow, quick = store.add("slow"), store.add("quick")
-    residency = make_residency(store)
-    await use(residency, store, quick)
-    store.may_load.clear()
-    hanging = asyncio.create_task(lease(residency, store, slow))
-    await settle()
-
-    found = residency.lease_resident(store.manifests[quick])
-
-    assert found is not None
-    assert not hanging.done()
-    store.may_load.set()
-    await hanging
-
-
 async def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> None:
     broken, sound = store.add("broken"), store.add("sound")
     store.broken["broken/1"] = CorruptBlobError("0" * 64, "is missing")

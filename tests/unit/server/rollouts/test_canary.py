@@ -13,7 +13,7 @@ from doubles.rendering import rendered
 from doubles.services import Bench, add_versions, ask_for, make_service
 from doubles.serving import FakeStore, ManualClock
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone, Branch
+from nunatak_model import Backbone
 from nunatak_registry import CorruptBlobError, SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import Handling, TaskPrediction
@@ -47,9 +47,8 @@ def chosen_version(traffic: Traffic, key: str, *, may_answer: bool = True) -> in
 
 
 async def test_a_canary_gets_no_request_before_it_is_in_memory(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
-    store = FakeStore(branch)
     own, canary = add_versions(store, canary=1.0)
     bench = make_service(backbone, store, FakeEngine())
     await bench.residency.preload(own)
@@ -64,9 +63,9 @@ async def test_a_canary_gets_no_request_before_it_is_in_memory(
 
 
 async def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again_later(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
-    store, clock = FakeStore(branch), ManualClock()
+    clock = ManualClock()
     own, canary = add_versions(store, canary=1.0)
     store.broken[canary.reference] = CorruptBlobError("ab" * 32, "is gone")
     bench = make_service(backbone, store, FakeEngine(), clock=clock)
@@ -87,9 +86,8 @@ async def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again
 
 
 async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
-    store = FakeStore(branch)
     own, canary = add_versions(store, canary=1.0)
     bench = make_service(backbone, store, FakeEngine())
     await bench.residency.preload(own)
@@ -101,8 +99,9 @@ async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
     assert await version_for(bench, "user-1") == 2
 
 
-async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, branch: Branch) -> None:
-    store = FakeStore(branch)
+async def test_a_canary_that_is_late_is_counted_as_such(
+    backbone: Backbone, store: FakeStore
+) -> None:
     _, canary = add_versions(store, canary=1.0)
     bench = make_service(backbone, store, FakeEngine())
     bench.engine.answers_at_once = False
@@ -165,26 +164,21 @@ def test_a_canary_that_may_not_answer_leaves_its_share_to_the_alias() -> None:
     assert chosen_version(split(1.0), "user-1", may_answer=False) == OWN.version
 
 
-def test_an_alias_without_a_canary_has_no_arm() -> None:
-    chosen = choose(
-        Traffic(manifest=OWN), routing_key="a", draw=lambda: 0.0, may_answer=lambda _: True
-    )
-
-    assert (chosen.manifest, chosen.arm, chosen.shadow) == (OWN, None, None)
-
-
 @pytest.mark.parametrize(
     ("draw", "arm", "shadow"),
-    [(0.3, Arm.CANARY, None), (0.3, Arm.ALIAS, SHADOW), (0.7, Arm.ALIAS, None)],
+    [
+        (0.3, Arm.CANARY, None),
+        (0.3, Arm.ALIAS, SHADOW),
+        (0.7, Arm.ALIAS, None),
+        (0.3, None, SHADOW),
+    ],
 )
 def test_a_shadow_runs_along_with_the_alias_alone_and_on_its_share(
-    draw: float, arm: Arm, shadow: TaskManifest | None
+    draw: float, arm: Arm | None, shadow: TaskManifest | None
 ) -> None:
-    traffic = Traffic(
-        manifest=OWN,
-        canary=SharedTraffic(manifest=CANARY, share=float(arm is Arm.CANARY)),
-        shadow=SharedTraffic(manifest=SHADOW, share=0.5),
-    )
+    canary = SharedTraffic(manifest=CANARY, share=float(arm is Arm.CANARY)) if arm else None
+    shared = SharedTraffic(manifest=SHADOW, share=0.5)
+    traffic = Traffic(manifest=OWN, canary=canary, shadow=shared)
 
     chosen = choose(traffic, routing_key="a", draw=lambda: draw, may_answer=lambda _: True)
 

@@ -159,13 +159,12 @@ async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
 
 async def asked(
     backbone: Backbone,
-    branch: Branch,
+    store: FakeStore,
     shadow: RowOutcome | None,
     *,
     clock: ManualClock | None = None,
 ) -> tuple[Bench[ScriptedEngine], Pair]:
     """A service that was asked once, with version 2 as the shadow of version 1."""
-    store = FakeStore(branch)
     pair = add_versions(store, shadow=1.0)
     bench = make_service(backbone, store, ScriptedEngine(shadow), clock=clock)
     await load(bench, *pair)
@@ -173,8 +172,8 @@ async def asked(
     return bench, pair
 
 
-async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Branch) -> None:
-    bench, _ = await asked(backbone, branch, None)
+async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, store: FakeStore) -> None:
+    bench, _ = await asked(backbone, store, None)
 
     assert [row.future.done() for row in bench.engine.shadows] == [False, False]
     await bench.rollouts.aclose()
@@ -194,9 +193,9 @@ async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch
     ids=["answered", "failed", "without-memory", "dropped"],
 )
 async def test_each_input_is_compared_failed_or_dropped(
-    backbone: Backbone, branch: Branch, outcome: RowOutcome, counts: tuple[int, int, int]
+    backbone: Backbone, store: FakeStore, outcome: RowOutcome, counts: tuple[int, int, int]
 ) -> None:
-    bench, pair = await asked(backbone, branch, outcome)
+    bench, pair = await asked(backbone, store, outcome)
 
     report = await settled_report(bench, pair)
     assert (report.compared, report.errors, report.dropped) == counts
@@ -204,10 +203,10 @@ async def test_each_input_is_compared_failed_or_dropped(
 
 
 async def test_a_shadow_that_failed_is_left_alone_for_a_while(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
     clock = ManualClock()
-    bench, pair = await asked(backbone, branch, SICK, clock=clock)
+    bench, pair = await asked(backbone, store, SICK, clock=clock)
     await settled_report(bench, pair)
 
     clock.now = PAUSE_S - 1
@@ -220,9 +219,9 @@ async def test_a_shadow_that_failed_is_left_alone_for_a_while(
 
 
 async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
-    store, engine = FakeStore(branch), ScriptedEngine(ANSWER)
+    engine = ScriptedEngine(ANSWER)
     own, candidate = add_versions(store, shadow=1.0)
     bench = make_service(backbone, store, engine)
     await load(bench, own)
@@ -257,9 +256,8 @@ def test_a_drift_is_counted_at_the_first_bound_that_holds_it(drift: float, place
 
 
 async def test_each_version_has_a_report_of_its_own_and_the_oldest_of_many_goes_first(
-    backbone: Backbone, branch: Branch
+    backbone: Backbone, store: FakeStore
 ) -> None:
-    store = FakeStore(branch)
     own, candidate = add_versions(store, shadow=1.0)
     shadows = make_service(backbone, store, ScriptedEngine(None)).rollouts
     candidates = [

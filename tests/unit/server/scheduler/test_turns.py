@@ -182,24 +182,6 @@ async def test_each_row_counts_in_admission_before_it_waits() -> None:
     assert all(row.is_cancelled for row in bench.engine.rows)
 
 
-async def test_who_comes_waits_for_one_turn_of_each_other_caller_at_most() -> None:
-    track = Track()
-    loud = [
-        asyncio.create_task(track.pass_through(caller, num_turns=5))
-        for caller in ("a", "b")
-        for _ in range(3)
-    ]
-    await settle()
-    quiet = asyncio.create_task(track.pass_through("quiet"))
-    await settle()
-
-    track.may_end.set()
-    await asyncio.gather(quiet, *loud)
-
-    assert track.began.index("quiet") <= 2
-    assert sorted(track.began) == sorted(["quiet", *"ab" * 15])
-
-
 @pytest.mark.parametrize("num_slots", [1, 2])
 async def test_callers_that_stay_take_turns(num_slots: int) -> None:
     track = Track(num_slots=num_slots)
