@@ -13,7 +13,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3747, 14),
-    "nunatak_cli": (7027, 34),
+    "nunatak_cli": (7030, 34),
     "nunatak": (560, 3),
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9107, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4187, 21),
-    "nunatak_server": (20799, 90),
-    "nunatak_training": (8763, 41),
+    "nunatak_server": (20769, 90),
+    "nunatak_training": (8768, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_381, 292
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_571}
+MAX_LINES, MAX_FILES = 63_359, 292
+CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_312}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
