@@ -82,12 +82,20 @@ class _Place(NamedTuple):
     search: _Search
     text: str
     begin: int
+    inside: int = 0
+    """Characters that the reading has from the begin on, and that a match before has read."""
+
+
+class _Match(NamedTuple):
+    span: FoundSpan
+    behind: tuple[int, int]
+    """The place and the characters inside from where the next match may begin."""
 
 
 def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
-    found = {_Place(it, text, 0): list[FoundSpan]() for it in _searches(patterns, text)}
+    found = {_Place(it, text, 0): list[_Match]() for it in _searches(patterns, text)}
     deque(_steps(found), maxlen=0)
-    return _states({place.search: spans for place, spans in found.items()})
+    return _states({place.search: matches for place, matches in found.items()})
 
 
 def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
@@ -116,9 +124,9 @@ async def matches_in_all(
 
     def steps() -> Iterator[None]:
         for each in read:
-            found = {it: list[FoundSpan]() for it in places(*each)}
+            found = {it: list[_Match]() for it in places(*each)}
             yield from _steps(found)
-            states.append(_states({it.search: spans for it, spans in found.items()}))
+            states.append(_states({it.search: matches for it, matches in found.items()}))
             yield
 
     await _take(steps(), chain.from_iterable(places(*it) for it in read), pace)
@@ -129,8 +137,8 @@ class GrowingMatches:
     """The matches in a text that grows. A look reads the new characters, and few others again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        self._reads_from = dict.fromkeys(_searches(patterns, ""), 0)
-        self._kept = {it: list[FoundSpan]() for it in self._reads_from}
+        self._reads_from = dict.fromkeys(_searches(patterns, ""), (0, 0))
+        self._kept = {it: list[_Match]() for it in self._reads_from}
         self._settled = 0
 
     def settled(self, text: str, place: int) -> int:
@@ -138,7 +146,8 @@ class GrowingMatches:
         if not self._reads_from:
             return place
         shown = (it for it in range(len(text), 0, -1) if stands_alone(text[it - 1]))
-        return min(place, next(islice(shown, MAX_MATCH, None), 0))
+        # Further marks may change the last character, which says whether a word ends before it.
+        return min(place, next(islice(shown, MAX_MATCH + 1, None), 0))
 
     @property
     def known(self) -> Matches:
@@ -161,20 +170,21 @@ class GrowingMatches:
             # So far, each reading was the text as it is written.
             self._reads_from.setdefault(it, self._reads_from[it._replace(reading=0)])
             self._kept.setdefault(it, self._kept[it._replace(reading=0)])
-        places = (_Place(it, text, begin) for it, begin in self._reads_from.items())
-        found = {it: list[FoundSpan]() for it in places}
+        places = (_Place(it, text, *begin) for it, begin in self._reads_from.items())
+        found = {it: list[_Match]() for it in places}
         await _take(_steps(found), found, pace)
-        now, settled = dict[_Search, Sequence[FoundSpan]](), self.settled(text, len(text))
+        now, settled = dict[_Search, Sequence[_Match]](), self.settled(text, len(text))
         self._settled = settled
-        for (search, _, begin), spans in found.items():
-            kept = [it for it in spans if it.start < settled]
+        for (search, _, begin, inside), matches in found.items():
+            kept = [it for it in matches if it.span.start < settled]
             earlier = self._kept[search]
             self._kept[search] = [
-                *([it for it in earlier if it.end > released] or earlier[-1:]),
+                *([it for it in earlier if it.span.end > released] or earlier[-1:]),
                 *kept,
             ]
-            self._reads_from[search] = max(begin, settled, *(it.end for it in kept[-1:]))
-            now[search] = (*self._kept[search], *(spans[len(kept) :] * takes_open))
+            behind = (it.behind for it in kept[-1:])
+            self._reads_from[search] = max((begin, inside), (settled, 0), *behind)
+            now[search] = (*self._kept[search], *(matches[len(kept) :] * takes_open))
         return _states(now)
 
 
@@ -212,22 +222,22 @@ def _num_steps(place: _Place) -> int:
     return num_chars**2 * compiled(place.search.pattern.pattern).size
 
 
-def _steps(found: Mapping[_Place, list[FoundSpan]]) -> Iterator[None]:
+def _steps(found: Mapping[_Place, list[_Match]]) -> Iterator[None]:
     """Add its matches to each place, and yield after each match and each place."""
     readings = dict[tuple[str, int], Sequence[_Reading]]()
-    known = dict[tuple[Pattern, _Reading], list[FoundSpan]]()
-    for place, spans in found.items():
+    known = dict[tuple[Pattern, _Reading, int], list[_Match]]()
+    for place, matches in found.items():
         where = place.text, place.begin
         if where not in readings:
             readings[where] = _readings(*where)
         pattern, reading = place.search
-        search = pattern, readings[where][reading]
+        search = pattern, readings[where][reading], place.inside
         if search in known:
-            spans.extend(known[search])
+            matches.extend(known[search])
         else:
-            known[search] = spans
-            for span in _spans(*search):
-                spans.append(span)
+            known[search] = matches
+            for match in _matches(*search):
+                matches.append(match)
                 yield
         yield
 
@@ -247,11 +257,15 @@ class _Reading:
     """Characters of the whole text before the part."""
 
 
-def _spans(pattern: Pattern, reading: _Reading) -> Iterator[FoundSpan]:
-    skipped, begin = reading.skipped, bisect_left(reading.starts, reading.begin)
+def _matches(pattern: Pattern, reading: _Reading, inside: int) -> Iterator[_Match]:
+    skipped, starts = reading.skipped, reading.starts
+    begin = bisect_left(starts, reading.begin) + inside
     for start, end in compiled(pattern.pattern).find(reading.text, begin):
-        first, last = reading.starts[start], reading.lasts[end - 1]
-        yield FoundSpan(start=first + skipped, end=last + skipped + 1, label=pattern.label)
+        first, last = starts[start] + skipped, reading.lasts[end - 1] + skipped
+        behind = last + 1, 0
+        if end < len(starts) and starts[end] == starts[end - 1]:
+            behind = starts[end] + skipped, end - bisect_left(starts, starts[end])
+        yield _Match(FoundSpan(start=first, end=last + 1, label=pattern.label), behind)
 
 
 def _readings(text: str, begin: int) -> Sequence[_Reading]:
@@ -326,10 +340,10 @@ class _Normal(dict[int, str]):
 NORMAL: Final = _Normal()
 
 
-def _states(found: Mapping[_Search, Sequence[FoundSpan]]) -> Matches:
+def _states(found: Mapping[_Search, Sequence[_Match]]) -> Matches:
     readings = defaultdict[Pattern, list[Sequence[FoundSpan]]](list)
-    for search, spans in found.items():
-        readings[search.pattern].append(spans)
+    for search, matches in found.items():
+        readings[search.pattern].append([it.span for it in matches])
     return {it: state_of(*each) for it, each in readings.items()}
 
 

@@ -151,6 +151,8 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
             "\ud55c",
             "f+|i[an]",
             "\u00e9\u00e9?.",
+            "if|f.",
+            r"z{20}\b",
         )
     ]
     parts = (
@@ -167,6 +169,7 @@ async def test_a_text_that_grows_has_the_matches_of_the_whole_text(
         " ",
         "\n",
         "zz",
+        "z" * FEW + "e",
     )
     chance, pace = random.Random(2), Turns().pace("ann")
     for _ in range(600):
