@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from typing import Annotated, Final, NamedTuple, Self
-from unicodedata import normalize
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -191,7 +190,7 @@ def compiled(pattern: str) -> Regex:
     options.log_errors, options.never_capture = False, True
     options.max_mem = MAX_PROGRAM_BYTES
     try:
-        regex = re2.compile(normalize("NFC", pattern), options)
+        regex = re2.compile(pattern, options)
     except re2.error as error:
         (problem,) = error.args
         raise ValueError(f"RE2 cannot read the pattern {pattern!r}: {problem.decode()}") from error

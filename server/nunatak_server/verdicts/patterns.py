@@ -61,6 +61,8 @@ TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
 """The letters of tags."""
 READINGS: Final = range(5)
 """As written, in the normal form, with the letters of tags, and the last two composed."""
+MAX_CLUSTER: Final = 64
+"""Most characters that are read as one: to put marks in order takes the square of their number."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
@@ -298,8 +300,9 @@ def _composed(normal: _Reading) -> _Reading:
     cuts = [*(it for it, shown in enumerate(text) if not it or stands_alone(shown)), len(text)]
     forms, starts, lasts = list[str](), list[int](), list[int]()
     for begin, end in pairwise(cuts):
-        form = unicodedata.normalize("NFKC", text[begin:end])
-        is_same = form == text[begin:end]
+        cluster = text[begin:end]
+        form = unicodedata.normalize("NFKC", cluster) if len(cluster) <= MAX_CLUSTER else cluster
+        is_same = form == cluster
         forms.append(form)
         starts += normal.starts[begin:end] if is_same else [normal.starts[begin]] * len(form)
         lasts += normal.lasts[begin:end] if is_same else [normal.lasts[end - 1]] * len(form)
