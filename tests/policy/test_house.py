@@ -13,8 +13,8 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3747, 14),
-    "nunatak_cli": (7030, 34),
-    "nunatak": (560, 3),
+    "nunatak_cli": (7029, 34),
+    "nunatak": (562, 3),
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
     "nunatak_contract": (4292, 19),
@@ -28,8 +28,8 @@ CEILINGS = {
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_375, 292
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_317}
+MAX_LINES, MAX_FILES = 63_376, 292
+CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_322}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

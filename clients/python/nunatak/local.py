@@ -46,6 +46,8 @@ def load(
     """
     with needs_extra("server"):
         names = [backbone] if isinstance(backbone, (str, Path)) else backbone
+        if not names:
+            raise invalid_option("backbone: expected one backbone or several, got an empty list")
         loaded = [loaded_backbone(it, device) for it in names]
         from nunatak_registry import Registry, default_location
     return LocalTasks(Registry.open(registry or default_location(), create=False), *loaded)

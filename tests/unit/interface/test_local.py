@@ -338,6 +338,11 @@ def test_a_mistyped_registry_is_refused(place: Path) -> None:
     assert "--registry" not in str(caught.value)
 
 
+def test_no_backbone_at_all_is_refused(place: Path) -> None:
+    with pytest.raises(nunatak.NunatakError, match="got an empty list"):
+        nunatak.load(place / "registry", backbone=[])
+
+
 def test_a_device_that_is_not_there_is_refused(place: Path) -> None:
     with pytest.raises(nunatak.NunatakError, match=r"device must be .* got .gpu."):
         nunatak.load(place / "registry", backbone=place / "backbone", device="gpu")

@@ -95,7 +95,7 @@ def _failed_probes(
 ) -> Iterator[Check]:
     """Load every version except `skipped` as a server does, and yield the failures."""
     with needs_extra("server"):
-        from nunatak_model import load_backbone, source_of
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone, source_of
         from nunatak_versions import load_task
 
     loaded = cache(load_backbone)
@@ -104,11 +104,10 @@ def _failed_probes(
         if manifest is None or manifest.reference in skipped:
             continue
         subject, own = manifest.reference, manifest.backbone
-        sources = (source, source_of(own.name))
-        backbone = next(
-            (it for it in map(loaded, filter(None, sources)) if it.digest == own.digest), None
-        )
-        if backbone is None:
+        backbone = loaded(source or source_of(own.name))
+        if own.digest != backbone.digest and (recorded := source_of(own.name)) != DEFAULT_BACKBONE:
+            backbone = loaded(recorded)
+        if own.digest != backbone.digest:
             message = f"trained on backbone {own.name!r}; name that with --backbone"
             yield Check(subject=subject, kind="not_probed", is_error=False, message=message)
             continue
