@@ -137,7 +137,8 @@ def create_app(
         *(hugging_face.tei, openai.router),
         *(open_inference.router, open_inference.kserve_1),
         *(it.router for it in (vllm, hugging_face, semantic_router)),
-        *(gateways.for_litellm, gateways.for_portkey, decisions.router, decisions.system_one),
+        *(gateways.for_litellm, gateways.for_portkey, gateways.for_orchestrator),
+        *(decisions.router, decisions.system_one),
     )
     found = list(chain.from_iterable(it.routes for it in routers))
     return Application(

@@ -71,6 +71,18 @@ def portkey(text: str, event: str = "beforeRequestHook", **changes: object) -> d
     }
 
 
+def detector(text: str, path: str) -> dict[str, object]:
+    """The body of the FMS Guardrails Orchestrator for one of its two routes."""
+    if path.endswith("/contents"):
+        return {"contents": [text], "detector_params": {}}
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "tools": [], "detector_params": {}}
+
+
+DETECTORS = ("/api/v1/text/contents", "/api/v1/text/chat")
+"""The routes of detectors; the header `detector-id` names the policy."""
+
+
 async def post(client: httpx.AsyncClient, path: str, body: object, status: int = 200) -> Any:  # noqa: ANN401 - JSON
     answer = await client.post(path, json=body)
     assert answer.status_code == status, answer.text

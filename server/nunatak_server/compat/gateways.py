@@ -4,11 +4,11 @@ Each policy has its own base URL. A user of LiteLLM can set other fields of its 
 chooses the policy.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import Request, Response
+from fastapi import Header, Request, Response
 from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
@@ -223,3 +223,106 @@ def _stands_in(text: JsonValue, content: CallContent) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]
+
+
+class DetectorParams(Message):
+    """Parameters of a detector; a user of the orchestrator can set them."""
+
+    threshold: float | None = Field(None, description="no effect, because each score is 1")
+
+
+class ContentsRequest(Message):
+    """Texts to judge one by one."""
+
+    contents: Texts
+    detector_params: DetectorParams = DetectorParams(threshold=None)
+
+
+class ChatRequest(Message):
+    """The messages and tools of a call, to judge as a whole."""
+
+    messages: Listed
+    tools: Listed | None = None
+    detector_params: DetectorParams = DetectorParams(threshold=None)
+
+
+class Detection(Message):
+    """What a rule has found."""
+
+    detection_type: VerdictAction = Field(description="the action of the rule")
+    detection: str = Field(
+        description="what a mask writes, or else the rule; `on_failure` has none"
+    )
+    score: Literal[1] = Field(1, description="1, because the policy has applied its thresholds")
+    metadata: dict[str, JsonValue]
+
+
+class TextDetection(Detection):
+    """What a rule has found, with its place in the text, in characters."""
+
+    start: int
+    end: int
+    text: str
+
+
+DetectorId = Annotated[str, Header(description="a policy: `name` or `name/3`")]
+
+for_orchestrator = router_of("FMS Guardrails Orchestrator")
+
+
+@for_orchestrator.ask("/api/v1/text/contents", answer=list[list[TextDetection]])
+async def detect_in_contents(
+    request: Request, handling: Routed, detector_id: DetectorId, body: ContentsRequest
+) -> Response:
+    """Judge each text, and return what the rules of the policy have found in it."""
+    asked = tuple(it for it in body.contents if it.strip())
+    judge = runtime_of(request).judge
+    judgement = await judge.judge(detector_id, asked, handling, stops_early=False)
+    decisions = dict(zip(asked, judgement.decisions, strict=True))
+    found = [
+        [
+            {**fields, "start": start, "end": end, "text": text[start:end]}
+            for start, end, fields in _detections(judgement, decisions[text], text)
+        ]
+        if text in decisions
+        else []
+        for text in body.contents
+    ]
+    return reply(found, headers=timing_headers(judgement.timings))
+
+
+@for_orchestrator.ask("/api/v1/text/chat", answer=list[Detection])
+async def detect_in_chat(
+    request: Request, handling: Routed, detector_id: DetectorId, body: ChatRequest
+) -> Response:
+    """Judge the texts of a call, and return what the rules of the policy have found."""
+    content = CallContent()
+    content.read({"messages": body.messages, "tools": body.tools})
+    judgement, _ = await judge_call(
+        request, detector_id, content, handling, replaceable=content.texts
+    )
+    found = (fields for it in judgement.decisions for *_, fields in _detections(judgement, it, ""))
+    once = {(it["detection_type"], it["detection"]): it for it in found}
+    return reply([*once.values()], headers=timing_headers(judgement.timings))
+
+
+def _detections(
+    judgement: Judgement, decision: TextDecision, text: str
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Return each part that a rule has found, with its place; the whole text without a part."""
+    policy = judgement.published
+    if policy.document.mode is PolicyMode.DRY_RUN:
+        return
+    if decision.is_by_failure and decision.action is VerdictAction.BLOCK:
+        told = {"policy": policy.reference, "reason": reason_of(judgement)}
+        yield 0, len(text), _detection(decision.action, "on_failure", told)
+    for state in decision.applied:
+        rule = state.rule
+        told = {"policy": policy.reference, "rule": rule.name, "score": state.score}
+        spans = [(it.start, it.end, it.label) for it in state.spans]
+        for start, end, label in spans or [(0, len(text), rule.name)]:
+            yield start, end, _detection(rule.action, label, told)
+
+
+def _detection(action: VerdictAction, name: str, told: dict[str, Any]) -> dict[str, Any]:
+    return {"detection_type": action, "detection": name, "score": 1, "metadata": told}

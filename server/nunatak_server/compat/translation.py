@@ -136,6 +136,17 @@ def as_openai(problem: Problem) -> dict[str, Any]:
     return {"error": {"message": explained(problem), **fields}}
 
 
+class DetectorProblem(Message):
+    """An error of a detector; `code` is the status."""
+
+    code: int
+    message: str
+
+
+def as_detector(problem: Problem) -> dict[str, Any]:
+    return {"code": problem["status"], "message": explained(problem)}
+
+
 class TeiProblem(Message):
     """An error in the shape for clients of text-embeddings-inference."""
 
@@ -270,6 +281,7 @@ class Failures:
 
 
 FAILURES: Final = {
+    "FMS Guardrails Orchestrator": Failures(shape=as_detector, model=DetectorProblem),
     "Hugging Face": Failures(),
     "KServe 1": Failures(),
     "LiteLLM": Failures(verdict=as_litellm, errors=frozenset({401, 403, 404, 503})),

@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import BaseRoute
 
 from doubles.access import access_by_route, add_key, filled, status_of
-from doubles.compat import litellm, portkey
+from doubles.compat import DETECTORS, detector, litellm, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -51,6 +51,7 @@ NEIGHBOURS = (
     "/v1/rerank",
     "/v1/moderations",
     "/v1/verdicts/{policy}/",
+    *DETECTORS,
 )
 """Routes of other protocols, whose failures have their own shapes without our codes."""
 STREAM = "/v1/verdicts/{policy}/stream"
@@ -86,8 +87,9 @@ POLICY_BODIES: dict[str, dict[str, Any]] = {
     "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm("where is it?"),
     "/v1/verdicts/{policy}/classify": {"model": "tone", "input": "where is it?"},
     PORTKEY: portkey("where is it?"),
+    **{it: detector("where is it?", it) for it in DETECTORS},
 }
-"""The body for each route that names a policy. Policies of the tests have their tasks' names."""
+"""The body for each route whose address or header names a policy, which has its task's name."""
 Keys = dict[str, dict[str, str]]
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
@@ -370,7 +372,9 @@ async def test_a_hidden_task_and_a_missing_task_look_equal(
             assert answers[0].status_code in {404, 422}
     for template, body in POLICY_BODIES.items():
         answers = [
-            await client.post(template.format(policy=name), json=body, headers=headers)
+            await client.post(
+                template.format(policy=name), json=body, headers={**headers, "detector-id": name}
+            )
             for name in (HIDDEN, UNKNOWN)
         ]
         assert seen(answers[0]) == seen(answers[1]), template

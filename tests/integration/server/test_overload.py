@@ -15,6 +15,7 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers, tiny_backbone
+from doubles.compat import DETECTORS
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly
@@ -106,8 +107,8 @@ def test_every_prediction_is_refused_by_its_head_in_the_shape_of_its_protocol(
             is_ours = path.startswith(("/v1/predict", "/v1/tasks")) or path.endswith(
                 ("{policy}", "/stream")
             )
-            of_protocol = {"/v1/systemone": "detail"}.get(path, "error")
-            field = of_gateway or ("code" if is_ours else of_protocol)
+            of_protocol = {"/v1/systemone": "detail", **dict.fromkeys(DETECTORS, "message")}
+            field = of_gateway or ("code" if is_ours else of_protocol.get(path, "error"))
             assert field in json.loads(body), path
             counted.append(f'method="POST",route="{path}",status="{status}"')
         metrics = httpx.get(f"{address}/metrics").text.splitlines()

@@ -34,6 +34,7 @@ SHAPES: dict[str, tuple[str, Any]] = {
     "/v1/systemone": ("detail.error_type", "rate_limit_error"),
     "/tei/tasks/{task}/predict": ("error_type", "overloaded"),
     "/srun/v1/classify": ("error.code", "overloaded"),
+    "/api/v1/text/contents": ("code", 429),
     LITELLM: ("action", "BLOCKED"),
     PORTKEY: ("verdict", False),
 }

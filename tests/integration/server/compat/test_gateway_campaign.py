@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from doubles.compat import litellm, portkey, post
+from doubles.compat import DETECTORS, detector, litellm, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_client
 from nunatak_contract.enums import UnjudgedPart, VerdictAction
@@ -41,6 +41,7 @@ PATHS = {
     "moderations": "/v1/moderations",
     "nemo": "/v1/verdicts/{}/classify",
     "verdicts": "/v1/verdicts/{}",
+    **{it: it for it in DETECTORS},
 }
 
 
@@ -295,7 +296,32 @@ def of_texts() -> Iterator[Shape]:
         yield Shape(name=name, gateway="nemo", build=under("input", place), is_read=name == "text")
 
 
-SHAPES = [*of_litellm(), *of_portkey(), *of_texts()]
+def of_detectors() -> Iterator[Shape]:
+    contents, chat = DETECTORS
+
+    def messages(place: Place) -> Place:
+        return lambda it: {**detector("", chat), "messages": with_content(place(it), is_last=True)}
+
+    for name, place in (TEXTS | NO_TEXTS).items():
+        if name != "text":
+            yield Shape(
+                name=name,
+                gateway=contents,
+                build=lambda it, place=place: {"contents": place(it)},
+                is_read=name in {*TEXTS, "blank"},
+            )
+    for name, place in (MESSAGES | UNREAD).items():
+        build = messages(place)
+        yield Shape(name=name, gateway=chat, build=build, is_read=name in MESSAGES)
+    yield Shape(
+        name="tools",
+        gateway=chat,
+        build=lambda _: {**detector(HARMLESS, chat), "tools": [{"type": "function"}]},
+        is_read=False,
+    )
+
+
+SHAPES = [*of_litellm(), *of_portkey(), *of_texts(), *of_detectors()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +337,8 @@ async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text:
     body = shape.build(text)
     if shape.gateway in {"moderations", "nemo"}:
         body = {**body, "model": policy}
-    answer = await client.post(PATHS[shape.gateway].format(policy), json=body)
+    headers = {"detector-id": policy}
+    answer = await client.post(PATHS[shape.gateway].format(policy), json=body, headers=headers)
     assert answer.status_code in {200, 422}, answer.text
     found: Json = answer.json()
     if shape.gateway == "portkey":
@@ -324,11 +351,14 @@ async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text:
         case "litellm":
             return Outcome(passes=found["action"] != "BLOCKED", content=found["texts"])
         case "nemo":
-            return Outcome(passes=found["data"][0]["label"] not in {"block", "mask"})
+            passes = found["data"][0]["label"] not in {"block", "mask"}
         case "moderations":
-            return Outcome(passes=not any(it["flagged"] for it in found["results"]))
-        case _:
+            passes = not any(it["flagged"] for it in found["results"])
+        case "verdicts":
             return Outcome(passes=found["action"] != "block", content=found["texts"])
+        case _:
+            passes = not any(found)
+    return Outcome(passes=passes)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -395,6 +425,8 @@ def cut_calls(pieces: Sequence[str]) -> Iterator[Shape]:
         yield Shape(name=name, gateway="litellm", build=always(body))
     for name, call in calls.items():
         yield Shape(name=name, gateway="portkey", build=always(asked(call, "\n")))
+        if "messages" in call:
+            yield Shape(name=name, gateway=DETECTORS[1], build=always(call))
 
 
 @pytest.mark.parametrize("is_in_a_word", [False, True])

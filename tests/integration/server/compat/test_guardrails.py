@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from doubles.compat import SCORE, TEXT, litellm, native, portkey, post
+from doubles.compat import DETECTORS, SCORE, TEXT, detector, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from nunatak_contract.enums import ModerationCategory, PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_registry import Registry
@@ -318,6 +318,53 @@ async def test_portkey_gets_the_verdict_false_for_every_failure(
 
     assert found["verdict"] is False
     assert found["data"]["code"]
+
+
+async def test_the_orchestrator_gets_each_part_that_a_rule_has_found(
+    client: httpx.AsyncClient, registry: Registry
+) -> None:
+    registry.policies.put(
+        make_policy(
+            make_rule(when("topic", "urgent", threshold=ALWAYS), name="haste"),
+            make_rule(when("people", "X"), name="names", action=VerdictAction.MASK),
+            name="both",
+        )
+    )
+
+    async def detect(
+        path: str, policy: str, *texts: str, status: int = 200, **params: object
+    ) -> Any:  # noqa: ANN401 - JSON
+        body = detector(TEXT, path) | {"detector_params": params}
+        body |= {"contents": [*texts]} if path == DETECTORS[0] else {}
+        answer = await client.post(path, json=body, headers={"detector-id": policy})
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    contents, chat = DETECTORS
+    empty, found, again = await detect(contents, "both", " ", TEXT, TEXT, threshold=0.9)
+    (mask,) = {await masked(client, TEXT)}
+    spans = [it for it in found if it["detection_type"] == "mask"]
+    covered = TEXT
+    for it in reversed(spans):
+        assert it["text"] == TEXT[it["start"] : it["end"]]
+        covered = f"{covered[: it['start']]}[{it['detection']}]{covered[it['end'] :]}"
+    (whole,) = (it for it in found if it["detection_type"] == "block")
+
+    assert (empty, again, covered) == ([], found, mask)
+    assert (whole["start"], whole["end"], whole["detection"]) == (0, len(TEXT), "haste")
+    assert {it["score"] for it in found} == {1}
+    assert 0 < whole["metadata"]["score"] < 1
+    assert whole["metadata"] | {"policy": "both/1", "rule": "haste"} == whole["metadata"]
+    kinds = [(it["detection_type"], it["detection"]) for it in await detect(chat, "both")]
+    assert kinds[0] == ("block", "haste")
+    assert [await detect(it, "dry", TEXT) for it in DETECTORS] == [[[]], []]
+    ((failed,),) = await detect(contents, "allow", f"{TEXT}\U000e0041")
+    assert (failed["detection_type"], failed["detection"]) == ("block", "on_failure")
+    assert "no answer from topic" in failed["metadata"]["reason"]
+    refused = await detect(contents, "nobody", TEXT, status=404)
+    assert refused["code"] == 404
+    assert "no policy 'nobody'" in refused["message"]
+    await detect(chat, "both", status=422, safe_labels=["urgent"])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,17 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers
-from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, counted, litellm, portkey
+from doubles.compat import (
+    DETECTORS,
+    DOCUMENTS,
+    OTHER,
+    TASKS,
+    TEXT,
+    counted,
+    detector,
+    litellm,
+    portkey,
+)
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -36,7 +46,9 @@ OF_BACKBONE = {
 }
 SEVERAL = {"/srun/v1/bundle", "/v1/systemone", "/v1/decisions"}
 """Routes whose answer has no header for the one version that answered."""
-OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations"}
+OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations", *DETECTORS}
+NAMED = {"detector-id": "guard"}
+"""The header that names the policy on the routes of detectors."""
 PORTKEY = "/v1/verdicts/{policy}/portkey"
 LITELLM = "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api"
 GATEWAYS = {PORTKEY, LITELLM}
@@ -74,6 +86,7 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
         **dict.fromkeys(("/v1/moderations", "/v1/verdicts/{policy}/classify"), judging),
         LITELLM: litellm(text),
         PORTKEY: portkey(text),
+        **{it: detector(text, it) for it in DETECTORS},
         "/srun/v1/rerank": ranking,
         "/v1/systemone": {"model": "nunatak", "state": text, "questions": {"q": ASKED}},
         "/v1/decisions": {
@@ -187,7 +200,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
 
     async def ask(path: str, number: int, priority: str) -> None:
         body = body_about(f"text {number}", path, backbone)
-        headers = {"x-priority": priority}
+        headers = {**NAMED, "x-priority": priority}
         answer = await client.post(address_of(path), json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         answered.append(priority)
@@ -216,13 +229,15 @@ async def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
 ) -> None:
     body = body_about(TEXT, path, backbone)
 
-    refused = await client.post(address_of(path), json=body, headers={"x-priority": "urgent"})
+    headers = {**NAMED, "x-priority": "urgent"}
+    refused = await client.post(address_of(path), json=body, headers=headers)
 
     assert refused.status_code == 422
     if path == "/v1/systemone":
         assert refused.json()["detail"][0]["loc"] == ["header", "x-priority"]
         return
-    error = refused.json()["error"]
+    found = refused.json()
+    error = found.get("error", found)
     text = error if isinstance(error, str) else error["message"]
     assert text.startswith("the request does not follow its schema: header.x-priority: ")
 
@@ -238,7 +253,8 @@ async def test_a_look_up_that_hangs_ends_at_the_deadline(
     async with running_client(backbone, registry) as client, asyncio.timeout(60):
         for address, path in [*asked, ("/classify", "unnamed")]:
             body = body_about(TEXT, path, backbone)
-            answer = await client.post(address, json=body, headers={"x-deadline-ms": "50"})
+            headers = {**NAMED, "x-deadline-ms": "50"}
+            answer = await client.post(address, json=body, headers=headers)
             assert answer.status_code == 504 or "deadline" in answer.text, (path, answer.text)
             is_gateway = path.endswith(("/portkey", "/litellm_basic_guardrail_api"))
             assert not is_gateway or answer.status_code == 200, path
