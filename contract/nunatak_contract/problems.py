@@ -266,7 +266,9 @@ REASONS: Final[Mapping[str, Reason]] = {
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
     "too_many_inputs": Reason(
-        "a request may have at most {limit} {of}, got {count}; split the request", _INVALID
+        "a request may have at most {limit} {of}, got {count}; split the request, or raise the "
+        "server's limit",
+        _INVALID,
     ),
     "too_many_tasks": Reason(
         "a request may name at most {limit} tasks, got {count}; split the request", _INVALID

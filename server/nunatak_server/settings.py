@@ -169,6 +169,11 @@ class ServerSettings(BaseSettings):
     max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=64, description="inputs of one request; a query with its documents is one input"
     )
+    max_call_texts: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1024,
+        description="texts of one call to a language model that a guard of a gateway judges, with "
+        "the joined ones",
+    )
     max_documents: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=1000,
         description="documents of one request, over all its queries; options and levels of one "

@@ -17,19 +17,19 @@ CEILINGS = {
     "nunatak": (562, 3),
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
-    "nunatak_contract": (4292, 19),
+    "nunatak_contract": (4294, 19),
     "nunatak_rows": (825, 5),
     "nunatak_loadtest": (1049, 6),
     "nunatak_model": (9107, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4187, 21),
-    "nunatak_server": (20902, 90),
+    "nunatak_server": (20917, 90),
     "nunatak_training": (8768, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_492, 292
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_435}
+MAX_LINES, MAX_FILES = 63_509, 292
+CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_447}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

@@ -44,7 +44,7 @@ async def judge_call(
     published = found.document
     turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
     settings = state_of(request.scope).settings
-    most = settings.max_inputs
+    most = settings.max_call_texts
     sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
     joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
     asked = tuple({**content.texts, **joined})
@@ -54,7 +54,7 @@ async def judge_call(
         max_chars=settings.max_text_chars,
     )
     judgement = await judge.ask(
-        found, asked, left, match=match if published.patterns and sequences else None
+        found, asked, left, is_call=True, match=match if published.patterns and sequences else None
     )
     masks: Mapping[str, str] = {}
     if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:
@@ -277,7 +277,9 @@ async def detect_in_contents(
     """Judge each text, and return what the rules of the policy have found in it."""
     asked = tuple(it for it in body.contents if it.strip())
     judge = runtime_of(request).judge
-    judgement = await judge.judge(detector_id, asked, handling, stops_early=False)
+    published, left = await judge.find(detector_id, handling)
+    judgement = await judge.ask(published, asked, left, is_call=True, stops_early=False)
+    judge.observe(judgement)
     decisions = dict(zip(asked, judgement.decisions, strict=True))
     found = [
         [

@@ -75,6 +75,7 @@ router = Router(route_class=StrictRoute, responses=PROBLEMS)
 PUBLISHED_LIMITS = {
     "max_body_bytes",
     "max_inputs",
+    "max_call_texts",
     "max_documents",
     "max_tasks_per_request",
     "max_text_chars",

@@ -235,8 +235,10 @@ class PredictionService:
             if len(backbone.layers) < num_layers:
                 raise NunatakError("layer_not_held", index=num_layers - 1)
         settings = self._settings
+        is_call = isinstance(request, PredictionRequest) and request.is_call
+        most = settings.max_call_texts if is_call else settings.max_inputs
         counts = (
-            ("inputs", len(request.inputs), settings.max_inputs),
+            ("texts of a call" if is_call else "inputs", len(request.inputs), most),
             ("documents", count_documents(request.inputs), settings.max_documents),
         )
         for what, num, limit in counts:

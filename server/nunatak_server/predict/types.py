@@ -74,6 +74,8 @@ class PredictionRequest:
     """The conditions of a policy. A request with conditions gets their states, and no outputs."""
     growing: Growing | None = None
     """What is known of the text of a stream, which is the only input."""
+    is_call: bool = False
+    """Whether the inputs are the texts of a call to a language model, which cannot be split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,13 +192,15 @@ class Judge:
         *,
         stops_early: bool = True,
         growing: Growing | None = None,
+        is_call: bool = False,
         match: Callable[[Pace], Awaitable[Sequence[Matches]]] | None = None,
     ) -> Judgement:
         """Return the decisions of a policy about texts, or about what is new of a growing text.
 
         Patterns and tasks have the time of one deadline, patterns first. `match` finds the matches
-        of a growing text. In a dry run, a refusal of the whole request is the failure of each task
-        and pattern: it stops nothing.
+        of a growing text. A call to a language model may have more texts than other requests. In a
+        dry run, a refusal of the whole request is the failure of each task and pattern: it stops
+        nothing.
         """
         policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
@@ -212,6 +214,7 @@ class Judge:
             options=OPTIONS,
             conditions=policy.conditions,
             growing=growing,
+            is_call=is_call,
         )
         try:
             # Patterns read no text that the server refuses, such as one that is too long.

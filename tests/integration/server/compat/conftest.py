@@ -40,7 +40,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 
 @pytest.fixture(scope="module")
 def settings() -> ServerSettings:
-    return make_settings(max_inputs=8)
+    return make_settings(max_inputs=8, max_call_texts=64)
 
 
 @pytest.fixture(scope="module")

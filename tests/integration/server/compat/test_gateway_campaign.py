@@ -308,7 +308,7 @@ def of_detectors() -> Iterator[Shape]:
                 name=name,
                 gateway=contents,
                 build=lambda it, place=place: {"contents": place(it)},
-                is_read=name in {*TEXTS, "blank"},
+                is_read=name in {*TEXTS, "blank", "many"},
             )
     for name, place in (MESSAGES | UNREAD).items():
         build = messages(place)

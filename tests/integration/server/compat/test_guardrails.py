@@ -211,6 +211,18 @@ async def test_litellm_blocks_passes_and_masks(client: httpx.AsyncClient) -> Non
     assert changed["texts"] == ["", await masked(client, TEXT), " "]
 
 
+async def test_a_long_conversation_is_judged_to_its_end(client: httpx.AsyncClient) -> None:
+    turns = [f"turn {number} of ann" for number in range(40)]
+    told = [await post(client, LITELLM.format(it), litellm(*turns)) for it in ("allow", "mask")]
+    contents, _ = DETECTORS
+    body = {"contents": turns}
+    answer = await client.post(contents, json=body, headers={"detector-id": "block"})
+
+    assert [it["action"] for it in told] == ["NONE", "GUARDRAIL_INTERVENED"]
+    assert told[1]["texts"] == [await masked(client, it) for it in turns]
+    assert [len(it) for it in answer.json()] == [1] * len(turns)
+
+
 @pytest.mark.parametrize("texts", [None, [], ["", " "]])
 async def test_litellm_passes_a_call_without_text_only_for_a_policy_that_exists(
     client: httpx.AsyncClient, texts: list[str] | None
@@ -290,7 +302,7 @@ async def test_portkey_gets_a_verdict_and_the_changed_call(client: httpx.AsyncCl
         ("mask", portkey(TEXT, request={"json": {}, "text": TEXT})),
         ("allow", portkey("", "afterRequestHook", response={"json": {}, "text": ""})),
         ("allow", portkey("", request={"json": {"a": [None] * 5000}, "text": ""})),
-        ("allow", portkey("", request={"json": {"a": list(map(str, range(9)))}, "text": ""})),
+        ("allow", portkey("", request={"json": {"a": list(map(str, range(65)))}, "text": ""})),
         ("allow", '{"request": {"text": "\\ud800"}, "eventType": "beforeRequestHook"}'),
     ],
     ids=[
