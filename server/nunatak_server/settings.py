@@ -224,6 +224,11 @@ class ServerSettings(BaseSettings):
     max_queued_requests: Count = Field(
         default=1024, description="requests without an answer yet; further requests get 429"
     )
+    answer_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
+        default=16 * 1024**2,
+        description="bytes for what tasks have answered to policies, by caller; a gateway sends "
+        "earlier texts again in each call; 0 = no cache",
+    )
     max_queued_tokens: Count = Field(
         default=262_144,
         description="tokens of the rows of queued requests, counted through all layers, at least "

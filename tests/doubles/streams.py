@@ -128,7 +128,9 @@ class Outcome:
 class StreamBench:
     """A judge over tasks in memory, one tokenizer family and one policy."""
 
-    def __init__(self, family: TokenizerFamily, policy: Policy) -> None:
+    def __init__(
+        self, family: TokenizerFamily, policy: Policy, *, answer_cache_bytes: int = 0
+    ) -> None:
         backbone = replace(tiny_backbone(num_layers=2), tokenizer=served(family))
         branch = random_branch(backbone, TopK(num_layers=1))
         self.store, self.engine, self.clock = FakeStore(branch), HashingEngine(), ManualClock()
@@ -138,7 +140,9 @@ class StreamBench:
             self.store,
             self.engine,
             admission=self.admission,
-            settings=SETTINGS.model_copy(update={"max_text_chars": 10_000}),
+            settings=SETTINGS.model_copy(
+                update={"max_text_chars": 10_000, "answer_cache_bytes": answer_cache_bytes}
+            ),
         )
         self.policy = policy
         for task in TASKS:

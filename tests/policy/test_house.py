@@ -23,13 +23,13 @@ CEILINGS = {
     "nunatak_model": (9107, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4187, 21),
-    "nunatak_server": (20917, 90),
+    "nunatak_server": (20993, 91),
     "nunatak_training": (8768, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_509, 292
-CEILINGS_BESIDE = {"benchmarks": 9_757, "tests": 75_447}
+MAX_LINES, MAX_FILES = 63_585, 293
+CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_549}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

@@ -5,15 +5,12 @@ that goes on, is a window of the whole text. Each step tokenizes the open window
 it, since a tokenizer may read the begin of a text in its own way. The end tokenizes the whole text.
 """
 
-from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
-from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
-from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
+from nunatak_server.predict.known_rows import KnownRows
 from nunatak_server.tokenization import Encodings, Reading
 
 MOST_CHARS = 8
@@ -49,8 +46,8 @@ class Growing:
         self._windows = dict[Reading, _Windows]()
         self._read = dict[Reading, _Windows]()
         """The windows of the readings of this step."""
-        self._known = dict[tuple[VersionKey, Encoding], "array[float]"]()
-        """Logits. Those of tokens are many, and a list would need four times the memory."""
+        self.known_rows = KnownRows()
+        """About the windows that are closed."""
         self._counted = set[tuple[str, str]]()
 
     @property
@@ -136,31 +133,9 @@ class Growing:
         else:
             own.start = place, num_tokens + len(before)
 
-    def unknown(
-        self, manifest: TaskManifest, encodings: Iterable[Encoding]
-    ) -> Collection[Encoding]:
-        """Return the encodings for which a version has no answer yet, each once, in order."""
-        return dict.fromkeys(it for it in encodings if (key_of(manifest), it) not in self._known)
-
-    def complete(
-        self,
-        manifest: TaskManifest,
-        read: Sequence[Encodings],
-        found: Mapping[Encoding, RowOutcome],
-    ) -> Sequence[RowOutcome]:
-        """Return the outcome of each window, from those of the windows that were asked."""
-        windows = tuple(chain.from_iterable(read))
-        key = key_of(manifest)
-        # An open window grows, so its answer is of no use later.
-        for it in windows[:-1] if self.takes_open else windows:
-            if isinstance(answer := found.get(it), RowAnswer):
-                # The places of tokens take most of the memory of a window.
-                self._known[key, replace(it, alignment=None)] = array("d", answer.logits)
-        return [found.get(it) or _answer(self._known[key, it]) for it in windows]
-
-
-def _answer(logits: "array[float]") -> RowAnswer:
-    return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=0)
+    def stays(self, window: Encoding, windows: Sequence[Encoding]) -> bool:
+        """Whether a window of the windows of a reading is closed. An open window grows."""
+        return not self.takes_open or window != windows[-1]
 
 
 def _moved(window: Encoding, by: int) -> Encoding:

@@ -19,6 +19,7 @@ from nunatak_server.catalog.catalog import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.outputs.outputs import on_long_of, reading_of, work_of
+from nunatak_server.predict.known_rows import KnownRows
 from nunatak_server.predict.types import (
     BACKBONE,
     Asked,
@@ -110,8 +111,11 @@ class Preprocessor:
         rollouts: Rollouts,
         metrics: Metrics,
         backbones: Backbones,
+        known_rows: KnownRows,
         clock: Callable[[], float],
     ) -> None:
+        """`known_rows` has those of texts that are no streams."""
+        self._known_rows = known_rows
         self._facts = facts
         self._tokenization = tokenization
         self._rollouts = rollouts
@@ -173,33 +177,35 @@ class Preprocessor:
         self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
     ) -> tuple[list[Asked], float]:
         found = await self._choose_all(request, permit, pace, name)
-        growing = request.growing
         encoded, tokenize_s = await self._encode(request, _readings_of(found, request.options))
         read = await self._read_all(found, request, encoded, pace)
-        if growing is None or growing.is_whole:
+        if request.growing is None or request.growing.is_whole:
             self._observe_long(read)
         _refuse_if_all_do(read, found)
         asked = [it for it in read if isinstance(it, AskedTask)]
+        caller, priority = request.handling.caller, request.handling.priority
         num_rows = defaultdict[str, float](float)
         for each in asked:
-            num_rows[each.manifest.task] += MIN_COST * (
-                sum(map(len, each.encodings))
-                if growing is None
-                else len(growing.unknown(each.manifest, chain.from_iterable(each.encodings)))
-            )
+            wanted = [*chain.from_iterable(each.encodings)]
+            # A shadow is compared with rows that are computed.
+            if request.conditions and each.shadow is None:
+                each.known = self._known_rows_of(request).find(caller, each.manifest, wanted)
+                each.unknown = [it for it in dict.fromkeys(wanted) if it not in each.known]
+                await pace.count(len(wanted))
+                wanted = each.unknown
+                self._metrics.count_task("known_rows", each.manifest.task, by=len(each.known))
+            num_rows[each.manifest.task] += MIN_COST * len(wanted)
             head, options = each.manifest.head, request.options
             each.output_work = work_of(head, each.encodings, options=options)
         permit.take_tokens(num_rows)
         rows = _Rows(
             encoded, backbones=self._row_backbones, next_group=self._groups.__next__, pace=pace
         )
-        caller, priority = request.handling.caller, request.handling.priority
         for each in asked:
             each.rows = await rows.of(each.reading, each.manifest.split_depth, caller, priority)
-            if growing is not None:
-                of_encoding = {it.encoding: it for it in each.rows}
-                windows = chain.from_iterable(each.encodings)
-                each.rows = [of_encoding[it] for it in growing.unknown(each.manifest, windows)]
+            if each.unknown is not None:
+                row_of = {it.encoding: it for it in each.rows}
+                each.rows = [row_of[it] for it in each.unknown]
             if each.shadow is not None:
                 reading = reading_of(each.shadow, request.options)
                 depth = each.shadow.split_depth
@@ -214,6 +220,18 @@ class Preprocessor:
                     deadline=pace.deadline,
                 )
         return read, tokenize_s
+
+    def keep(self, request: PredictionRequest, asked: Asked) -> None:
+        """Remember what a version has answered to a policy."""
+        if isinstance(asked, AskedTask) and request.conditions:
+            found = zip((it.encoding for it in asked.rows), asked.outcomes, strict=False)
+            if request.growing is not None:
+                windows = [*chain.from_iterable(asked.encodings)]
+                found = (it for it in found if request.growing.stays(it[0], windows))
+            self._known_rows_of(request).keep(request.handling.caller, asked.manifest, found)
+
+    def _known_rows_of(self, request: PredictionRequest) -> KnownRows:
+        return self._known_rows if request.growing is None else request.growing.known_rows
 
     async def _choose_all(
         self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None

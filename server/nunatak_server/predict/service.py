@@ -23,6 +23,7 @@ from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.predict.ask import Dispatcher, RequestPart, RowSink, arrivals, hold_refusals
+from nunatak_server.predict.known_rows import KnownRows
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
     BACKBONE,
@@ -66,7 +67,7 @@ LOGITS_PER_S: Final = 200_000
 
 
 class PredictionService:
-    """Answers requests; only the event loop thread may use it."""
+    """KnownRows requests; only the event loop thread may use it."""
 
     def __init__(  # noqa: PLR0913 - its collaborators, by name
         self,
@@ -99,6 +100,7 @@ class PredictionService:
             rollouts=rollouts,
             metrics=metrics,
             backbones=backbones,
+            known_rows=KnownRows(settings.answer_cache_bytes),
             clock=clock,
         )
         self._dispatcher = Dispatcher(
@@ -299,6 +301,7 @@ class PredictionService:
             sources = [self._answer_part(part, permit, pace) for part in parts]
             async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
                 async for answered, tokenize_s in taken:
+                    self._preprocessor.keep(request, answered)
                     (result,) = await self._conclude(request, [answered], pace)
                     self._observe_answer(request, answered, result)
                     timings = await _timings_of([answered], tokenize_s, pace)

@@ -7,8 +7,9 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Final, Self, TypeVar
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Condition
 from nunatak_contract.requests import Input, Inputs, Parameters
 from nunatak_contract.wire import PredictedValue
+from nunatak_model import Encoding
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.conditions import States, states_of
@@ -114,11 +116,22 @@ class AskedTask:
     """Numbers of read and unread tokens of each input."""
     output_work: int = 0
     """The work to make the outputs, in logits."""
+    known: Mapping[Encoding, RowAnswer] = field(default_factory=dict[Encoding, RowAnswer])
+    """What the version has answered before."""
+    unknown: Sequence[Encoding] | None = None
+    """The encodings to ask about, each once; None asks about all, input by input."""
     rows: Sequence[RowSpec] = ()
-    """One row for each encoding, input by input."""
+    """One row for each encoding to ask about."""
     shadow_run: ShadowRun | None = None
     """The shadow's rows, which run in the same batch."""
     outcomes: RowOutcomes = ()
+
+    def outcomes_of_all(self) -> RowOutcomes:
+        """Return the outcome for each encoding, input by input, or one failure for all."""
+        if self.unknown is None or len(self.outcomes) != len(self.unknown):
+            return self.outcomes
+        found = {**self.known, **dict(zip(self.unknown, self.outcomes, strict=True))}
+        return [found[it] for it in chain.from_iterable(self.encodings)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,10 +262,7 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
     if isinstance(asked, TaskFailure):
         return asked
     manifest = asked.manifest
-    outcomes = asked.outcomes
-    if request.growing is not None and len(outcomes) == len(asked.rows):
-        answered = zip((row.encoding for row in asked.rows), outcomes, strict=True)
-        outcomes = request.growing.complete(manifest, asked.encodings, dict(answered))
+    outcomes = asked.outcomes_of_all()
     logits = list[Sequence[float]]()
     for row in outcomes:
         if not isinstance(row, RowAnswer):

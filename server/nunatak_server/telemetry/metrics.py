@@ -101,6 +101,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "caller_requests": ("Requests by caller", ("caller", "status")),
     "caller_tokens": ("Tokens of the rows computed for a caller", ("caller",)),
     "task_rows": ("Rows computed for a task", TASK),
+    "known_rows": ("Rows of policies that were answered before", TASK),
     "task_tokens": ("Tokens of the rows computed for a task", TASK),
     "task_queue_seconds": ("Time that requests of a task waited", TASK),
     "shared_trunk_rows": ("Rows that share the trunk row of another row of their batch", ()),
