@@ -97,13 +97,14 @@ LISTS: Final = _names("allOf anyOf oneOf prefixItems sources type")
 """Names of lists in a JSON schema or a citation, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
     UnjudgedPart.IMAGES: _names(
-        "image image_file image_generation_call image_url images input_image"
+        "image image_data image_embeds image_file image_generation_call image_url images "
+        "input_image"
     ),
-    UnjudgedPart.AUDIO: _names("audio input_audio output_audio"),
+    UnjudgedPart.AUDIO: _names("audio audio_data audio_embeds audio_url input_audio output_audio"),
     UnjudgedPart.FILES: _names(
         "attachments container_upload document document_url file fileData file_data file_id "
-        "file_ids file_url files inlineData inline_data input_file input_video tool_file video "
-        "video_url"
+        "file_ids file_url files inlineData inline_data input_file input_video multimodal_data "
+        "tool_file video video_data video_embeds video_url"
     ),
     UnjudgedPart.TOOLS: _names("additional_tools functions mcp_list_tools tool_choice tools"),
     UnjudgedPart.TOOL_CALLS: _names(
@@ -111,7 +112,7 @@ NAMES_OF_PARTS: Final = {
         "function_call functionCall local_shell_call mcp_approval_request mcp_call mcp_tool_use "
         "server_tool_use shell_call tool_calls tool_search_call tool_use toolUse web_search_call"
     ),
-    UnjudgedPart.OTHER: _names("logprobs"),
+    UnjudgedPart.OTHER: _names("logprobs prompt_embeds"),
 }
 TEXTS_OF_PARTS: Final = _names("error output outputs results text transcript")
 """Names of fields with the words of a sound, or with what a call has found."""

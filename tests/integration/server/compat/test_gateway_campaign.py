@@ -101,6 +101,8 @@ UNREAD: dict[str, Place] = {
     "document": lambda it: said([{"type": "document", "source": {"type": "base64", "data": it}}]),
     "image-of-type": lambda it: said({"type": "image", "source": {"data": it}}),
     "video": lambda _: said([{"type": "video_url", "video_url": {"url": "https://nowhere/"}}]),
+    "sound-of-no-type": lambda _: said([{"audio_url": "https://nowhere.example/a.wav"}]),
+    "embeddings-of-no-type": lambda it: said([{"image_embeds": it}]),
     "inline": lambda _: {"role": "user", "parts": [{"inlineData": {"data": "aaaa"}}]},
     "tool-use": lambda it: said([{"type": "tool_use", "input": {"a": it}}], "assistant"),
     "tool-use-of-bedrock": lambda it: said([{"toolUse": {"input": {"id": "a", "n": 5, "b": it}}}]),
@@ -134,6 +136,7 @@ UNREAD_FIELDS: dict[str, Place] = {
     "audio": lambda it: {"messages": [said(it)], "audio": {"voice": "alloy"}},
     "prompt-ids": lambda _: {"prompt": [1, 2, 3]},
     "prompts-ids": lambda _: {"prompt": [[1, 2], [3]]},
+    "embeddings": lambda it: {"prompt": HARMLESS, "prompt_embeds": it},
     "mixed-ids": lambda it: {"prompt": [it, 5]},
 }
 """Whole calls of Portkey with a part that no task reads."""
