@@ -93,8 +93,8 @@ SCHEMA_PLACES: Final = _names(
     "format generationConfig guided_json output_config response_format structured_outputs text"
 )
 """Names of fields of a call that hold a JSON schema, where other names than keywords may stand."""
-LISTS: Final = _names("allOf anyOf oneOf prefixItems sources type")
-"""Names of lists in a JSON schema or a citation, whose items are no parts of a message."""
+LISTS: Final = _names("allOf anyOf edits oneOf prefixItems sources type")
+"""Names of lists in a schema, a citation or a setting, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
     UnjudgedPart.IMAGES: _names(
         "image image_data image_embeds image_file image_generation_call image_url images "
@@ -106,7 +106,9 @@ NAMES_OF_PARTS: Final = {
         "file_ids file_url files inlineData inline_data input_file input_video multimodal_data "
         "tool_file video video_data video_embeds video_url"
     ),
-    UnjudgedPart.TOOLS: _names("additional_tools functions mcp_list_tools tool_choice tools"),
+    UnjudgedPart.TOOLS: _names(
+        "additional_tools functions mcp_list_tools mcp_servers skills tool_choice tools"
+    ),
     UnjudgedPart.TOOL_CALLS: _names(
         "apply_patch_call code_interpreter_call computer_call custom_tool_call file_search_call "
         "function_call functionCall local_shell_call mcp_approval_request mcp_call mcp_tool_use "

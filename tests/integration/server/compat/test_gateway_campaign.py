@@ -176,6 +176,7 @@ USUAL: Json = {
     "reasoning_effort": "high",
     "service_tier": "auto",
     "logit_bias": {"50256": -100},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
     "response_format": {"type": "json_object"},
     "stream_options": {"include_usage": True},
     "tools": [],
