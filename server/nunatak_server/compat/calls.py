@@ -154,7 +154,8 @@ class CallContent:
 
     def read(self, value: JsonValue) -> JsonValue:
         """Read a call or its texts; return the value with changed texts."""
-        changed = self._read(value, "")
+        # A role of the call itself is none of its messages.
+        changed = self._object(value, "") if isinstance(value, dict) else self._read(value, "")
         runs = dict[str, list[Sequence[str]]]()
         for author, run in groupby(self._said, key=attrgetter("author")):
             said = tuple(run)
