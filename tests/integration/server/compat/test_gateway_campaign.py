@@ -89,7 +89,17 @@ MESSAGES: dict[str, Place] = {
     "twice": lambda it: said([part(it), part(it)]),
 }
 """Messages with a text that a model may read."""
+BESIDE: dict[str, Place] = {
+    "message-of-type": lambda it: said(it, type="image"),
+    "title": lambda it: said([{"type": "document", "source": {"type": "url"}, "title": it}]),
+    "file-name": lambda it: said([{"type": "file", "file": {"file_id": "f", "filename": it}}]),
+    "document-name": lambda it: said([{"document": {"name": it, "source": {"bytes": "aaaa"}}}]),
+    "document-text": lambda it: said([{"document": {"source": {"content": [{"text": it}]}}}]),
+    "document-data": lambda it: said([{"type": "document", "document": {"data": {"a": it}}}]),
+}
+"""Messages with a part that no task reads, and a text in it or beside it."""
 UNREAD: dict[str, Place] = {
+    **BESIDE,
     "image": lambda _: said([IMAGE]),
     "image-string": lambda _: said([{"type": "image_url", "image_url": "https://nowhere/"}]),
     "image-object": lambda _: said(IMAGE),
@@ -439,7 +449,8 @@ async def test_a_policy_that_names_the_parts_still_judges_the_texts(
 ) -> None:
     gateways = [it for it in UNREAD_SHAPES if it.gateway in {"litellm", "portkey"}]
 
-    assert await passing(client, "open", READ, ATTACK) == set()
+    judged = [*READ, *(it for it in gateways if it.name.startswith(tuple(BESIDE)))]
+    assert await passing(client, "open", judged, ATTACK) == set()
     assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
 
 
