@@ -8,7 +8,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width, heads = attentio
 longest = tokens of a row, and of the longest row.
 """
 
-import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,8 +36,11 @@ from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
 
 PADDING_ID = 1
 """transformers' code has this number, whatever `config.json` says."""
-NUM_BUCKETS, FARTHEST = 32, 128
-"""Number of biases of each head, and the distance from which all share the last; also fixed."""
+NUM_BUCKETS = 32
+"""Number of biases of each head; also fixed."""
+BORDERS = (*range(1, 9), 12, 16, 23, 32, 46, 64, 91)
+"""The least distance in each bucket but the first, as transformers computes it. To compute it at
+the import with torch would wait forever in a process forked after work on several threads."""
 DEFAULTS: Mapping[str, object] = {
     **bert.DEFAULTS,
     "vocab_size": 30_527,
@@ -150,22 +153,10 @@ def _terms(
 
 def _bucket(distance: int) -> int:
     """The row of the table for the distance query - key; keys behind the query have the first."""
-    near = BUCKETS[min(abs(distance), FARTHEST)]
+    near = bisect_right(BORDERS, abs(distance))
     return near + NUM_BUCKETS // 2 if distance < 0 else near
 
 
-def _near_buckets() -> tuple[int, ...]:
-    """In transformers' order of operations: other roundings would move the borders of buckets."""
-    half = NUM_BUCKETS // 2
-    exact = half // 2
-    distance = torch.arange(FARTHEST + 1)
-    share = torch.log(distance.float() / exact) / math.log(FARTHEST / exact)
-    far = exact + (share * (half - exact)).to(torch.long)
-    buckets = torch.where(distance < exact, distance, far.clamp(max=half - 1))
-    return tuple(int(it) for it in buckets)
-
-
-BUCKETS = _near_buckets()
 MPNET = replace(
     bert.BERT,
     embeddings={**bert.WITHOUT_TYPES, RELATIVE: "encoder.relative_attention_bias.weight"},

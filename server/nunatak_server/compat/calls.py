@@ -93,28 +93,33 @@ SCHEMA_PLACES: Final = _names(
     "format generationConfig guided_json output_config response_format structured_outputs text"
 )
 """Names of fields of a call that hold a JSON schema, where other names than keywords may stand."""
-LISTS: Final = _names("allOf anyOf oneOf prefixItems sources type")
-"""Names of lists in a JSON schema or a citation, whose items are no parts of a message."""
+LISTS: Final = _names("allOf anyOf edits oneOf prefixItems sources type")
+"""Names of lists in a schema, a citation or a setting, whose items are no parts of a message."""
 NAMES_OF_PARTS: Final = {
     UnjudgedPart.IMAGES: _names(
-        "image image_file image_generation_call image_url images input_image"
+        "image image_data image_embeds image_file image_generation_call image_url images "
+        "input_image"
     ),
-    UnjudgedPart.AUDIO: _names("audio input_audio output_audio"),
+    UnjudgedPart.AUDIO: _names("audio audio_data audio_embeds audio_url input_audio output_audio"),
     UnjudgedPart.FILES: _names(
         "attachments container_upload document document_url file fileData file_data file_id "
-        "file_ids file_url files inlineData inline_data input_file input_video tool_file video "
-        "video_url"
+        "file_ids file_url files inlineData inline_data input_file input_video multimodal_data "
+        "tool_file video video_data video_embeds video_url"
     ),
-    UnjudgedPart.TOOLS: _names("additional_tools functions mcp_list_tools tool_choice tools"),
+    UnjudgedPart.TOOLS: _names(
+        "additional_tools functions mcp_list_tools mcp_servers skills tool_choice tools"
+    ),
     UnjudgedPart.TOOL_CALLS: _names(
         "apply_patch_call code_interpreter_call computer_call custom_tool_call file_search_call "
         "function_call functionCall local_shell_call mcp_approval_request mcp_call mcp_tool_use "
         "server_tool_use shell_call tool_calls tool_search_call tool_use toolUse web_search_call"
     ),
-    UnjudgedPart.OTHER: _names("logprobs"),
+    UnjudgedPart.OTHER: _names("logprobs prompt_embeds"),
 }
 TEXTS_OF_PARTS: Final = _names("error output outputs results text transcript")
 """Names of fields with the words of a sound, or with what a call has found."""
+TEXTS_OF_FILES: Final = _names("content context document_name filename name title")
+"""Names of fields with what a model reads of a file as text, anywhere in the file."""
 PARTS: Final = {name: part for part, names in NAMES_OF_PARTS.items() for name in names}
 """The part of a field with this name, or of an object in a list with this type."""
 
@@ -151,7 +156,8 @@ class CallContent:
 
     def read(self, value: JsonValue) -> JsonValue:
         """Read a call or its texts; return the value with changed texts."""
-        changed = self._read(value, "")
+        # A role of the call itself is none of its messages.
+        changed = self._object(value, "") if isinstance(value, dict) else self._read(value, "")
         runs = dict[str, list[Sequence[str]]]()
         for author, run in groupby(self._said, key=attrgetter("author")):
             said = tuple(run)
@@ -179,10 +185,13 @@ class CallContent:
         if len(sequence) > 1:
             self.sequences[sequence] = None
 
-    def _read(self, value: JsonValue, name: str) -> JsonValue:
+    def _count(self) -> None:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             raise invalid_request(f"a guarded call may have at most {MAX_VALUES} JSON values")
+
+    def _read(self, value: JsonValue, name: str) -> JsonValue:
+        self._count()
         match value:
             case str():
                 return self._text(value, name)
@@ -248,8 +257,9 @@ class CallContent:
             return self._read(value, "")
         name = READ_AS.get((name, parent), name)
         part = PARTS.get(name) if _has_content(value) and not _is_setting(value, name) else None
-        if self._is_left_out(part or _part_of(value), parent):
-            return self._part(value)
+        part = part or _part_of(value)
+        if self._is_left_out(part, value, parent):
+            return self._part(value, part, name)
         before, self._place = self._place, self._place or name
         is_data = name in DATA_FIELDS and parent != "structured_outputs"
         changed = self._read(value, DATA if parent == DATA or is_data else name)
@@ -270,24 +280,33 @@ class CallContent:
             ):
                 rest = {it: own for it, own in value.items() if it != "data"}
                 return {**self._object(rest, name), "data": data}
-            case _ if self._is_left_out(_part_of(value, unknown=UnjudgedPart.OTHER), name):
-                return self._part(value)
             case _:
-                pass
+                part = _part_of(value, unknown=UnjudgedPart.OTHER)
+                if self._is_left_out(part, value, name):
+                    return self._part(value, part)
         return self._read(value, name)
 
-    def _is_left_out(self, part: UnjudgedPart | None, name: str) -> bool:
-        """Note a part that no task reads; return whether it is outside of data."""
+    def _is_left_out(self, part: UnjudgedPart | None, value: JsonValue, name: str) -> bool:
+        """Note a part that no task reads; return whether it is outside of data, and no message."""
         if part is not None:
             self.unread[part] = None
-        return part is not None and name != DATA
+        is_message = isinstance(value, dict) and "role" in value
+        return part is not None and name != DATA and not is_message
 
-    def _part(self, value: JsonValue) -> JsonValue:
+    def _part(self, value: JsonValue, part: UnjudgedPart | None, name: str = "") -> JsonValue:
         """Read what is text in a part, such as the words of a sound."""
+        self._count()
         if not isinstance(value, dict):
             return value
-        texts = {it: own for it, own in value.items() if it in TEXTS_OF_PARTS and own}
-        return {**value, **{it: self._read(text, "text") for it, text in texts.items()}}
+        changed, is_file = dict[str, JsonValue](), part is UnjudgedPart.FILES
+        for it, own in value.items():
+            if it in TEXTS_OF_PARTS and own:
+                changed[it] = self._read(own, "text")
+            elif is_file and (it in TEXTS_OF_FILES or (it, name) == ("data", "document")):
+                changed[it] = self._read(own, DATA if it == "data" else it)
+            else:
+                changed[it] = self._part(own, part, it) if is_file else own
+        return changed
 
 
 def _has_content(value: JsonValue) -> bool:

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,20 @@ def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[P
         assert mine.manifest.recipe == command.recipe
         assert list(mine.scores) == ["accuracy"]
         assert mine.test_scores is None
+
+
+def test_a_process_forked_after_work_on_several_threads_imports_all_of_the_model() -> None:
+    code = (
+        "import os, signal, sys, torch\n"
+        "torch.set_num_threads(2)\ntorch.ones(1000, 1000) @ torch.ones(1000, 1000)\n"
+        "if not (child := os.fork()):\n"
+        "    signal.alarm(30)\n"
+        "    import nunatak_server.local, nunatak_training.train\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitpid(child, 0)[1])"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
 
 
 def test_a_process_forked_after_work_on_several_threads_trains(places: tuple[Path, Path]) -> None:

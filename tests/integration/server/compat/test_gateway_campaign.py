@@ -90,7 +90,17 @@ MESSAGES: dict[str, Place] = {
     "twice": lambda it: said([part(it), part(it)]),
 }
 """Messages with a text that a model may read."""
+BESIDE: dict[str, Place] = {
+    "message-of-type": lambda it: said(it, type="image"),
+    "title": lambda it: said([{"type": "document", "source": {"type": "url"}, "title": it}]),
+    "file-name": lambda it: said([{"type": "file", "file": {"file_id": "f", "filename": it}}]),
+    "document-name": lambda it: said([{"document": {"name": it, "source": {"bytes": "aaaa"}}}]),
+    "document-text": lambda it: said([{"document": {"source": {"content": [{"text": it}]}}}]),
+    "document-data": lambda it: said([{"type": "document", "document": {"data": {"a": it}}}]),
+}
+"""Messages with a part that no task reads, and a text in it or beside it."""
 UNREAD: dict[str, Place] = {
+    **BESIDE,
     "image": lambda _: said([IMAGE]),
     "image-string": lambda _: said([{"type": "image_url", "image_url": "https://nowhere/"}]),
     "image-object": lambda _: said(IMAGE),
@@ -102,6 +112,8 @@ UNREAD: dict[str, Place] = {
     "document": lambda it: said([{"type": "document", "source": {"type": "base64", "data": it}}]),
     "image-of-type": lambda it: said({"type": "image", "source": {"data": it}}),
     "video": lambda _: said([{"type": "video_url", "video_url": {"url": "https://nowhere/"}}]),
+    "sound-of-no-type": lambda _: said([{"audio_url": "https://nowhere.example/a.wav"}]),
+    "embeddings-of-no-type": lambda it: said([{"image_embeds": it}]),
     "inline": lambda _: {"role": "user", "parts": [{"inlineData": {"data": "aaaa"}}]},
     "tool-use": lambda it: said([{"type": "tool_use", "input": {"a": it}}], "assistant"),
     "tool-use-of-bedrock": lambda it: said([{"toolUse": {"input": {"id": "a", "n": 5, "b": it}}}]),
@@ -135,6 +147,7 @@ UNREAD_FIELDS: dict[str, Place] = {
     "audio": lambda it: {"messages": [said(it)], "audio": {"voice": "alloy"}},
     "prompt-ids": lambda _: {"prompt": [1, 2, 3]},
     "prompts-ids": lambda _: {"prompt": [[1, 2], [3]]},
+    "embeddings": lambda it: {"prompt": HARMLESS, "prompt_embeds": it},
     "mixed-ids": lambda it: {"prompt": [it, 5]},
 }
 """Whole calls of Portkey with a part that no task reads."""
@@ -174,6 +187,7 @@ USUAL: Json = {
     "reasoning_effort": "high",
     "service_tier": "auto",
     "logit_bias": {"50256": -100},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
     "response_format": {"type": "json_object"},
     "stream_options": {"include_usage": True},
     "tools": [],
@@ -467,7 +481,8 @@ async def test_a_policy_that_names_the_parts_still_judges_the_texts(
 ) -> None:
     gateways = [it for it in UNREAD_SHAPES if it.gateway in {"litellm", "portkey"}]
 
-    assert await passing(client, "open", READ, ATTACK) == set()
+    judged = [*READ, *(it for it in gateways if it.name.startswith(tuple(BESIDE)))]
+    assert await passing(client, "open", judged, ATTACK) == set()
     assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
 
 

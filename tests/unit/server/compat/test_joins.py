@@ -164,7 +164,7 @@ def test_a_field_beside_the_one_that_a_model_reads_parts_no_texts(
     last: JsonValue = {"role": "user", "content": "two"}
     messages: list[JsonValue] = [{"role": "user", **fields}, *between, last]
     content = CallContent()
-    content.read({place: messages, "content": "Aside.", "text": "Aside."})
+    content.read({place: messages, "content": "Aside.", "text": "Aside.", "role": "system"})
 
     found = {pair for it in (*content.sequences, *content.turns) for pair in itertools.pairwise(it)}
     assert ("one", "two") in found
