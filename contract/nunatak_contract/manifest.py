@@ -1,10 +1,9 @@
 """The manifest: the complete, immutable description of a task version."""
 
 import hashlib
-from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -180,12 +179,6 @@ class TaskManifest(TaskDraft, frozen=True):
     def content(self) -> str:
         """The content digest, computed once. After a restore, a registry may reuse a number."""
         return self.content_digest()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other fields, whose digest is computed anew."""
-        copied = super().model_copy(update=update, deep=deep)
-        vars(copied).pop("content", None)
-        return copied
 
     def blob(self, role: str) -> BlobRecord | None:
         """The blob with this role; None if there is none."""

@@ -6,7 +6,7 @@ strongest action of the rules that apply is the decision.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Annotated, Final, NamedTuple, Self
 
@@ -136,22 +136,22 @@ class Policy(Record, frozen=True):
         "cut over texts of one role with other roles between",
     )
 
-    @property
+    @cached_property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions of all rules, each once, in their order."""
         return tuple(dict.fromkeys(it for rule in self.rules for it in rule.conditions))
 
-    @property
+    @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """The patterns of all rules, each once, in their order."""
         return tuple(dict.fromkeys(it for rule in self.rules for it in rule.patterns))
 
-    @property
+    @cached_property
     def references(self) -> tuple[str, ...]:
         """The task references of all conditions, each once, in the order of the rules."""
         return tuple(dict.fromkeys(condition.task for condition in self.conditions))
 
-    @property
+    @cached_property
     def tasks(self) -> frozenset[str]:
         """The names of the tasks of all conditions."""
         return frozenset(map(TaskReference.task_in, self.references))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from operator import eq
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import (
     AliasChoices,
@@ -26,6 +26,13 @@ from nunatak_contract.names import NAME_FORM, NAME_PATTERN
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of everything stored: frozen, without unknown fields, without NaN."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other fields, whose cached properties are computed anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in vars(copied).keys() - type(self).model_fields:
+            del vars(copied)[name]
+        return copied
 
 
 def later(default: Any, description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401 - as `Field`

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partialmethod
 from inspect import signature
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
-from uuid import uuid4
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -30,6 +29,7 @@ from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.rollouts.rollouts import OWN_KEYS
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 
@@ -83,7 +83,7 @@ async def handling_of(
         caller=caller.name,
         tasks=caller.tasks,
         priority=priority,
-        routing_key=routing_key or uuid4().hex,
+        routing_key=routing_key or next(OWN_KEYS),
     )
 
 

@@ -93,9 +93,9 @@ def _states(
             found = {it: _in_tokens(head, it, text, windows) for it in conditions}
         case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType() as problem_type:
             function = default_function(problem_type)
-            rows = list(logits)
-            scores = [apply_function(function, row) for row in rows]
-            predicted = frozenset(chain.from_iterable(_labels(head, row) for row in rows))
+            rows = [(row, apply_function(function, row)) for row in logits]
+            scores = [own for _, own in rows]
+            predicted = frozenset(chain.from_iterable(_labels(head, *row) for row in rows))
             found = {it: _in_windows(head, it, scores, predicted) for it in conditions}
         case _:
             found = dict.fromkeys(conditions, UNKNOWN)
@@ -106,8 +106,8 @@ def _states(
     }
 
 
-def _labels(head: HeadRecord, logits: Sequence[float]) -> tuple[str, ...]:
-    match predicted_of(logits, head):
+def _labels(head: HeadRecord, logits: Sequence[float], scores: Sequence[float]) -> tuple[str, ...]:
+    match predicted_of(logits, scores, head):
         case str() as label:
             return (label,)
         case tuple() as labels:

@@ -33,13 +33,7 @@ from nunatak_server.outputs.entities import (
     find_entities,
     window_of,
 )
-from nunatak_server.outputs.scores import (
-    DocumentScore,
-    LabelScore,
-    label_scores,
-    predicted_of,
-    rank_documents,
-)
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, label_scores, rank_documents
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Logits = Sequence[float]
@@ -104,30 +98,21 @@ def outputs_of(
     *,
     options: Parameters,
     join: Join,
-) -> tuple[Output, ...]:
-    """Return a head's output for each input.
+) -> tuple[tuple[Output, ...], tuple[PredictedValue, ...] | None]:
+    """Return a head's output for each input, and what a sequence classification predicts.
 
     `read` holds the encodings of each input. `logits` yields one row for each encoding of all
     inputs, in order: token after token if the head reads tokens. A row is taken when the row before
     it is done.
     """
     rows = iter(logits)
-    return tuple(
+    found = [
         _output(head, item, encodings, islice(rows, len(encodings)), options, join)
         for item, encodings in zip(inputs, read, strict=True)
-    )
-
-
-def predictions_of(
-    head: HeadRecord, read: Sequence[Encodings], logits: Sequence[Sequence[float]]
-) -> tuple[PredictedValue, ...] | None:
-    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        return None
-    rows = iter(logits)
-    return tuple(
-        predicted_of(combine_windows(list(islice(rows, len(encodings))), head), head)
-        for encodings in read
-    )
+    ]
+    predicted = tuple(it for _, it in found if it is not None)
+    classifies = head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    return tuple(output for output, _ in found), predicted if classifies else None
 
 
 def _output(
@@ -137,24 +122,19 @@ def _output(
     logits: Iterable[Logits],
     options: Parameters,
     join: Join,
-) -> Output:
+) -> tuple[Output, PredictedValue | None]:
     windows = (window_of(*it) for it in zip(encodings, logits, strict=True))
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            return find_entities(windows, labels=head.labels, join=join, options=options)
+            return find_entities(windows, labels=head.labels, join=join, options=options), None
         case HeadKind.QUESTION_ANSWERING, Question():
-            return best_answers(windows, item.context, options=options)
+            return best_answers(windows, item.context, options=options), None
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = FunctionToApply(head.score.value)
-            return rank_documents(scores, item.documents, default=default, options=options)
-        case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
-            return label_scores(
-                combine_windows(list(logits), head),
-                labels=head.labels,
-                problem_type=head.problem_type,
-                options=options,
-            )
+            return rank_documents(scores, item.documents, default=default, options=options), None
+        case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple():
+            return label_scores(combine_windows(list(logits), head), head, options)
         case _:
             raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
 

@@ -44,20 +44,21 @@ class LabelScore(TypedDict):
 
 
 def label_scores(
-    logits: Sequence[float],
-    *,
-    labels: Sequence[str],
-    problem_type: ProblemType,
-    options: Parameters,
-) -> list[LabelScore]:
-    scores = apply_function(options.function_to_apply or default_function(problem_type), logits)
-    ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
-    return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
+    logits: Sequence[float], head: HeadRecord, options: Parameters
+) -> tuple[list[LabelScore], PredictedValue]:
+    """Return the labels by score, best first, and what is predicted, whatever the options."""
+    default = default_function(head.problem_type)
+    function = options.function_to_apply or default
+    own = apply_function(default, logits)
+    scores = own if function is default else apply_function(function, logits)
+    ranked = sorted(zip(head.labels, scores, strict=True), key=lambda pair: -pair[1])
+    shown = [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
+    return shown, predicted_of(logits, own, head)
 
 
-def default_function(problem_type: ProblemType) -> FunctionToApply:
+def default_function(problem_type: ProblemType | None) -> FunctionToApply:
     match problem_type:
-        case ProblemType.SINGLE_LABEL:
+        case ProblemType.SINGLE_LABEL | None:
             return FunctionToApply.SOFTMAX
         case ProblemType.MULTI_LABEL:
             return FunctionToApply.SIGMOID
@@ -65,19 +66,20 @@ def default_function(problem_type: ProblemType) -> FunctionToApply:
             return FunctionToApply.NONE
 
 
-def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
-    """Return the best label, all labels that reach their thresholds, or the value."""
+def predicted_of(
+    logits: Sequence[float], scores: Sequence[float], head: HeadRecord
+) -> PredictedValue:
+    """Return the best label, all labels that reach their thresholds, or the value.
+
+    `scores` are those of the default function.
+    """
     match head.problem_type:
         case ProblemType.REGRESSION:
             return logits[0]
         case ProblemType.MULTI_LABEL:
-            scores = label_scores(
-                logits,
-                labels=head.labels,
-                problem_type=ProblemType.MULTI_LABEL,
-                options=Parameters(),
-            )
-            return tuple(it["label"] for it in scores if it["score"] >= head.threshold(it["label"]))
+            scored = zip(head.labels, scores, strict=True)
+            found = [it for it in scored if it[1] >= head.threshold(it[0])]
+            return tuple(label for label, _ in sorted(found, key=lambda it: -it[1]))
         case ProblemType.SINGLE_LABEL | None:
             return head.labels[logits.index(max(logits))]
 

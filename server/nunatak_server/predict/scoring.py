@@ -24,7 +24,7 @@ from nunatak_registry import Registry
 from nunatak_server.engine.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.outputs.outputs import on_long_of, outputs_of, predictions_of, reading_of
+from nunatak_server.outputs.outputs import on_long_of, outputs_of, reading_of
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.residency.resident_set import task_memory_budget
 from nunatak_server.settings import ServerSettings
@@ -147,16 +147,15 @@ class Scorer:
         self, name: str, read: ReadInputs, kept: Sequence[int], found: Mapping[int, InputLogits]
     ) -> TaskPrediction:
         manifest = self._tasks[name].manifest
-        head = manifest.head
         inputs = [read.inputs[it] for it in kept]
         encodings = [read.encodings[self._readings[name]][it] for it in kept]
         logits = list(chain.from_iterable(found[it] for it in kept))
         join = self._backbone.tokenizer.join
-        return replace(
-            TaskPrediction.of(name, manifest, tuple(map(extent_of, encodings))),
-            predicted=predictions_of(head, encodings, logits),
-            outputs=outputs_of(head, inputs, encodings, logits, options=self._options, join=join),
+        outputs, predicted = outputs_of(
+            manifest.head, inputs, encodings, logits, options=self._options, join=join
         )
+        answer = TaskPrediction.of(name, manifest, tuple(map(extent_of, encodings)))
+        return replace(answer, outputs=outputs, predicted=predicted)
 
     def _find_refusal(self, item: Input) -> Refusal | None:
         try:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar, Final, Self, TypeVar
-from uuid import uuid4
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
@@ -24,9 +23,9 @@ from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of
 from nunatak_server.predict.growing import Growing
-from nunatak_server.rollouts.rollouts import Arm, ShadowRun
+from nunatak_server.rollouts.rollouts import OWN_KEYS, Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.scheduler.turns import Check
 from nunatak_server.telemetry.metrics import OK, VersionWork
@@ -49,7 +48,7 @@ class Handling:
     tasks: TaskList = ALL_TASKS
     """The tasks of the caller. Other tasks are answered as if they did not exist."""
     priority: Priority = Priority.NORMAL
-    routing_key: str = field(default_factory=lambda: uuid4().hex)
+    routing_key: str = field(default_factory=lambda: next(OWN_KEYS))
     """Requests with one key get one version of an alias with a canary, and so do all references and
     texts of one request."""
 
@@ -276,13 +275,10 @@ def result_of(request: PredictionRequest, asked: Asked, check: Check | None = No
     if request.conditions:
         own = _conditions_of(request, asked)
         return replace(answer, states=states_of(head, own, request.inputs, read, rows))
-    return replace(
-        answer,
-        predicted=predictions_of(head, read, logits),
-        outputs=outputs_of(
-            head, request.inputs, read, rows, options=request.options, join=asked.join
-        ),
+    outputs, predicted = outputs_of(
+        head, request.inputs, read, rows, options=request.options, join=asked.join
     )
+    return replace(answer, outputs=outputs, predicted=predicted)
 
 
 def _conditions_of(request: PredictionRequest, asked: AskedTask) -> list[Condition]:

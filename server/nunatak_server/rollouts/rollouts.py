@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import count
 from typing import Final
+from uuid import uuid4
 
 from cachetools import LRUCache
 
@@ -50,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 POINT_BYTES: Final = 6
 """A float holds 48 bits exactly, so no point rounds up to 1."""
+OWN_KEYS: Final = map(f"{uuid4().hex}-{{}}".format, count())
+"""Routing keys of requests without one; a random key would be a system call for each request."""
 RETRY_S: Final = 5.0
 """Time between two attempts to load a candidate."""
 MAX_CANDIDATES: Final = 10_000
@@ -318,9 +322,10 @@ class Rollouts:
             manifest: TaskManifest, encodings: Sequence[Encodings], answers: Sequence[RowAnswer]
         ) -> tuple[Output, ...]:
             logits = [answer.logits for answer in answers]
-            return outputs_of(
+            outputs, _ = outputs_of(
                 manifest.head, run.inputs, encodings, logits, options=FULL_OPTIONS, join=run.join
             )
+            return outputs
 
         outputs = outputs_from(run.answered, run.encodings, own)
         shadows = outputs_from(run.shadow, run.shadow_encodings, other)

@@ -1,7 +1,7 @@
 """The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from nunatak_server.verdicts.rules import (
     Answers,
     TextDecision,
     blocks_for_certain,
-    decide,
+    decisions,
     failures_in,
     strongest,
 )
@@ -182,7 +182,9 @@ class Judge:
         policy = published.document
         error = DeadlineExceededError(*problem)
         answers = _all_failed(policy.references, {}, error)
-        return _judged(published, answers, [], (text,), unmatched(policy.patterns, 1), error)
+        matches = unmatched(policy.patterns, 1)
+        found = decisions(policy, answers, (text,), matches)
+        return _judged(published, answers, [], matches, found, error)
 
     async def ask(
         self,
@@ -206,7 +208,7 @@ class Judge:
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         matches: Sequence[Matches] = unmatched(policy.patterns, len(texts))
         if not texts:
-            return _judged(published, answers, times, texts, matches)
+            return _judged(published, answers, times, matches, ())
         request = PredictionRequest(
             references=policy.references,
             inputs=texts,
@@ -240,21 +242,26 @@ class Judge:
             if not (is_dry or isinstance(error, DeadlineExceededError)):
                 raise
             answers = _all_failed(policy.references, answers, error)
-            return _judged(published, answers, times, texts, matches, error)
-        return _judged(published, answers, times, texts, matches)
+            found = decisions(policy, answers, texts, matches)
+            return _judged(published, answers, times, matches, found, error)
+        decided = list[TextDecision]()
+        for decision in decisions(policy, answers, texts, matches):
+            decided.append(decision)
+            await pace.count(len(policy.rules))
+        return _judged(published, answers, times, matches, decided)
 
 
 def _judged(
     published: PublishedPolicy,
     answers: Answers,
     times: list[StageTimes],
-    texts: Sequence[str],
     matches: Sequence[Matches],
+    decided: Iterable[TextDecision],
     problem: NunatakError | None = None,
 ) -> Judgement:
     return Judgement(
         published=published,
-        decisions=decide(published.document, answers, texts, matches),
+        decisions=tuple(decided),
         answers=answers,
         failures=failures_in(published.document, answers),
         timings=StageTimes.slowest(times),

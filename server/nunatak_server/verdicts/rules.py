@@ -9,6 +9,7 @@ policy's `on_failure` decides.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
@@ -45,7 +46,7 @@ class RuleState:
 class TextDecision:
     action: VerdictAction
     states: tuple[RuleState, ...]
-    """The states of all rules, in the order of the policy."""
+    """Of the rules with a category, or of which something holds or is unknown, in their order."""
     masked: str | None = None
     """The text without the found parts; None unless the action is `mask`."""
     is_by_failure: bool = False
@@ -107,26 +108,38 @@ def decide(
     `matches` are those of the policy's patterns in each text, if they are known.
     """
     known = [matches_in(policy.patterns, it) for it in texts] if matches is None else matches
-    return tuple(
-        _decide(policy, tuple(_state(policy, it, answers, index, own) for it in policy.rules), text)
-        for index, (text, own) in enumerate(zip(texts, known, strict=True))
-    )
+    return tuple(decisions(policy, answers, texts, known))
+
+
+def decisions(
+    policy: Policy, answers: Answers, texts: Sequence[str], matches: Sequence[Matches]
+) -> Iterator[TextDecision]:
+    """Yield what `decide` returns, text by text."""
+    for index, (text, own) in enumerate(zip(texts, matches, strict=True)):
+        yield _decide(policy, tuple(_states(policy, answers, index, own)), text)
 
 
 def blocks_for_certain(
     policy: Policy, answers: Answers, matches: Sequence[Matches], *, latest: str
 ) -> bool:
     """Return whether a rule with the latest answer blocks, whatever the other tasks answer."""
-    rules = [
-        rule
+    return any(
+        _holds(policy, rule, answers, index, own, latest)
         for rule in policy.rules
         if rule.action is VerdictAction.BLOCK and latest in {it.task for it in rule.conditions}
-    ]
-    return any(
-        _state(policy, rule, answers, index, own).applies
-        for rule in rules
         for index, own in enumerate(matches)
     )
+
+
+def _holds(
+    policy: Policy, rule: Rule, answers: Answers, text: int, matches: Matches, latest: str
+) -> bool:
+    is_all = rule.combine is Combine.ALL
+    # What earlier answers say was looked at when they came.
+    asked = (it for it in rule.conditions if is_all or it.task == latest)
+    matched = (matches[it].holds for it in rule.patterns)
+    values = chain(matched, (find(policy, it, answers, text).holds for it in asked))
+    return all(values) if is_all else any(values)
 
 
 def mask(text: str, spans: Iterable[FoundSpan]) -> str:
@@ -207,9 +220,13 @@ def _error_of(
     return None
 
 
-def _state(policy: Policy, rule: Rule, answers: Answers, text: int, matches: Matches) -> RuleState:
-    found = [find(policy, it, answers, text) for it in rule.conditions]
-    return combine(rule, [*found, *(matches[it] for it in rule.patterns)])
+def _states(policy: Policy, answers: Answers, text: int, matches: Matches) -> Iterator[RuleState]:
+    """Yield the states of the rules about which a text says something."""
+    for rule in policy.rules:
+        found = [find(policy, it, answers, text) for it in rule.conditions]
+        found += (matches[it] for it in rule.patterns)
+        if rule.category is not None or any(it.holds is not False for it in found):
+            yield combine(rule, found)
 
 
 def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:

@@ -1,6 +1,7 @@
 """Laws of scores: of labels, of values and of documents."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,8 @@ from hypothesis import strategies as st
 from nunatak_contract.enums import FunctionToApply, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.requests import Parameters
-from nunatak_server.outputs.scores import (
-    LabelScore,
-    default_function,
-    label_scores,
-    predicted_of,
-    rank_documents,
-)
+from nunatak_contract.wire import PredictedValue
+from nunatak_server.outputs.scores import LabelScore, default_function, label_scores, rank_documents
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 DOCUMENTS = ("first", "second", "third")
@@ -23,9 +19,8 @@ DOCUMENTS = ("first", "second", "third")
 
 def scores_of(logits: list[float], options: Parameters) -> list[LabelScore]:
     labels = [f"label-{index}" for index in range(len(logits))]
-    return label_scores(
-        logits, labels=labels, problem_type=ProblemType.SINGLE_LABEL, options=options
-    )
+    shown, _ = label_scores(logits, head_of(ProblemType.SINGLE_LABEL, *labels), options)
+    return shown
 
 
 @given(st.lists(finite, min_size=2, max_size=8))
@@ -78,11 +73,15 @@ def head_of(problem: ProblemType, *labels: str, **thresholds: float) -> HeadReco
     )
 
 
+def predicted(head: HeadRecord, logits: list[float], **options: Any) -> PredictedValue:  # noqa: ANN401 - options
+    return label_scores(logits, head, Parameters(**options))[1]
+
+
 def test_one_label_is_predicted_by_the_largest_logit_and_the_first_of_equals() -> None:
     head = head_of(ProblemType.SINGLE_LABEL, "a", "b", "c")
 
-    assert predicted_of([0.0, 2.0, 1.0], head) == "b"
-    assert predicted_of([0.0, 1.0, 1.0], head) == "b"
+    assert predicted(head, [0.0, 2.0, 1.0]) == "b"
+    assert predicted(head, [0.0, 1.0, 1.0]) == "b"
 
 
 @given(
@@ -95,25 +94,26 @@ def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
 ) -> None:
     labels = ["a", "b", "c"]
     limits = dict(zip(labels, thresholds, strict=True))
-    shown = label_scores(
-        logits, labels=labels, problem_type=ProblemType.MULTI_LABEL, options=Parameters()
-    )
+    head = head_of(ProblemType.MULTI_LABEL, *labels, **limits)
 
-    predicted = predicted_of(logits, head_of(ProblemType.MULTI_LABEL, *labels, **limits))
+    shown, found = label_scores(logits, head, Parameters())
 
-    assert isinstance(predicted, tuple)
-    assert list(predicted) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
+    assert isinstance(found, tuple)
+    assert list(found) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
+    assert {predicted(head, logits, top_k=1, function_to_apply=it) for it in FunctionToApply} == {
+        found
+    }
 
 
 def test_without_thresholds_a_label_is_predicted_from_one_half_and_none_may_be() -> None:
     head = head_of(ProblemType.MULTI_LABEL, "a", "b")
 
-    assert predicted_of([0.0, 3.0], head) == ("b", "a")
-    assert predicted_of([-0.1, -3.0], head) == ()
+    assert predicted(head, [0.0, 3.0]) == ("b", "a")
+    assert predicted(head, [-0.1, -3.0]) == ()
 
 
 def test_a_regression_predicts_its_value() -> None:
-    assert predicted_of([4.25], head_of(ProblemType.REGRESSION, "stars")) == 4.25
+    assert predicted(head_of(ProblemType.REGRESSION, "stars"), [4.25]) == 4.25
 
 
 def test_the_document_of_the_largest_logit_comes_first() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.predict import service
 from nunatak_server.predict.types import Handling, TaskAnswer
 from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.turns import SLICE
+from nunatak_server.verdicts import judge as judging
 from nunatak_server.verdicts.judge import Judge, Judgement
+from nunatak_server.verdicts.rules import TextDecision, decisions
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
 CALM = answer(9.0, 0.0)
@@ -75,6 +79,35 @@ async def test_all_tasks_of_a_policy_are_asked_in_one_batch(make: Make) -> None:
 
     assert engine.submissions == [{"attack", "tone"}]
     assert (found.action, found.failures) == (ALLOW, ())
+
+
+async def test_decisions_about_many_texts_let_other_requests_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, seen = count(), set[int]()
+
+    async def take_turns() -> None:
+        for _ in turns:
+            await asyncio.sleep(0)
+
+    def watched(*given: Any) -> Iterator[TextDecision]:  # noqa: ANN401 - passed on
+        for it in decisions(*given):
+            seen.add(next(turns))
+            yield it
+
+    monkeypatch.setattr(judging, "decisions", watched)
+    condition, num_rules = when("attack", "yes"), 64
+    policy = make_policy(*(make_rule(condition, name=f"{it}") for it in range(num_rules)))
+    judge, engine, _ = await make(policy)
+    engine.outcome = CALM
+    other = asyncio.create_task(take_turns())
+
+    texts = tuple(map(str, range(2 * SLICE // num_rules)))
+    found = await judge.judge(policy.name, texts, Handling(default_deadline_s=60))
+
+    other.cancel()
+    assert found.action is ALLOW
+    assert max(seen) > min(seen) + len(texts) - 1
 
 
 async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:

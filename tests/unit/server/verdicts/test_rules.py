@@ -135,6 +135,15 @@ def test_a_certain_block_is_what_every_order_of_answers_ends_with(
             assert decide(policy, arrived, [TEXT])[0].action is final is BLOCK
 
 
+def test_a_copy_of_a_policy_with_other_rules_knows_its_own_tasks() -> None:
+    policy = make_policy(make_rule(when("attack", "yes")))
+    assert policy.references == ("attack",)
+
+    copied = policy.model_copy(update={"rules": (make_rule(when("tone/3", "yes")),)})
+
+    assert (copied.references, copied.tasks) == (("tone/3",), {"tone"})
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 38), st.integers(1, 10)).map(
