@@ -175,7 +175,7 @@ class _Bars(_Lines):
 
     def _begun(self, work: Work) -> None:
         # Only a terminal needs these modules.
-        from rich.console import Console  # noqa: PLC0415
+        from rich.console import Console  # noqa: PLC0415, TID251
         from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
 
         self._bar = Progress(

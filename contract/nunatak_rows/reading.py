@@ -371,8 +371,9 @@ def _delimiter_of(header: str, usual: str) -> str:
     num_fields = dict[str, int]()
     for delimiter in (usual, *DELIMITERS):
         try:
-            fields = [len(row) for row in csv.reader([header], delimiter=delimiter)]
-            num_fields[delimiter] = max(fields, default=0)
+            # The second line ends a field that spans lines.
+            row = next(csv.reader([header, '"'], delimiter=delimiter, strict=True))
+            num_fields[delimiter] = len(row)
         except csv.Error:
             num_fields[delimiter] = 0
     # The first of equals wins, and the usual one is the first.

@@ -1,4 +1,7 @@
-"""Registries of older layouts, as the code of their time made them (`tests/golden_registries`)."""
+"""The registry of the first layout, as its own code made it (`tests/golden_registries`).
+
+There is no older layout, so the tests invent two of them, with a step from each.
+"""
 
 import shutil
 import sqlite3
@@ -8,22 +11,54 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select, table, text
+from alembic import op
+from sqlalchemy import (
+    URL,
+    Column,
+    Engine,
+    String,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+    table,
+    text,
+)
 
 from doubles.postgres import PostgresServer
+from nunatak_registry.index.schema import ReplicaRow
 from nunatak_registry.locations import parse_location
 
+SET_LAYOUT: Final = "UPDATE nunatak_state SET schema_version = "
 GOLDEN: Final = Path(__file__).parent.parent / "golden_registries"
-UNRELEASED: Final = ("early_3", "early_5")
-"""Made before the first release, by layouts whose numbers were given out again or could be."""
+FIRST: Final = "3"
+UNDONE: Final = {
+    "2": "DROP TABLE nunatak_replicas;",
+    "1": 'DROP TABLE nunatak_replicas; ALTER TABLE nunatak_alias_events DROP COLUMN "by";',
+}
+"""What makes the first released layout one of the two invented ones."""
 OLDER: Final = ("1", "2")
-"""Layouts before the present one."""
-CURRENT: Final = ("3-without-questions", "3")
-"""Registries of the present layout, which needs no upgrade."""
 _EVENTS = ("nunatak_alias_events", "nunatak_candidate_events")
 
 Rows = dict[str, list[dict[str, Any]]]
 """All rows, by table."""
+
+
+def add_actors() -> None:
+    """The history of aliases says by whom."""
+    kind = String(200)
+    op.add_column(_EVENTS[0], Column("by", kind, nullable=False, server_default="unknown"))
+    with op.batch_alter_table(_EVENTS[0]) as changed:
+        changed.alter_column("by", existing_type=kind, server_default=None)
+
+
+def add_replicas() -> None:
+    """A table of the server processes."""
+    ReplicaRow.metadata.tables[ReplicaRow.__tablename__].create(op.get_bind())
+
+
+OLDER_STEPS: Final = {2: add_actors, 3: add_replicas}
+"""The steps of the invented layouts, for `nunatak_registry.index.upgrade.STEPS`."""
 
 
 def put_in_folder(layout: str, folder: Path) -> str:
@@ -45,10 +80,9 @@ def put_in_postgres(layout: str, server: PostgresServer, folder: Path) -> str:
         connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         connection.exec_driver_sql(_script(layout, "postgresql").replace("%", "%%"))
         for events in _EVENTS:
-            if f'"{events}"' in _script(layout, "postgresql"):
-                connection.exec_driver_sql(
-                    f"SELECT setval('{events}_id_seq', (SELECT max(id) FROM {events}))"  # noqa: S608 - a constant
-                )
+            connection.exec_driver_sql(
+                f"SELECT setval('{events}_id_seq', (SELECT max(id) FROM {events}))"  # noqa: S608 - a constant
+            )
     engine.dispose()
     return location
 
@@ -100,8 +134,11 @@ def _plain(url: URL) -> URL:
 
 
 def _script(layout: str, dialect: str) -> str:
-    folder = GOLDEN / layout
-    return (folder / f"{dialect}.sql").read_text() + (folder / "rows.sql").read_text()
+    folder = GOLDEN / FIRST
+    made = "".join((folder / f"{it}.sql").read_text() for it in (dialect, "rows"))
+    if layout in UNDONE:
+        made += f"{UNDONE[layout]} {SET_LAYOUT}{layout};"
+    return made
 
 
 def _put_blobs(folder: Path) -> None:

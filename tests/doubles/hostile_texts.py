@@ -41,26 +41,6 @@ def obeyed(output: str, *, has_styles: bool = False) -> set[str]:
     return {character for character in shown if is_obeyed(character)} - {"\n"}
 
 
-_RESIDENCY: JsonValue = {"task": HOSTILE, "version": 1, "resident": True, "bytes": 1}
-_VERSIONS: JsonValue = {"task": HOSTILE, "versions": [1]}
-_MEMORY: JsonValue = {
-    "backbone": {"name": HOSTILE, "digest": HOSTILE, "dtype": HOSTILE, "bytes": 1, "parameters": 1},
-    "tasks": [{"task": HOSTILE, "version": 1, "method": HOSTILE, "bytes": 1, "parameters": 1}],
-    "shared_bytes": 1,
-    "dedicated_bytes": 1,
-    "saved_share": 0.5,
-    "process": {"rss_bytes": 1},
-}
-_SHADOW: JsonValue = {
-    "task": HOSTILE,
-    "alias": HOSTILE,
-    "version": 1,
-    "shadow_version": 2,
-    "share": 0.5,
-    "compared": 1,
-    "errors": 0,
-    "dropped": 0,
-}
 _ANSWERS: list[JsonValue] = [
     {
         "reference": HOSTILE,
@@ -73,26 +53,12 @@ _ANSWERS: list[JsonValue] = [
         "error": {"code": HOSTILE, "status": 404, "title": HOSTILE, "detail": HOSTILE},
     },
 ]
-_BY_LAST_PART: dict[str, JsonValue] = {
-    "preload": _RESIDENCY,
-    "pin": _RESIDENCY,
-    "unpin": _VERSIONS,
-    "evict": _VERSIONS,
-    "memory": _MEMORY,
-    "shadow": _SHADOW,
-}
 
 
 class _Answering(Exchange):
     def reply(self) -> None:
         self.body()
-        last_part = self.path.partition("?")[0].rpartition("/")[2]
-        if last_part != "predict":
-            self._send(200, "application/json", [_BY_LAST_PART[last_part]])
-        elif "ndjson" in self.headers.get("accept", ""):
-            self._send(200, "application/x-ndjson", _ANSWERS)
-        else:
-            self._send(200, "application/json", [{"results": _ANSWERS}])
+        self._send(200, "application/x-ndjson", _ANSWERS)
 
     def _send(self, status: int, kind: str, documents: list[JsonValue]) -> None:
         content = b"\n".join(json.dumps(document).encode() for document in documents)

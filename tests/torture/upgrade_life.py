@@ -14,11 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from nunatak_registry.index.upgrade import upgrade
+from doubles.golden import OLDER_STEPS
+from nunatak_registry.index.upgrade import STEPS, upgrade
 
 
 def main() -> None:
     """Fork one process after the other."""
+    STEPS.update(OLDER_STEPS)
     print("ready", flush=True)
     for line in sys.stdin:
         location, folder, lives_s = json.loads(line)

@@ -14,7 +14,7 @@ from typing import Final, Self
 import torch
 from sqlalchemy import URL, MetaData, insert
 
-from doubles.golden import GOLDEN, Rows, engine_of, lost_rows, rows_of
+from doubles.golden import FIRST, GOLDEN, UNDONE, Rows, engine_of, lost_rows, rows_of
 from doubles.tasks import tiny_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly
@@ -72,7 +72,8 @@ class OldRegistries:
         """Fill an empty database, and return its location."""
         engine, tables = engine_of(location), MetaData()
         with engine.begin() as connection:
-            for statement in (GOLDEN / BEFORE / f"{dialect}.sql").read_text().splitlines():
+            made = (GOLDEN / FIRST / f"{dialect}.sql").read_text().splitlines()
+            for statement in [*made, UNDONE[BEFORE]]:
                 connection.exec_driver_sql(statement)
             tables.reflect(connection)
             for table in tables.sorted_tables:
@@ -117,8 +118,9 @@ class Forks:
     """A process that forks upgrades, see `upgrade_life`."""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(  # noqa: S603 - a program of this folder
-            [sys.executable, str(Path(__file__).with_name("upgrade_life.py"))],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "torture.upgrade_life"],
+            cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

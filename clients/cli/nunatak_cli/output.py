@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251 - prints here
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text

@@ -23,7 +23,6 @@ from nunatak_registry.index.records import DocumentRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
-    Base,
     BlobRow,
     CandidateEventRow,
     CandidateRow,
@@ -141,8 +140,6 @@ class Change(Snapshot):
 
     def add_documents(self, row: type[DocumentRow], records: Sequence[DocumentRecord]) -> None:
         if records:
-            # An index from before there were question cards has no table of them.
-            Base.metadata.tables[row.__tablename__].create(self._connection, checkfirst=True)
             self._connection.execute(insert(row), list(map(asdict, records)))
             raise_generation(self._connection)
 

@@ -8,7 +8,6 @@ no release opens the index meanwhile.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -202,11 +201,6 @@ class QuestionRow(DocumentRow, Base):
     __tablename__ = "nunatak_questions"
 
 
-# Code before the first release gave out 1 to 5. The first four have no token, and no release may
-# give out 5 again.
-_TAKEN: Final = 5
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLayout:
     number: int
@@ -239,9 +233,10 @@ def layout_of(connection: sa.Connection) -> IndexLayout:
     Raises:
         StoreUnavailableError: this release cannot upgrade from the layout.
     """
-    state = connection.execute(sa.text("SELECT * FROM nunatak_state")).mappings().one()
-    number = abs(int(state["schema_version"]))
-    if "token" not in state or number == _TAKEN:
+    version = connection.execute(sa.select(StateRow.schema_version)).scalar_one()
+    number = abs(version)
+    # Code before the first release gave out 1 to 5, and made no table of question cards.
+    if not sa.inspect(connection).has_table(QuestionRow.__tablename__):
         raise StoreUnavailableError(
             "the index was made by code from before the first release, and no release reads it; "
             "publish its tasks again, to a new registry"
@@ -251,7 +246,7 @@ def layout_of(connection: sa.Connection) -> IndexLayout:
             f"the index has layout {number}, which this release does not know (its own is "
             f"{SCHEMA_VERSION}); use the release that wrote the index, or a later one"
         )
-    return IndexLayout(number=number, is_upgrading=state["schema_version"] < 0)
+    return IndexLayout(number=number, is_upgrading=version < 0)
 
 
 def check_layout(connection: sa.Connection, number: int) -> None:

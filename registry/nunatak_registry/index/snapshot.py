@@ -378,9 +378,6 @@ class Snapshot:
         return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
     def documents(self, row: type[DocumentRow], name: str | None = None) -> list[DocumentRecord]:
-        if not sa.inspect(self._connection).has_table(row.__tablename__):
-            # An index from before there were question cards is not changed to be read.
-            return []
         query = _columns(DocumentRecord, row).where(*_only(row.name, name))
         ordered = query.order_by(row.name, row.version)
         # pyrefly: ignore[missing-argument, bad-unpacking] - the columns of the query

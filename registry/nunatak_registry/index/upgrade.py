@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import cast
 
 import sqlalchemy as sa
-from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy.exc import DBAPIError
@@ -33,46 +32,7 @@ from nunatak_registry.index.index import Index, writer_of
 from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
 from nunatak_registry.locations import parse_location
 
-
-def to_layout_2() -> None:
-    """The history of aliases and candidates says by whom; earlier rows say `unknown`."""
-    kind = sa.String(200)
-    for name in ("nunatak_alias_events", "nunatak_candidate_events"):
-        op.add_column(name, sa.Column("by", kind, nullable=False, server_default="unknown"))
-        with op.batch_alter_table(name) as table:
-            table.alter_column("by", existing_type=kind, server_default=None)
-
-
-def to_layout_3() -> None:
-    """Tables of policies, of question cards, and of the server processes."""
-    for name in ("nunatak_policies", "nunatak_questions"):
-        op.create_table(
-            name,
-            sa.Column("name", sa.String(64), primary_key=True),
-            sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-            sa.Column("document", sa.Text, nullable=False),
-            sa.Column("digest", sa.String(64), nullable=False),
-            sa.Column("published_at", sa.String(40), nullable=False),
-            sa.Column("by", sa.String(200), nullable=False),
-        )
-    op.create_table(
-        "nunatak_replicas",
-        sa.Column("key", sa.String(200), primary_key=True),
-        sa.Column("id", sa.String(64), nullable=False),
-        sa.Column("address", sa.String(200), nullable=False),
-        sa.Column("release", sa.String(64), nullable=False),
-        sa.Column("started", sa.String(40), nullable=False),
-        sa.Column("lease_s", sa.Double),
-        sa.Column("revision", sa.BigInteger, nullable=False),
-        sa.Column("beat", sa.Double, nullable=False),
-        sa.Column("until", sa.Double, nullable=False),
-        sa.Column("load", sa.Text, nullable=False),
-    )
-
-
-STEPS = {2: to_layout_2, 3: to_layout_3}  # by the layout that each reaches
-
-
+STEPS: dict[int, Callable[[], None]] = {}  # by the layout that each reaches
 _ROWS = 1000
 Told = Callable[[str], None]
 

@@ -65,40 +65,6 @@ def test_a_card_that_its_task_cannot_answer_is_refused(stocked: Registry) -> Non
     assert stocked.questions.numbers() == {}
 
 
-@pytest.fixture
-def older(tmp_path: Path) -> str:
-    """The place of a registry from before there were question cards."""
-    place = str(tmp_path / "older")
-    with Registry.open(place) as made:
-        publish_many(made, 1)
-    write_rows(place, "DROP TABLE nunatak_questions")
-    return place
-
-
-def test_an_older_registry_without_cards_is_read_without_a_write(older: str) -> None:
-    files = [it for it in Path(older).rglob("*") if it.is_file()]
-    before = {it: it.read_bytes() for it in files}
-    for it in (*files, *(it.parent for it in files)):
-        it.chmod(0o555)
-
-    with Registry.open(older, create=False) as opened:
-        assert opened.questions.numbers() == {}
-        assert opened.questions.newest() == []
-        assert opened.questions.cards().single == ()
-        with raises("question_not_found"):
-            opened.questions.get("urgent")
-        assert opened.verify() == []
-        assert opened.task("intent").versions == (1,)
-
-    assert {it: it.read_bytes() for it in files} == before
-
-
-def test_the_first_card_of_an_older_registry_makes_the_table(older: str) -> None:
-    with Registry.open(older, create=False) as opened:
-        assert opened.questions.put(CARD).version == 1
-        assert opened.questions.numbers() == {"urgent": 1}
-
-
 def test_a_damaged_card_leaves_no_question_certainly_unknown(tmp_path: Path) -> None:
     place = str(tmp_path / "registry")
     with Registry.open(place) as opened:

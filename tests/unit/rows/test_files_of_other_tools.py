@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable
+from csv import QUOTE_ALL
 from pathlib import Path
 
 import duckdb
@@ -56,6 +57,12 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
     "pandas.csv": lambda it: PANDAS.to_csv(it, index=False),
     "pandas-index.csv": PANDAS.to_csv,
     "pandas.tsv": lambda it: PANDAS.to_csv(it, sep="\t", index=False),
+    "pandas-semicolons.tsv": lambda it: PANDAS.to_csv(it, sep=";", index=False),
+    "pandas-tabs.csv": lambda it: PANDAS.to_csv(it, sep="\t", index=False),
+    "pandas-commas.tsv": lambda it: PANDAS.to_csv(it, index=False),
+    "pandas-quoted.csv": lambda it: PANDAS.rename(columns={"size": "a;b;c;d"}).to_csv(
+        it, index=False, quoting=QUOTE_ALL
+    ),
     "pandas-mark.csv": lambda it: PANDAS.to_csv(it, sep=";", index=False, encoding="utf-8-sig"),
     "pandas.jsonl": lambda it: PANDAS.to_json(it, orient="records", lines=True),
     "pandas.jsonl.gz": lambda it: PANDAS.to_json(it, orient="records", lines=True),
@@ -130,6 +137,14 @@ REFUSED: dict[str, tuple[bytes | pa.Table, str]] = {
         pa.table({"text": [b"x"], "label": ["a"]}),
         "'text' must be a .*, got bytes",
     ),
+    "row.parquet": (
+        pa.table({"text": ["x", None], "label": ["a", "b"]}),
+        "row.parquet:2: 'text' .*, got nothing",
+    ),
+    "endless.jsonl": (b"[" * 100_000, "endless.jsonl:1: .*not a JSON object"),
+    "no.jsonl.gz": (b"no gzip", "no.jsonl.gz: cannot be read"),
+    "no.parquet": (b"no parquet", "no.parquet: not a readable Parquet"),
+    "empty.csv": (b"", "empty.csv: the file is empty"),
     "nothing.parquet": (pa.table({"text": pa.nulls(1), "label": ["a"]}), "'text' .*, got nothing"),
 }
 

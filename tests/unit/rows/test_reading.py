@@ -14,6 +14,7 @@ from nunatak_rows import FileRow, RowFormat, file_of_rows, read_rows
 BAD_ROWS = {
     "x.jsonl": (b'{"text": "a"}\n{\n\n[]\n{"text": "\xff"}\n{"text": "b"}', [1, 2, 4, 5, 6]),
     "x.csv": (b'text,more\na,b\nc\n"d"e,f\n\ng,\xff\nh,i\n', [2, 3, 4, 6, 7]),
+    "lines.csv": (b'text,more\n"a\nb",c\nd\ne,f,g\nh,i\n', [2, 4, 5, 6]),
     "x.txt": (b"one\n\xff\n\nthree", [1, 2, 4]),
 }
 
@@ -65,6 +66,15 @@ def test_a_field_may_span_lines(tmp_path: Path) -> None:
     found = rows_of(path)
 
     assert [(row.number, row.values["text"]) for row in found] == [(2, "a\nb"), (4, "d")]
+
+
+def test_a_named_delimiter_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("text|label\none, two; three|a\n")
+
+    (row,) = read_rows(file_of_rows(path, delimiter="|"))
+
+    assert row.values == {"text": "one, two; three", "label": "a"}
 
 
 def test_a_file_that_is_cut_off_stops_the_reader(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from doubles.damage import write_rows
 from doubles.drafts import publish_one
-from doubles.golden import put_in_folder, rows_of
+from doubles.golden import OLDER_STEPS, put_in_folder, rows_of
 from doubles.terminals import nunatak
 from nunatak_registry import Registry
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> str:
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("nunatak_registry.index.upgrade.STEPS", OLDER_STEPS)
     return put_in_folder("1", tmp_path / "old")
 
 

@@ -29,7 +29,17 @@ from nunatak_training.data.sources import load_test_rows
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
-CASES = [
+LABELS: dict[str, JsonValue] = {"a": "a", "3": 3, "-1": -1, "true": True, "false": False}
+CASES: list[tuple[TaskKind, dict[str, JsonValue], list[Example]]] = [
+    *(
+        (TaskKind.SINGLE_LABEL, {"text": "x", "label": it}, [Example(text="x", label=label)])
+        for label, it in LABELS.items()
+    ),
+    (
+        TaskKind.SINGLE_LABEL,
+        {"text": "x", "text_pair": "y", "label": "a", "source": "mail"},
+        [Example(text="x", text_pair="y", label="a")],
+    ),
     (
         TaskKind.MULTI_LABEL,
         {"text": "x", "labels": ["b", "a", "b"]},
@@ -194,6 +204,31 @@ def test_broken_row_is_named_by_file_and_line(
 
     assert caught.value.fields["where"] == "a.jsonl:1"
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [
+        ("a.jsonl", '{"text": "x"}', "label"),
+        ("a.csv", "sentence,label\nx,a\n", "text"),
+        ("a.tsv", "text\tclass\nx\ta\n", "label"),
+        ("a.jsonl", '{"tokens": ["x"]}', "tags"),
+        ("a.jsonl", '{"question": "x", "context": "y"}', "answers"),
+        ("a.jsonl", '{"query": "x", "document": "y"}', "label"),
+        ("a.jsonl", '{"query": "x"}', "documents"),
+        ("a.jsonl", '{"query": "x", "documents": ["y"]}', "relevance"),
+    ],
+)
+def test_missing_column_is_named_with_what_was_found(
+    tmp_path: Path, name: str, content: str, column: str
+) -> None:
+    (tmp_path / name).write_text(content)
+
+    with raises("missing_column") as caught:
+        load_examples(tmp_path / name)
+
+    assert (caught.value.fields["where"], caught.value.fields["column"]) == (f"{name}:1", column)
+    assert caught.value.fields["found"]
 
 
 @pytest.mark.parametrize("value", ["high", 1e308, -1e308, "1e16", True, False])
