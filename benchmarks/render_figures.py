@@ -48,7 +48,7 @@ SECTIONS = (
     (
         "stream.",
         "Verdicts about streams",
-        "What is held back: [verdicts.md](../verdicts.md#streams).",
+        "What is held back: [streams.md](../streams.md#what-is-held-back).",
     ),
     (
         "decisions.",

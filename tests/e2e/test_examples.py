@@ -474,7 +474,7 @@ def test_litellm_shows_nothing_of_a_streamed_answer_before_its_verdict(
     policy = policy.replace('"answers"', '"strict"').replace('"mask"', '"block"')
     (tmp_path / "strict.json").write_text(policy, encoding="utf-8")
     run([PROGRAM, "policy", "put", str(tmp_path / "strict.json")], registry=registry)
-    page = (ROOT / "docs" / "neighbours.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "gateways.md").read_text(encoding="utf-8")
     (answers,) = re.findall(r"^```yaml\n( +mode: post_call\n[^`]*)```", page, re.MULTILINE)
 
     with program(EXAMPLES / "stream" / "llm.py") as llm_url:

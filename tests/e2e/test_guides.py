@@ -1,7 +1,8 @@
-"""The programs of the guides, run as written: the pages of HTTP, clients, Python and exchange."""
+"""The programs of the guides, run as written: HTTP, clients, the first guard, Python, exchange."""
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -142,6 +143,28 @@ def test_the_program_in_javascript_is_answered(url: str) -> None:
     printed = run("node", "--input-type=module", "-e", program.replace(ADDRESS, url))
 
     assert re.fullmatch(r"\w+ 0\.\d+\n", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_guard_judges_as_its_page_says(tmp_path: Path) -> None:
+    training, publishing, asking, measuring, watching = blocks("first-guard.md", "sh")
+    (policy,) = blocks("first-guard.md", "json")
+    (tmp_path / "guard.json").write_text(policy, encoding="utf-8")
+    path = f"{Path(PROGRAM).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def runs(block: str) -> str:
+        return ran("bash", "-euc", block, folder=tmp_path, XDG_DATA_HOME=str(tmp_path), PATH=path)
+
+    runs(training)
+    runs(publishing.replace("nunatak serve --port 8080\n", ""))
+    with ServerProcess(tmp_path / "nunatak" / "registry", log=tmp_path / "log") as server:
+        answers = runs(asking.replace(ADDRESS, server.url))
+        counted = runs(watching.replace(ADDRESS, server.url))
+    assert re.findall(r'"action":"(\w+)","decided"', answers) == ["allow", "block", "mask"]
+    assert '"texts":"My key is [KEY], is it safe?"' in answers
+    assert "false alarms" in runs(measuring)
+    assert 'rule="keys"} 1.0' in counted
 
 
 @pytest.mark.slow

@@ -128,9 +128,10 @@ def test_dependabot_watches_folders_that_exist() -> None:
     assert all((ROOT / it["directory"].lstrip("/")).is_dir() for it in read["updates"])
 
 
-def test_the_compatibility_page_names_the_layouts_of_this_release() -> None:
-    (index,) = re.findall(r"^\| index [^|]*\| (\d+) \|", COMPATIBILITY, flags=re.MULTILINE)
-    (manifest,) = re.findall(r"^\| manifest \| (\d+) \|", COMPATIBILITY, flags=re.MULTILINE)
+def test_the_page_of_upgrades_names_the_layouts_of_this_release() -> None:
+    page = (ROOT / "docs" / "upgrades.md").read_text(encoding="utf-8")
+    (index,) = re.findall(r"^\| index [^|]*\| (\d+) \|", page, flags=re.MULTILINE)
+    (manifest,) = re.findall(r"^\| manifest \| (\d+) \|", page, flags=re.MULTILINE)
 
     assert int(index) == SCHEMA_VERSION
     assert int(manifest) == TaskManifest.model_fields["schema_version"].default
