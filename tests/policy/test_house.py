@@ -18,18 +18,18 @@ CEILINGS = {
     "nunatak_client": (1985, 6),
     "nunatak_cluster": (624, 6),
     "nunatak_contract": (4294, 19),
-    "nunatak_rows": (825, 5),
+    "nunatak_rows": (826, 5),
     "nunatak_loadtest": (1049, 6),
-    "nunatak_model": (9107, 44),
+    "nunatak_model": (9098, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4187, 21),
-    "nunatak_server": (20993, 91),
+    "nunatak_registry": (4136, 21),
+    "nunatak_server": (21018, 91),
     "nunatak_training": (8768, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_585, 293
-CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_549}
+MAX_LINES, MAX_FILES = 63_551, 293
+CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_144}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
