@@ -16,7 +16,11 @@ from doubles.proxies import free_port
 from doubles.terminals import nunatak
 from nunatak_cli.training.init import ReadyTask
 from nunatak_cli.training.runs import read_task_file, runs_of
+from nunatak_contract.enums import OnFailure
+from nunatak_contract.policies import Policy
 from nunatak_server.settings import ServerSettings
+from nunatak_server.verdicts.patterns import matches_in
+from nunatak_server.verdicts.rules import mask
 from nunatak_training.data import load_task_data
 
 ADDRESS = "http://127.0.0.1:8080"
@@ -62,6 +66,68 @@ def test_each_ready_task_has_a_recipe_that_trains_on_its_own_examples(tmp_path: 
         assert not {it.text for it in data.test.examples} & {it.text for it in data.train.examples}
         assert {it.label for it in data.test.examples} == {*data.labels}
         assert runs[task].settings.changes.get("default_label", data.labels[0]) in data.labels
+        asked = (it for it in policy_of(tmp_path / "all").conditions if it.task == task)
+        assert {label for it in asked for label in it.labels} <= {*data.labels}
+
+
+def policy_of(project: Path) -> Policy:
+    return Policy.model_validate_json((project / "triage.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "actions", "on_failure"),
+    [
+        ("tone intent", {"flag"}, OnFailure.ALLOW),
+        ("tone attack", {"flag", "block"}, OnFailure.BLOCK),
+        ("attack personal_data", {"flag", "block", "mask"}, OnFailure.BLOCK),
+    ],
+)
+def test_a_project_with_a_guard_guards(
+    tmp_path: Path, tasks: str, actions: set[str], on_failure: OnFailure
+) -> None:
+    words = [word for it in tasks.split() for word in ("--with", it)]
+    assert nunatak("init", str(tmp_path / "new"), *words).exit_code == 0
+
+    policy = policy_of(tmp_path / "new")
+
+    assert policy.on_failure is on_failure
+    assert {it.action.value for it in policy.rules} == actions
+    assert policy.tasks == {"urgent", *tasks.split()} - {"tone", "intent"}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("ann.o'neil+x@mail.bank.example, (j\u00fcrgen@m\u00fcller.de).", "[MAIL], ([MAIL])."),
+        ("react@18.2.0, a note @ann at 5 a.m.", None),
+        ("DE89 3704 0044 0532 0130 00 is ours", "[IBAN] is ours"),
+        ("at61 1904 3002 3457 3201 from today", "[IBAN] from today"),
+        ("GB29NWBK60161331926819.", "[IBAN]."),
+        ("FR14 2004 1010 0505 0001 3M02 606", "[IBAN]"),
+        ("NO93 8601 1117 947 or BE68539007547034", "[IBAN] or [IBAN]"),
+        ("DE89 3704 0044 0532", None),
+        ("4111 1111 1111 1111 12/27 123", "[CARD] 12/27 123"),
+        ("5555555555554444, 3782-822463-10005, 30569309025904", "[CARD], [CARD], [CARD]"),
+        ("\uff14111\u20091111\u20111111\u00a01111", "[CARD]"),
+        ("order 2024113012345678 of 20261130120000, call 0155 1234 5678", None),
+        ("AKIAIOSFODNN7EXAMPLE", "[KEY]"),
+        (f"ghp_{'a1' * 18}; AIza{'b-' * 17}c; sk-ant-{'x' * 40}", "[KEY]; [KEY]; [KEY]"),
+        ("sk-learn-is-a-library-of-methods", None),
+        ("Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3.SflK-w_c", "Bearer [TOKEN]"),
+        ("-----BEGIN RSA PRIVATE KEY-----", "[PRIVATE_KEY]"),
+        ("-----BEGIN PUBLIC KEY-----", None),
+    ],
+)
+def test_the_patterns_of_a_guard_find_numbers_and_keys_and_no_more(
+    tmp_path: Path, text: str, masked: str | None
+) -> None:
+    words = ("--with", "attack", "--with", "personal_data")
+    assert nunatak("init", str(tmp_path / "new"), *words).exit_code == 0
+
+    found = matches_in(policy_of(tmp_path / "new").patterns, text)
+
+    spans = [span for state in found.values() for span in state.spans]
+    assert mask(text, spans) == (text if masked is None else masked)
 
 
 def test_the_compose_file_starts_this_release_with_settings_that_exist(project: Path) -> None:

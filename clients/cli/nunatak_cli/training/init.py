@@ -1,5 +1,6 @@
 """`nunatak init`: the folder of a new project, with examples, a recipe, a policy and a server."""
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -41,8 +42,8 @@ def init(
         list[ReadyTask] | None,
         typer.Option(
             "--with",
-            help="Add a ready task: examples of our own, a recipe, and a card with held-out "
-            "scores. Repeatable.",
+            help="Add a ready task: examples of our own, a recipe, a card with held-out scores, "
+            "and the rules of a guard. Repeatable.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -74,6 +75,14 @@ def _write(folder: Path, ours: Path, tasks: Iterable[ReadyTask]) -> None:
     compose = folder / "compose.yaml"
     text = compose.read_text(encoding="utf-8")
     compose.write_text(text.replace("VERSION", version("nunatak")), encoding="utf-8")
+    rules = json.loads((ours / "ready" / "rules.json").read_text(encoding="utf-8"))
+    if guards := [rule for task in tasks for rule in rules.get(task, ())]:
+        # A guard whose task does not answer lets no text through.
+        made = folder / "triage.json"
+        policy = json.loads(made.read_text(encoding="utf-8")) | {"on_failure": "block"}
+        policy["rules"] += guards
+        text = json.dumps(policy, indent=2, ensure_ascii=False)
+        made.write_text(f"{text}\n", encoding="utf-8")
     with (folder / "tasks.yaml").open("a", encoding="utf-8") as recipes:
         for task in tasks:
             recipes.write(f"  {task}: {{data: data/{task}, {RECIPES[task]}, promote: prod}}\n")
