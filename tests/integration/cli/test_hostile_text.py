@@ -228,6 +228,9 @@ def predict_cases(world: World) -> Iterator[Case]:
     named = str(world.folder / f"known {HOSTILE_FILE_NAME}.jsonl")
     for place in ((*world.registry, *world.backbone), ("--server", world.refusing)):
         yield ("predict", "--file", named, "--task", "tone", *place)
+    for at in ((*world.registry, *world.backbone), ("--server", world.refusing)):
+        for options in ((), ("--json",)):
+            yield from (("judge", it, HOSTILE, *at, *options) for it in ("guard", HOSTILE))
     for server in (world.answering, world.refusing):
         asked = ("predict", "text", "--task", "a", "--task", "b", "--server", server)
         for options in ((), ("--json",), ("--stream",), ("--stream", "--json")):
