@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 from pydantic import ValidationError
 
 from nunatak_client import FanOut, TaskResult, calls
-from nunatak_client.calls import Parts, ShownOptions, json_body, wire_parameters
+from nunatak_client.calls import Messages, Parts, ShownOptions, json_body, wire_parameters
 from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.enums import Kernels, PolicyMode
 from nunatak_contract.errors import NunatakError
@@ -33,7 +33,8 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
-from nunatak_server.verdicts.judge import Judgement, verdict_fields
+from nunatak_server.verdicts.calls import judge_request
+from nunatak_server.verdicts.judge import Judgement
 from nunatak_server.verdicts.rules import TextDecision
 
 Answer = TypeVar("Answer")
@@ -110,12 +111,20 @@ class LocalPredictor:
         """Yield parts of any number of inputs, in order, with the answers of all tasks."""
         return answered_in_parts(inputs, lambda part: self.predict(part, tasks, options=options))
 
-    def judge(self, policy: str, inputs: str | Sequence[str]) -> PolicyVerdict:
+    def judge(
+        self,
+        policy: str,
+        inputs: str | Sequence[str] | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> PolicyVerdict:
         """Ask and answer as `Client.judge` does; no deadline counts, also none of the policy."""
-        body = read_as_sent(VerdictRequest, calls.judge(policy, inputs).content, "body")
-        texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
-        found = self._run(lambda it, how: it.judge.judge(policy, texts, how))
-        return PolicyVerdict.model_validate(verdict_fields(found, body.inputs, problem_of))
+        sent = calls.judge(policy, inputs, messages=messages).content
+        body = read_as_sent(VerdictRequest, sent, "body")
+        _, fields = self._run(
+            lambda it, how: judge_request(it.judge, it.settings, policy, body, how, problem_of)
+        )
+        return PolicyVerdict.model_validate(fields)
 
     def judge_all(self, policy: Policy, texts: Sequence[str]) -> Iterator[TextDecision]:
         """Yield the decision of a policy, published or not, about each text, as it is enforced.

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Never, Self, TypeVar, Unpack, cast
 
 from nunatak_client import FanOut, Inputs, Prediction
-from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs
+from nunatak_client.calls import Messages, ShownOptions, json_body, named_tasks, wire_inputs
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -144,8 +144,14 @@ class LocalTasks:
         found = self._ask(named_tasks(tasks), inputs, options)
         return FanOut(results=tuple(map(result_of, found)))
 
-    def judge(self, policy: str, inputs: str | Sequence[str]) -> PolicyVerdict:
-        """Ask for the decision of a policy about a text or a list of texts; an error is a block.
+    def judge(
+        self,
+        policy: str,
+        inputs: str | Sequence[str] | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> PolicyVerdict:
+        """Ask for the decision of a policy about texts or messages; an error is a block.
 
         The arguments and the answer are those of `Client.judge`. No deadline counts, also not that
         of the policy: the first call may load tasks.
@@ -153,7 +159,7 @@ class LocalTasks:
         Raises:
             NunatakError: there is no such policy, or no task can read a text.
         """
-        return self._run(partial(self._predictor.judge, policy, inputs))
+        return self._run(partial(self._predictor.judge, policy, inputs, messages=messages))
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""

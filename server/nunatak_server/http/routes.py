@@ -37,7 +37,7 @@ from nunatak_server.http.replies import (
 )
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, prediction_fields
-from nunatak_server.verdicts.judge import verdict_fields
+from nunatak_server.verdicts.calls import judge_request
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
@@ -92,14 +92,15 @@ async def predict_many(
 
 @router.ask("/v1/verdicts/{policy}", answer=wire.PolicyVerdict)
 async def judge(request: Request, handling: Routed, policy: str, body: VerdictRequest) -> Response:
-    """Let a policy decide about texts: allow, flag, mask or block.
+    """Let a policy decide about texts or messages: allow, flag, mask or block.
 
     The answer comes as soon as a block is certain; the other tasks are then not asked any further.
     """
-    texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
-    judgement = await runtime_of(request).judge.judge(policy, texts, handling=handling)
-    problem = partial(problem_of, request_id=request_id_of(request.scope))
-    fields = verdict_fields(judgement, body.inputs, problem)
+    runtime, request_id = runtime_of(request), request_id_of(request.scope)
+    problem = partial(problem_of, request_id=request_id)
+    judgement, fields = await judge_request(
+        runtime.judge, runtime.settings, policy, body, handling, problem
+    )
     return reply(fields, headers=timing_headers(judgement.timings))
 
 

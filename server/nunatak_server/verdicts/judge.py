@@ -126,12 +126,22 @@ def reason_of(judgement: Judgement) -> str:
 
 
 def verdict_fields(
-    judgement: Judgement, inputs: str | Sequence[str], problem: Callable[[NunatakError], object]
+    judgement: Judgement,
+    inputs: str | Sequence[str] | None,
+    problem: Callable[[NunatakError], object],
 ) -> dict[str, Any]:
-    """Return a verdict in the wire format; `problem` says what a caller learns of an error."""
+    """Return a verdict in the wire format; `problem` says what a caller learns of an error.
+
+    Without `inputs`, the texts are those of a call, and each rule stands once.
+    """
     published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
+    decided = enumerate(judgement.decisions)
+    applied = [(index, found) for index, decision in decided for found in decision.applied]
+    if sent is None:
+        best = sorted(applied, key=lambda it: it[1].score)
+        applied = [*{found.rule.name: (None, found) for _, found in best}.values()]
     texts = masks = None
-    if judgement.action is VerdictAction.MASK:
+    if sent is not None and judgement.action is VerdictAction.MASK:
         decisions = zip(judgement.decisions, sent, strict=True)
         masked = [text if it.masked is None else it.masked for it, text in decisions]
         texts = masked[0] if isinstance(inputs, str) else masked
@@ -152,11 +162,11 @@ def verdict_fields(
                 "input": index,
                 "score": found.score,
             }
-            for index, decision in enumerate(judgement.decisions)
-            for found in decision.applied
+            for index, found in applied
         ],
         "texts": texts,
         "masks": masks,
+        "messages": None,
         "tasks": [
             f"{it.task}/{it.version}"
             for it in judgement.answers.values()

@@ -146,10 +146,14 @@ def test_a_policy_decides_in_this_process_and_in_a_command_as_on_a_server(
             it["error"]["request_id"] = None
         return fields
 
+    messages = [{"role": "user", "content": it} for it in texts]
     with nunatak.Client(address) as client:
         expected = told(client.judge(policy, texts, deadline_s=60))
+        of_call = told(client.judge(policy, messages=messages, deadline_s=60))
     found = tasks.judge(policy, texts)
     assert found.decided is decided
+    assert told(tasks.judge(policy, messages=messages)) == of_call
+    assert of_call["decided"] == decided
     assert told(found) == expected
     here = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
     for at in (here, ("--server", address)):

@@ -87,7 +87,8 @@ def _verdict_parts(verdict: "PolicyVerdict") -> list[RenderableType]:
     said = verdict.message or f"{verdict.policy}/{verdict.version}"
     rules = plain_table("rule", "action", "text", "score", right=("text", "score"))
     for it in verdict.rules:
-        rules.add_row(it.rule, it.action, str(it.input + 1), f"{it.score:.4f}")
+        place = "" if it.input is None else str(it.input + 1)
+        rules.add_row(it.rule, it.action, place, f"{it.score:.4f}")
     failures = plain_table("no answer from", "because")
     for it in verdict.failures:
         failures.add_row(it.reference, f"[{it.error.code}] {it.error.detail}")
