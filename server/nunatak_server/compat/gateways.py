@@ -206,7 +206,7 @@ class TextDetection(Detection):
     text: str
 
 
-DetectorId = Annotated[str, Header(description="a policy: `name` or `name/3`")]
+DetectorId = Annotated[str, Header(description="the name of a policy")]
 
 for_orchestrator = router_of("FMS Guardrails Orchestrator")
 
