@@ -6,13 +6,14 @@ Requests are strict, frozen, and without undeclared fields.
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, TypeVar, cast
+from typing import Annotated, ClassVar, Final, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
     Field,
+    JsonValue,
     Tag,
     WithJsonSchema,
     model_validator,
@@ -220,9 +221,18 @@ class PredictManyRequest(PredictRequest):
 
 
 class VerdictRequest(Message):
-    """One text, or a list of texts, for a policy."""
+    """One text, a list of texts, or the messages of a call to a language model, for a policy."""
 
-    inputs: Text | Some[Text]
+    inputs: Text | Some[Text] | None = None
+    messages: Some[dict[str, JsonValue]] | None = Field(
+        None, description="in the form of any provider; they are judged as a whole"
+    )
+
+    @model_validator(mode="after")
+    def _is_texts_or_messages(self) -> Self:
+        if (self.inputs is None) == (self.messages is None):
+            raise ValueError("expected either inputs or messages")
+        return self
 
 
 class PromoteRequest(Message):

@@ -191,7 +191,7 @@ class AppliedRule(Result):
     rule: str
     action: enums.VerdictAction
     message: str | None
-    input: int
+    input: int | None = Field(description="the place of the text; null for messages")
     score: float = Field(
         description="of the conditions: the largest for `any`, the smallest for `all`"
     )
@@ -228,6 +228,9 @@ class PolicyVerdict(Result):
     )
     masks: tuple[tuple[Mask, ...], ...] | None = Field(
         default=None, description="for each text that was sent, what `texts` masks, in order"
+    )
+    messages: tuple[dict[str, JsonValue], ...] | None = Field(
+        default=None, description="the messages that were sent, masked; null unless `mask`"
     )
     tasks: tuple[str, ...] = Field(description="the versions that answered, as `name/version`")
     failures: tuple[FailedTask, ...] = Field(description="tasks without an answer that decides")

@@ -4,26 +4,30 @@
 
 import os
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Never, Self, Unpack, cast
+from typing import TYPE_CHECKING, Never, Self, TypeVar, Unpack, cast
 
 from nunatak_client import FanOut, Inputs, Prediction
-from nunatak_client.calls import ShownOptions, json_body, named_tasks, wire_inputs
+from nunatak_client.calls import Messages, ShownOptions, json_body, named_tasks, wire_inputs
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_contract.requests import Input, Parameters
+from nunatak_contract.wire import PolicyVerdict
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
     from nunatak_registry import Registry
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
+
+Answer = TypeVar("Answer")
 
 
 def load(
@@ -140,6 +144,23 @@ class LocalTasks:
         found = self._ask(named_tasks(tasks), inputs, options)
         return FanOut(results=tuple(map(result_of, found)))
 
+    def judge(
+        self,
+        policy: str,
+        inputs: str | Sequence[str] | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> PolicyVerdict:
+        """Ask for the decision of a policy about texts or messages; an error is a block.
+
+        The arguments and the answer are those of `Client.judge`. No deadline counts, also not that
+        of the policy: the first call may load tasks.
+
+        Raises:
+            NunatakError: there is no such policy, or no task can read a text.
+        """
+        return self._run(partial(self._predictor.judge, policy, inputs, messages=messages))
+
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
         _end(self._held, self._pid)
@@ -149,19 +170,22 @@ class LocalTasks:
     ) -> "list[TaskPrediction | TaskFailure]":
         from nunatak_server.local import options_of
 
-        if self._pid != os.getpid():
-            raise InvalidInputError(
-                "these tasks were loaded before the fork of this process, and their threads stayed "
-                "behind; call nunatak.load after the fork"
-            )
         if isinstance(inputs, Iterator):
             inputs = list(inputs)
         wire = wire_inputs(inputs)
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = cast("Sequence[Input]", [inputs] if wire.num_inputs is None else inputs)
         wanted = options_of(**options)
+        return self._run(partial(self._answers, tasks, items, wanted))
+
+    def _run(self, work: Callable[[], Answer]) -> Answer:
+        if self._pid != os.getpid():
+            raise InvalidInputError(
+                "these tasks were loaded before the fork of this process, and their threads stayed "
+                "behind; call nunatak.load after the fork"
+            )
         with _while_threads_run():
-            return self._thread.submit(self._answers, tasks, items, wanted).result()
+            return self._thread.submit(work).result()
 
     def _answers(
         self, tasks: Sequence[str], inputs: Sequence[Input], options: Parameters

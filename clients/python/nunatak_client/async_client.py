@@ -184,10 +184,24 @@ class AsyncClient:
             await self._sleep(delay_s)
 
     async def judge(
-        self, policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
+        self,
+        policy: str,
+        inputs: str | Sequence[str] | None = None,
+        *,
+        messages: calls.Messages | None = None,
+        deadline_s: float | None = None,
     ) -> wire.PolicyVerdict:
-        """Ask for the decision of a policy about a text or a list of texts; an error is a block."""
-        return await self._run(calls.judge(policy, inputs, deadline_s=deadline_s))
+        """Ask for the decision of a policy about texts or messages; an error is a block.
+
+        Args:
+            policy: its name.
+            inputs: a text, or a list of texts, which are judged each by itself.
+            messages: in place of inputs, the messages of a call to a language model, as dicts.
+                They are judged as a whole; a mask gives them back in `messages` of the verdict.
+            deadline_s: Seconds for the whole call, with further attempts.
+        """
+        call = calls.judge(policy, inputs, messages=messages, deadline_s=deadline_s)
+        return await self._run(call)
 
     async def judge_stream(
         self, policy: str, chunks: AsyncIterable[str]

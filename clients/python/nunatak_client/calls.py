@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Final, Generic, Literal, NoReturn, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Generic, Literal, NoReturn, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 from pydantic import JsonValue
@@ -22,6 +22,8 @@ from nunatak_contract.wire import LINES_TYPE, ROUTING_KEY_HEADER, CandidateChang
 T = TypeVar("T")
 Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
+Messages = Sequence[Mapping[str, JsonValue]]
+"""The messages of a call to a language model, in the form of any provider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,17 +396,32 @@ def check_whole(tasks: Sequence[str], answered: Sequence[str]) -> None:
 
 
 def judge(
-    policy: str, inputs: str | Sequence[str], *, deadline_s: float | None = None
+    policy: str,
+    inputs: str | Sequence[str] | None,
+    *,
+    messages: Messages | None = None,
+    deadline_s: float | None = None,
 ) -> Call[PolicyVerdict]:
     if isinstance(inputs, tuple):
         raise InvalidInputError(
             "a policy reads single texts, and a tuple is a pair; pass several texts as a list"
         )
-    texts: JsonValue = inputs if isinstance(inputs, str) else list(in_order(inputs))
+    body: dict[str, Any]
+    match inputs, messages:
+        case str(), None:
+            body = {"inputs": inputs}
+        case _, None if inputs is not None:
+            body = {"inputs": list(in_order(inputs))}
+        case None, _ if messages is not None:
+            body = {"messages": list(in_order(messages))}
+        case _:
+            raise InvalidInputError(
+                "a policy judges a text, a list of texts, or messages; pass one"
+            )
     return Call(
         method="POST",
         path=f"/v1/verdicts/{path_segment('policy', policy)}",
-        content=json_body({"inputs": texts}),
+        content=json_body(body),
         deadline_s=deadline_s,
         read=_read_as(PolicyVerdict),
     )

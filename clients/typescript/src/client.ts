@@ -114,10 +114,15 @@ export class Client {
     checkTasks([...tasks].sort(), answered.sort());
   }
 
-  /** Ask for the decision of a policy about one text or a list of texts. */
-  async judge(policy: string, inputs: string | readonly string[], options: CallOptions = {}): Promise<Verdict> {
+  /** Ask for the decision of a policy about a text, a list of texts, or the messages of a call to a language model. */
+  async judge(
+    policy: string,
+    inputs: string | readonly string[] | { messages: readonly object[] },
+    options: CallOptions = {},
+  ): Promise<Verdict> {
     const path = `/v1/verdicts/${segment(policy)}`;
-    return checkVerdict(await this.ask<Verdict>({ ...options, path, body: { inputs } }));
+    const body = inputs instanceof Object && "messages" in inputs ? { messages: inputs.messages } : { inputs };
+    return checkVerdict(await this.ask<Verdict>({ ...options, path, body }));
   }
 
   /**

@@ -56,6 +56,8 @@ test("a policy judges", async () => {
 
   expect(verdict).toMatchObject({ policy: "guard", by_failure: false, tasks: ["tone/1"] });
   expect(["allow", "block"]).toContain(verdict.action);
+  const { action } = await client.judge("guard", { messages: [{ role: "user", content: TEXT }] });
+  expect(action).toBe(verdict.action);
   await expect(client.judge("nothing", TEXT)).rejects.toMatchObject({ code: "policy_not_found" });
 });
 

@@ -4,84 +4,21 @@ Each policy has its own base URL. A user of LiteLLM can set other fields of its 
 chooses the policy.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Request, Response
 from pydantic import Field, JsonValue
 
-from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.enums import PolicyMode, VerdictAction
 from nunatak_contract.requests import MAX_ITEMS, Message
-from nunatak_server.compat.calls import CallContent
-from nunatak_server.compat.joins import Joined, joined_texts, matches_in_call, parts_in
 from nunatak_server.compat.translation import router_of
 from nunatak_server.errors import invalid_request
-from nunatak_server.http.access import state_of
 from nunatak_server.http.endpoints import Routed, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.predict.types import Handling
+from nunatak_server.verdicts.calls import CallContent, judge_call
 from nunatak_server.verdicts.judge import Judgement, reason_of
-from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
-
-
-async def judge_call(
-    request: Request,
-    policy: str,
-    content: CallContent,
-    handling: Handling,
-    *,
-    replaceable: Collection[str],
-) -> tuple[Judgement, Mapping[str, str]]:
-    """Judge every text of a call; return the judgement, and the masked texts by the texts.
-
-    Texts that follow each other are judged as one text too. What is found there is masked in each
-    of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
-    to judge.
-    """
-    judge = runtime_of(request).judge
-    found, left = await judge.find(policy, handling)
-    published = found.document
-    turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
-    settings = state_of(request.scope).settings
-    most = settings.max_call_texts
-    sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
-    joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
-    asked = tuple({**content.texts, **joined})
-    match = partial(
-        matches_in_call,
-        *(published.patterns, asked, joined, sequences),
-        max_chars=settings.max_text_chars,
-    )
-    judgement = await judge.ask(
-        found, asked, left, is_call=True, match=match if published.patterns and sequences else None
-    )
-    masks: Mapping[str, str] = {}
-    if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:
-        unread = next((it for it in content.unread if it not in published.unjudged), None)
-        if unread is not None:
-            raise invalid_request(
-                f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
-                "policy to let them pass"
-            )
-        masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
-        if not masks.keys() <= frozenset(replaceable):
-            problem = "a text to mask stands in a part of the call that cannot be replaced"
-            raise invalid_request(problem)
-    # A call that is refused has no verdict.
-    judge.observe(judgement)
-    return judgement, masks
-
-
-def _masks(
-    decisions: Mapping[str, TextDecision], content: CallContent, joined: Joined
-) -> Mapping[str, str]:
-    spans = {text: list(decisions[text].masking) for text in content.texts}
-    for text, pieces in joined.items():
-        for _, piece, span in parts_in(merged_spans(decisions[text].masking), pieces):
-            spans[piece.text].append(span)
-    return {text: mask(text, found) for text, found in spans.items() if found}
-
+from nunatak_server.verdicts.rules import TextDecision
 
 Listed = Annotated[list[JsonValue], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Texts = Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)]
@@ -138,8 +75,9 @@ async def litellm(
     if not content.texts.keys() >= {it for it in texts if it.strip()}:
         # Without a role, the texts count as texts of one author.
         content.read(list(texts))
+    runtime = runtime_of(request)
     judgement, masks = await judge_call(
-        request, policy, content, handling, replaceable=frozenset(texts)
+        *(runtime.judge, runtime.settings, policy, content, handling), replaceable=frozenset(texts)
     )
     match judgement.action:
         case VerdictAction.BLOCK:
@@ -202,7 +140,10 @@ async def portkey(
     replaceable = frozenset(content.texts)
     if not _stands_in(side.text, content):
         content.read(side.text)
-    judgement, masks = await judge_call(request, policy, content, handling, replaceable=replaceable)
+    runtime = runtime_of(request)
+    judgement, masks = await judge_call(
+        runtime.judge, runtime.settings, policy, content, handling, replaceable=replaceable
+    )
     fields: dict[str, Any] = {
         "verdict": judgement.action is not VerdictAction.BLOCK,
         "data": {"action": judgement.action, "reason": reason_of(judgement)},
@@ -265,7 +206,7 @@ class TextDetection(Detection):
     text: str
 
 
-DetectorId = Annotated[str, Header(description="a policy: `name` or `name/3`")]
+DetectorId = Annotated[str, Header(description="the name of a policy")]
 
 for_orchestrator = router_of("FMS Guardrails Orchestrator")
 
@@ -300,8 +241,10 @@ async def detect_in_chat(
     """Judge the texts of a call, and return what the rules of the policy have found."""
     content = CallContent()
     content.read({"messages": body.messages, "tools": body.tools})
+    runtime = runtime_of(request)
     judgement, _ = await judge_call(
-        request, detector_id, content, handling, replaceable=content.texts
+        *(runtime.judge, runtime.settings, detector_id, content, handling),
+        replaceable=content.texts,
     )
     found = (fields for it in judgement.decisions for *_, fields in _detections(judgement, it, ""))
     once = {(it["detection_type"], it["detection"]): it for it in found}

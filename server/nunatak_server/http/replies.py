@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from nunatak_contract import memory, wire
-from nunatak_contract.enums import VerdictAction
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import (
     Input,
@@ -39,8 +38,6 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, one_of_each, saved_by_formula
-from nunatak_server.verdicts.judge import Judgement
-from nunatak_server.verdicts.rules import merged_spans
 from nunatak_versions import LoadedTask
 
 TASK_VERSION_HEADER: Final = "x-task-version"
@@ -97,49 +94,6 @@ def result_fields(
         return {"reference": result.reference, **prediction_fields(result, inputs)}
     problem = problem_of(result.error, request_id=request_id)
     return {"reference": result.reference, "error": problem}
-
-
-def verdict_fields(
-    judgement: Judgement, inputs: str | Sequence[str], *, request_id: str | None
-) -> dict[str, Any]:
-    published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
-    texts = masks = None
-    if judgement.action is VerdictAction.MASK:
-        decisions = zip(judgement.decisions, sent, strict=True)
-        masked = [text if it.masked is None else it.masked for it, text in decisions]
-        texts = masked[0] if isinstance(inputs, str) else masked
-        masks = [merged_spans(it.masking) for it in judgement.decisions]
-    return {
-        "policy": published.document.name,
-        "version": published.version,
-        "mode": published.document.mode,
-        "action": judgement.action,
-        "decided": judgement.decided,
-        "by_failure": judgement.is_by_failure,
-        "message": judgement.message,
-        "rules": [
-            {
-                "rule": found.rule.name,
-                "action": found.rule.action,
-                "message": found.rule.message,
-                "input": index,
-                "score": found.score,
-            }
-            for index, decision in enumerate(judgement.decisions)
-            for found in decision.applied
-        ],
-        "texts": texts,
-        "masks": masks,
-        "tasks": [
-            f"{it.task}/{it.version}"
-            for it in judgement.answers.values()
-            if isinstance(it, TaskPrediction)
-        ],
-        "failures": [
-            {"reference": it.reference, "error": problem_of(it.error, request_id=request_id)}
-            for it in judgement.failures
-        ],
-    }
 
 
 def timing_headers(timings: StageTimes) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Routes of callers: predictions, verdicts and tasks."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Request, Response
@@ -23,6 +24,7 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.middleware import StrictRoute
+from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import (
     TaskResponse,
     inputs_of,
@@ -31,11 +33,11 @@ from nunatak_server.http.replies import (
     result_fields,
     summaries_of,
     timing_headers,
-    verdict_fields,
     wants_lines,
 )
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, prediction_fields
+from nunatak_server.verdicts.calls import judge_request
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
@@ -90,13 +92,15 @@ async def predict_many(
 
 @router.ask("/v1/verdicts/{policy}", answer=wire.PolicyVerdict)
 async def judge(request: Request, handling: Routed, policy: str, body: VerdictRequest) -> Response:
-    """Let a policy decide about texts: allow, flag, mask or block.
+    """Let a policy decide about texts or messages: allow, flag, mask or block.
 
     The answer comes as soon as a block is certain; the other tasks are then not asked any further.
     """
-    texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
-    judgement = await runtime_of(request).judge.judge(policy, texts, handling=handling)
-    fields = verdict_fields(judgement, body.inputs, request_id=request_id_of(request.scope))
+    runtime, request_id = runtime_of(request), request_id_of(request.scope)
+    problem = partial(problem_of, request_id=request_id)
+    judgement, fields = await judge_request(
+        runtime.judge, runtime.settings, policy, body, handling, problem
+    )
     return reply(fields, headers=timing_headers(judgement.timings))
 
 

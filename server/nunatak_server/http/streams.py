@@ -27,9 +27,10 @@ from nunatak_server.http.endpoints import PROBLEMS, ParsedBody, Routed, Router, 
 from nunatak_server.http.middleware import StrictRoute, check_encoding, media_type_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.protocol import STREAMED_KEY
-from nunatak_server.http.replies import LinesResponse, verdict_fields
+from nunatak_server.http.replies import LinesResponse
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.scheduler.turns import within
+from nunatak_server.verdicts.judge import verdict_fields
 from nunatak_server.verdicts.stream import Released, Streamed, VerdictStream
 
 PLAIN_TYPE: Final = "text/plain"
@@ -137,7 +138,8 @@ def _fields(event: Streamed, request_id: str | None) -> dict[str, Any]:
         return {"event": kind, "text": event.text}
     (decision,) = event.judgement.decisions
     text = decision.masked or ""
-    verdict = verdict_fields(event.judgement, text, request_id=request_id)
+    problem = partial(problem_of, request_id=request_id)
+    verdict = verdict_fields(event.judgement, text, problem)
     if not event.is_final:
         verdict |= {"texts": None, "masks": None}
     return {"event": StreamEventKind.VERDICT, "final": event.is_final, "verdict": verdict}

@@ -239,6 +239,10 @@ class Predictions:
     results: tuple[TaskAnswer, ...]
     timings: StageTimes
 
+    @property
+    def failures(self) -> tuple[TaskFailure, ...]:
+        return tuple(it for it in self.results if isinstance(it, TaskFailure))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
@@ -33,6 +33,7 @@ from nunatak_server.verdicts.rules import (
     blocks_for_certain,
     decisions,
     failures_in,
+    merged_spans,
     strongest,
 )
 
@@ -122,6 +123,59 @@ def reason_of(judgement: Judgement) -> str:
     rules = (found.rule for it in judgement.decisions for found in it.applied)
     names = dict.fromkeys(it.name for it in rules if it.action is judgement.decided)
     return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"
+
+
+def verdict_fields(
+    judgement: Judgement,
+    inputs: str | Sequence[str] | None,
+    problem: Callable[[NunatakError], object],
+) -> dict[str, Any]:
+    """Return a verdict in the wire format; `problem` says what a caller learns of an error.
+
+    Without `inputs`, the texts are those of a call, and each rule stands once.
+    """
+    published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
+    decided = enumerate(judgement.decisions)
+    applied = [(index, found) for index, decision in decided for found in decision.applied]
+    if sent is None:
+        best = sorted(applied, key=lambda it: it[1].score)
+        applied = [*{found.rule.name: (None, found) for _, found in best}.values()]
+    texts = masks = None
+    if sent is not None and judgement.action is VerdictAction.MASK:
+        decisions = zip(judgement.decisions, sent, strict=True)
+        masked = [text if it.masked is None else it.masked for it, text in decisions]
+        texts = masked[0] if isinstance(inputs, str) else masked
+        masks = [merged_spans(it.masking) for it in judgement.decisions]
+    return {
+        "policy": published.document.name,
+        "version": published.version,
+        "mode": published.document.mode,
+        "action": judgement.action,
+        "decided": judgement.decided,
+        "by_failure": judgement.is_by_failure,
+        "message": judgement.message,
+        "rules": [
+            {
+                "rule": found.rule.name,
+                "action": found.rule.action,
+                "message": found.rule.message,
+                "input": index,
+                "score": found.score,
+            }
+            for index, found in applied
+        ],
+        "texts": texts,
+        "masks": masks,
+        "messages": None,
+        "tasks": [
+            f"{it.task}/{it.version}"
+            for it in judgement.answers.values()
+            if isinstance(it, TaskPrediction)
+        ],
+        "failures": [
+            {"reference": it.reference, "error": problem(it.error)} for it in judgement.failures
+        ],
+    }
 
 
 class Judge:

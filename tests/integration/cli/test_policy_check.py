@@ -15,9 +15,9 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_server
 from doubles.tasks import publish_names, publish_tiny_task
 from doubles.terminals import Ran, nunatak
-from nunatak_contract.enums import Combine, OnFailure, VerdictAction
+from nunatak_contract.enums import Combine, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.evidence import wilson_bounds
-from nunatak_contract.policies import Policy
+from nunatak_contract.policies import Pattern, Policy
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 
@@ -176,8 +176,9 @@ def test_rows_that_cannot_be_judged_are_refused_by_line(
 ) -> None:
     rows, options, code, words = REFUSED[case]
     data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    secrets = make_rule(patterns=(Pattern(pattern="key", label="KEY"),))
 
-    ran = checked(folder, GUARD, data, *options, "--quiet")
+    ran = checked(folder, make_policy(secrets, mode=PolicyMode.DRY_RUN), data, *options, "--quiet")
 
     ran.assert_refused(code, *words)
 

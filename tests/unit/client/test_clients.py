@@ -215,6 +215,7 @@ def test_a_closed_client_says_so_and_may_be_closed_again(
         ("predict_many", ("Come.", "tone")),
         ("predict_many", ("Come.", ())),
         ("judge", ("guard", ("a text", "its pair"))),
+        ("judge", ("guard",)),
     ],
 )
 def test_arguments_of_another_meaning_are_refused_before_a_request(

@@ -22,25 +22,41 @@ from pydantic import TypeAdapter
 import nunatak
 import nunatak_client
 from doubles.backbones import Family, save_tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_server
 from doubles.tasks import EVERY_METHOD, publish_tiny_task
 from doubles.terminals import nunatak as terminal
 from nunatak_client import InvalidInputError
 from nunatak_client.calls import Inputs
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.policies import Pattern
 from nunatak_contract.requests import Input
-from nunatak_contract.wire import Score
+from nunatak_contract.wire import PolicyVerdict, Score
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.runtime import Runtime
 
 Scores = TypeAdapter(tuple[Score, ...])
+ALLOW, FLAG, MASK, BLOCK = VerdictAction
 KINDS = {
     "tone": HeadKind.SEQUENCE_CLASSIFICATION,
     "names": HeadKind.TOKEN_CLASSIFICATION,
     "facts": HeadKind.QUESTION_ANSWERING,
     "search": HeadKind.RANKING,
 }
+RULES = [
+    make_rule(name=action, action=action, patterns=(Pattern(pattern=pattern, label="PIN"),))
+    for action, pattern in ((BLOCK, "bomb"), (MASK, r"\d{4}"))
+]
+TONE = make_rule(when("tone", "calm", threshold=1e-9), name="tone", action=FLAG)
+LOST = make_rule(when("lost", "calm", threshold=0.5), name="lost")
+POLICIES = (
+    make_policy(*RULES, TONE),
+    make_policy(TONE, name="hasty", deadline_ms=1),
+    make_policy(*RULES, name="dry", mode=PolicyMode.DRY_RUN),
+    make_policy(*RULES, LOST, name="closed"),
+    make_policy(*RULES, LOST, name="open", on_failure=OnFailure.ALLOW),
+)
 
 
 @pytest.fixture(name="place", scope="module")
@@ -50,6 +66,11 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Registry.open(folder / "registry") as registry:
         for task, kind in KINDS.items():
             publish_tiny_task(registry, backbone, task=task, kind=kind)
+        lost = publish_tiny_task(registry, backbone, task="lost", seed=9)
+        for policy in POLICIES:
+            registry.policies.put(policy)
+    for file in (folder / "registry").rglob(f"*{lost.blobs[0].sha256}*"):
+        file.unlink()
     return folder
 
 
@@ -95,6 +116,73 @@ def test_every_kind_of_task_answers_as_a_server_answers_its_client(
                 theirs.model_dump(include={"task", "version", "tokens", "truncated"})
             )
             assert str(mine.outputs)[:40] == str(theirs.outputs)[:40]
+
+
+@pytest.mark.parametrize(
+    ("policy", "texts", "decided", "status"),
+    [
+        ("guard", ["hello"], FLAG, 0),
+        ("guard", ["hello", "it is 1234"], MASK, 4),
+        ("guard", ["it is 1234", "a bomb"], BLOCK, 3),
+        ("dry", ["a bomb"], BLOCK, 0),
+        ("closed", ["hello"], BLOCK, 3),
+        ("open", ["hello"], ALLOW, 0),
+    ],
+)
+def test_a_policy_decides_in_this_process_and_in_a_command_as_on_a_server(
+    policy: str,
+    texts: list[str],
+    decided: VerdictAction,
+    status: int,
+    place: Path,
+    address: str,
+    tasks: nunatak.LocalTasks,
+) -> None:
+    def told(verdict: PolicyVerdict) -> dict[str, object]:
+        fields = verdict.model_dump(mode="json")
+        for it in fields["rules"]:
+            it["score"] = pytest.approx(it["score"], abs=1e-5)
+        for it in fields["failures"]:
+            it["error"]["request_id"] = None
+        return fields
+
+    messages = [{"role": "user", "content": it} for it in texts]
+    with nunatak.Client(address) as client:
+        expected = told(client.judge(policy, texts, deadline_s=60))
+        of_call = told(client.judge(policy, messages=messages, deadline_s=60))
+    found = tasks.judge(policy, texts)
+    assert found.decided is decided
+    assert told(tasks.judge(policy, messages=messages)) == of_call
+    assert of_call["decided"] == decided
+    assert told(found) == expected
+    here = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
+    for at in (here, ("--server", address)):
+        ran = terminal("judge", policy, *texts[:-1], "-", *at, "--json", typed=texts[-1])
+        assert ran.exit_code == status
+        assert told(PolicyVerdict.model_validate_json(ran.stdout)) == expected
+        printed = terminal("judge", policy, *texts, *at)
+        assert (printed.exit_code, printed.stdout.split()[0].rstrip(":")) == (status, found.action)
+        assert [it for it in found.texts or () if it not in printed.stdout] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "texts", "code"),
+    [
+        ("gone", ["a"], "policy_not_found"),
+        ("guard", ["a", " "], "empty_text"),
+        ("guard", ["a" * 40_000], "text_too_long"),
+        ("guard", ["a"] * 65, "too_many_inputs"),
+    ],
+)
+def test_texts_without_a_verdict_are_an_error(
+    policy: str, texts: list[str], code: str, place: Path, address: str, tasks: nunatak.LocalTasks
+) -> None:
+    with pytest.raises(nunatak.NunatakError) as caught:
+        tasks.judge(policy, texts)
+    assert caught.value.code == code
+    here = ("--registry", str(place / "registry"), "--backbone", str(place / "backbone"))
+    for at in (here, ("--server", address)):
+        terminal("judge", policy, *texts, *at).assert_refused(code)
 
 
 def test_tasks_of_several_backbones_answer_as_on_each_alone(
@@ -152,6 +240,7 @@ def test_no_deadline_of_a_server_ends_a_prediction_in_this_process(
     monkeypatch.setenv("NUNATAK_DEFAULT_DEADLINE_MS", "1")
 
     with nunatak.load(place / "registry", backbone=place / "backbone") as tasks:
+        assert not tasks.judge("hasty", ["text " * 200] * 4).failures
         assert len(tasks.predict("tone", ["text " * 200] * 4).labels) == 4
 
 
@@ -327,8 +416,10 @@ def test_an_input_that_one_task_refuses_costs_no_other_input_an_answer(
 
 @pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800", {"text": "a"}, {"a"}])
 def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: object) -> None:
-    with pytest.raises(InvalidInputError):
-        tasks.predict("tone", inputs)  # pyrefly: ignore[bad-argument-type]
+    for ask in (tasks.predict, tasks.judge):
+        with pytest.raises(nunatak.NunatakError, match=r"expected|must") as caught:
+            ask("guard", inputs)  # pyrefly: ignore[bad-argument-type]
+        assert caught.value.code in {"invalid_input", "invalid_request"}
 
 
 def test_a_mistyped_registry_is_refused(place: Path) -> None:

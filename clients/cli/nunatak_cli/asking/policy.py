@@ -1,4 +1,4 @@
-"""`nunatak policy`: its documents, and the check of one before it is published.
+"""`nunatak judge`; and `nunatak policy`: its documents, and a check before one is published.
 
 The check names what a policy's tasks cannot decide. With labelled rows, the whole policy judges
 them in this process, by the versions that its references mean now.
@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from nunatak_cli.asking.predictors import open_local
+from nunatak_cli.asking.predictors import STANDARD_INPUT, open_local, open_predictor, piped_text
 from nunatak_cli.options import (
+    AskedServerOption,
     BackboneOption,
     JsonOption,
     LabelledRows,
@@ -39,12 +40,60 @@ from nunatak_rows import RowFormat
 from nunatak_rows.inputs import bad_row
 
 if TYPE_CHECKING:
+    from nunatak_contract.wire import PolicyVerdict
     from nunatak_server.local import LocalPredictor
     from nunatak_server.verdicts.rules import TextDecision
     from nunatak_training.data.examples import ReadExample
 
 SHOWN_PLACES = 10
 """Places of wrong rows that people see; JSON has all."""
+STATUSES: Final = {VerdictAction.BLOCK: 3, VerdictAction.MASK: 4}
+"""Exit statuses of texts that may not pass as they are; 1 is an error."""
+
+
+def judge(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Name of the policy.")],
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXT...|-", help="The texts to judge; - is all of standard input, as one text."
+        ),
+    ],
+    *,
+    server: AskedServerOption = None,
+    registry: RegistryOption = None,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a policy about texts; exit 0 if they may pass as they are.
+
+    The exit status is 3 for block, 4 for mask, and 1 for an error, which is to be treated like a
+    block.
+    """
+    sent = [piped_text() if it == STANDARD_INPUT else it for it in texts]
+    asked: Sequence[str] = ()
+    if server is None:
+        with existing_registry(registry) as opened:
+            asked = opened.policies.get(policy).document.references
+    with open_predictor(server, asked, registry=registry, backbone=backbone) as predictor:
+        verdict = predictor.answers.judge(policy, sent)
+    print_outcome(verdict.model_dump(mode="json"), *_verdict_parts(verdict), as_json=as_json)
+    if verdict.action in STATUSES:
+        raise typer.Exit(STATUSES[verdict.action])
+
+
+def _verdict_parts(verdict: "PolicyVerdict") -> list[RenderableType]:
+    dry = f" (a dry run of {verdict.decided})" if verdict.action is not verdict.decided else ""
+    said = verdict.message or f"{verdict.policy}/{verdict.version}"
+    rules = plain_table("rule", "action", "text", "score", right=("text", "score"))
+    for it in verdict.rules:
+        place = "" if it.input is None else str(it.input + 1)
+        rules.add_row(it.rule, it.action, place, f"{it.score:.4f}")
+    failures = plain_table("no answer from", "because")
+    for it in verdict.failures:
+        failures.add_row(it.reference, f"[{it.error.code}] {it.error.detail}")
+    masked = [Text(it) for it in verdict.texts or ()]
+    return [Text(f"{verdict.action}{dry}: {said}"), rules, failures, *masked]
 
 
 def check_policy(  # noqa: PLR0913 - one parameter per option is how typer works

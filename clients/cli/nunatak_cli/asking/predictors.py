@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from pydantic import JsonValue, ValidationError
 
@@ -143,18 +143,30 @@ class PlacedInput:
 STANDARD_INPUT = "-"
 
 
+def piped_text() -> str:
+    """Return standard input as one text, because the parts of a text may hide what they say."""
+    try:
+        return _piped().read().decode()
+    except UnicodeDecodeError as error:
+        raise unreadable("standard input", f"it is no UTF-8: {error.reason}") from error
+
+
+def _piped() -> BinaryIO:
+    if sys.stdin is None:  # closed by the caller of the command
+        raise unreadable("standard input", "it is closed; pipe texts into the command")
+    return sys.stdin.buffer
+
+
 def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Iterator[PlacedInput]:
     """Return the inputs of a file, or of standard input (`-`), one after the other."""
     is_piped = file == STANDARD_INPUT
-    if is_piped and sys.stdin is None:  # closed by the caller of the command
-        raise unreadable("standard input", "it is closed; pipe texts into the command")
     path = Path(file).expanduser()
     opened = file_of_rows(
         path,
         name="standard input" if is_piped else None,
         kind=wanted or (FileFormat.TXT if is_piped else None),
         delimiter=spelt.delimiter,
-        source=sys.stdin.buffer if is_piped else None,
+        source=_piped() if is_piped else None,
     )
     if opened.kind is FileFormat.PARQUET and is_piped:
         raise unreadable(

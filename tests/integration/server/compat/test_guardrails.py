@@ -15,8 +15,9 @@ import pytest
 from doubles.compat import DETECTORS, SCORE, TEXT, detector, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from nunatak_contract.enums import ModerationCategory, PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.policies import Pattern
 from nunatak_registry import Registry
-from nunatak_server.compat.calls import CallContent
+from nunatak_server.verdicts.calls import CallContent
 
 NEVER, ALWAYS = 1.0, 1e-9
 LITELLM = "/v1/verdicts/{}/beta/litellm_basic_guardrail_api"
@@ -289,6 +290,48 @@ async def test_portkey_gets_a_verdict_and_the_changed_call(client: httpx.AsyncCl
     assert changed["verdict"] is True
     assert changed["transformedData"] == {"request": {"json": {"messages": messages}}}
     assert reply["transformedData"] == {"response": {"json": {"choices": [hidden]}}}
+
+
+async def test_the_native_route_judges_messages_as_gateways_do(
+    client: httpx.AsyncClient, registry: Registry
+) -> None:
+    pin = Pattern(pattern=r"\d{4}", label="PIN")
+    rule = make_rule(name="pin", action=VerdictAction.MASK, patterns=(pin,))
+    registry.policies.put(make_policy(rule, name="pins"))
+
+    async def judge(policy: str, *messages: object, status: int = 200, **more: object) -> Any:  # noqa: ANN401 - JSON
+        body = {"messages": [*messages], **more}
+        return await post(client, f"/v1/verdicts/{policy}", body, status=status)
+
+    side: Any = portkey(TEXT)["request"]
+    changed = await post(client, PORTKEY.format("mask"), portkey(TEXT))
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "here"}}]}
+    cut = [{"role": "user", "content": it} for it in ("It is 12", "34.")]
+    masked, blocked, pins = [
+        await judge(policy, *messages)
+        for policy, messages in (
+            ("mask", side["json"]["messages"]),
+            ("block", [*cut, image]),
+            ("pins", cut),
+        )
+    ]
+
+    expected = changed["transformedData"]["request"]["json"]["messages"]
+    assert (masked["messages"], masked["texts"], masked["masks"]) == (expected, None, None)
+    assert (blocked["message"], blocked["messages"]) == ("too urgent", None)
+    assert [(it["rule"], it["input"]) for it in blocked["rules"]] == [("first", None)]
+    assert [it["content"] for it in pins["messages"]] == ["It is [PIN]", "[PIN]."]
+    assert [(it["rule"], it["input"]) for it in pins["rules"]] == [("pin", None)]
+    passed = [await judge(policy, image) for policy in ("open", "dry")]
+    assert [it["action"] for it in passed] == ["allow", "allow"]
+    assert "no task reads images" in (await judge("allow", image, status=422))["detail"]
+    refused = [
+        await judge("allow", *cut, status=422, inputs=TEXT),
+        await judge("allow", status=422),
+        await post(client, "/v1/verdicts/allow", {}, status=422),
+    ]
+    assert {it["code"] for it in refused} == {"invalid_request"}
+    await judge("nobody", *cut, status=404)
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,24 @@ trained on single texts find attacks in harmless conversations whose turns are j
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import UnjudgedPart
-from nunatak_server.compat.joins import goes_on
+from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.requests import VerdictRequest
 from nunatak_server.errors import invalid_request
+from nunatak_server.predict.types import Handling
+from nunatak_server.settings import ServerSettings
+from nunatak_server.verdicts.joins import Joined, goes_on, joined_texts, matches_in_call, parts_in
+from nunatak_server.verdicts.judge import Judge, Judgement, verdict_fields
+from nunatak_server.verdicts.rules import TextDecision, mask, merged_spans
 
 
 def _names(text: str) -> frozenset[str]:
@@ -353,3 +360,85 @@ def _text_of(item: JsonValue, name: str) -> str | None:
         case _:
             return None
     return text or None
+
+
+async def judge_call(
+    judge: Judge,
+    settings: ServerSettings,
+    policy: str,
+    content: CallContent,
+    handling: Handling,
+    *,
+    replaceable: Collection[str],
+) -> tuple[Judgement, Mapping[str, str]]:
+    """Judge every text of a call; return the judgement, and the masked texts by the texts.
+
+    Texts that follow each other are judged as one text too. What is found there is masked in each
+    of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
+    to judge.
+    """
+    found, left = await judge.find(policy, handling)
+    published = found.document
+    turns = () if UnjudgedPart.TURNS in published.unjudged else content.turns
+    most = settings.max_call_texts
+    sequences = (*content.sequences, *turns) if len(content.texts) <= most else ()
+    joined = joined_texts(sequences, max_chars=settings.max_text_chars, most=most)
+    asked = tuple({**content.texts, **joined})
+    match = partial(
+        matches_in_call,
+        *(published.patterns, asked, joined, sequences),
+        max_chars=settings.max_text_chars,
+    )
+    judgement = await judge.ask(
+        found, asked, left, is_call=True, match=match if published.patterns and sequences else None
+    )
+    masks: Mapping[str, str] = {}
+    if published.mode is PolicyMode.ENFORCE and judgement.action is not VerdictAction.BLOCK:
+        unread = next((it for it in content.unread if it not in published.unjudged), None)
+        if unread is not None:
+            raise invalid_request(
+                f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
+                "policy to let them pass"
+            )
+        masks = _masks(dict(zip(asked, judgement.decisions, strict=True)), content, joined)
+        if not masks.keys() <= frozenset(replaceable):
+            problem = "a text to mask stands in a part of the call that cannot be replaced"
+            raise invalid_request(problem)
+    # A call that is refused has no verdict.
+    judge.observe(judgement)
+    return judgement, masks
+
+
+def _masks(
+    decisions: Mapping[str, TextDecision], content: CallContent, joined: Joined
+) -> Mapping[str, str]:
+    spans = {text: list(decisions[text].masking) for text in content.texts}
+    for text, pieces in joined.items():
+        for _, piece, span in parts_in(merged_spans(decisions[text].masking), pieces):
+            spans[piece.text].append(span)
+    return {text: mask(text, found) for text, found in spans.items() if found}
+
+
+async def judge_request(
+    judge: Judge,
+    settings: ServerSettings,
+    policy: str,
+    body: VerdictRequest,
+    handling: Handling,
+    problem: Callable[[NunatakError], object],
+) -> tuple[Judgement, dict[str, Any]]:
+    """Judge the texts or the messages of a request; return the verdict in the wire format too."""
+    if body.messages is None:
+        texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs or ())
+        judgement = await judge.judge(policy, texts, handling)
+        return judgement, verdict_fields(judgement, body.inputs, problem)
+    content = CallContent()
+    call: dict[str, JsonValue] = {"messages": list[JsonValue](body.messages)}
+    content.read(call)
+    judgement, masks = await judge_call(
+        judge, settings, policy, content, handling, replaceable=content.texts
+    )
+    fields = verdict_fields(judgement, None, problem)
+    if judgement.action is VerdictAction.MASK:
+        fields |= cast("dict[str, JsonValue]", CallContent(changes=masks).read(call))
+    return judgement, fields

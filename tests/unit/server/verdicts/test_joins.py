@@ -13,8 +13,10 @@ from pydantic import JsonValue
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Pattern
-from nunatak_server.compat.calls import CallContent
-from nunatak_server.compat.joins import (
+from nunatak_server.outputs.conditions import FoundSpan
+from nunatak_server.scheduler.turns import Check, Pace, Result, Turns
+from nunatak_server.verdicts.calls import CallContent
+from nunatak_server.verdicts.joins import (
     END,
     Borders,
     Joined,
@@ -22,8 +24,6 @@ from nunatak_server.compat.joins import (
     joined_texts,
     matches_in_call,
 )
-from nunatak_server.outputs.conditions import FoundSpan
-from nunatak_server.scheduler.turns import Check, Pace, Result, Turns
 from nunatak_server.verdicts.patterns import TURN_S, matches_in
 
 LIMIT = 32_768
