@@ -40,8 +40,10 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
     assert nunatak("backbone", "verify").stdout == "mine: whole\n"
 
     nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "theirs", seed=7)))
+    nunatak("backbone", "add", str(folder), "--name", "ours")
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone("mine"), task="tone")
+        publish_tiny_task(registry, load_backbone("ours"), task="spam")
         publish_tiny_task(registry, load_backbone("theirs"), task="mood")
     (tmp_path / "texts.jsonl").write_text('{"text": "hello", "label": "no"}\n')
     rows, places = str(tmp_path / "texts.jsonl"), ("--registry", str(tmp_path / "registry"))
@@ -60,7 +62,8 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         assert ran.exit_code == ("nope" in command), command
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone(folder), task="tiny")
-    told = nunatak("predict", "hello", "--task", "tiny", "--task", "tone", *places)
+    asked = [it for task in ("tiny", "tone", "spam") for it in ("--task", task)]
+    told = nunatak("predict", "hello", *asked, *places)
     assert told.exit_code == 0, told.stdout
     # A backbone that is named takes the place of the recorded one.
     other = str(save_tiny_backbone(tmp_path / "other", seed=9))
