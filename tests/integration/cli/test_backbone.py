@@ -90,6 +90,9 @@ def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
 
 def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
     nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "tiny")))
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, load_backbone("tiny"), task="tone")
+        publish_tiny_task(registry, load_backbone(), task="mood")
     (data / "tiny" / "tokenizer.json").write_text("{}")
 
     checked = nunatak("backbone", "verify", "tiny", "--json")
@@ -97,6 +100,9 @@ def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
     assert checked.exit_code == 1
     (found,) = json.loads(checked.stdout)["backbones"]
     assert "tokenizer.json" in found["problem"]
+    places = ("--registry", str(tmp_path / "registry"))
+    probed = nunatak("task", "verify", "--probe", "--json", *places)
+    assert [it["subject"] for it in json.loads(probed.stdout)["checks"]] == ["tone/1"]
 
 
 @pytest.mark.parametrize("words", [("show", "nothing"), ("verify", "nothing")])
