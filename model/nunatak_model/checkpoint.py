@@ -79,8 +79,10 @@ def load_backbone(
 
 def source_of(name: str) -> str:
     """Return what loads the backbone of that recorded name here, or else the default."""
-    known = {MINILM_NAME, *(it.name for it in added_backbones().glob("*"))}
-    return name if name.removesuffix(INT8_SUFFIX) in known else DEFAULT_BACKBONE
+    # Not the name alone: a folder of that name may be where the command runs.
+    known = {it.name: str(it) for it in added_backbones().glob("*")} | {MINILM_NAME: MINILM_NAME}
+    plain = name.removesuffix(INT8_SUFFIX)
+    return known[plain] + name[len(plain) :] if plain in known else DEFAULT_BACKBONE
 
 
 def read_config(source: str | Path = DEFAULT_BACKBONE) -> BackboneConfig:

@@ -40,8 +40,10 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
     assert nunatak("backbone", "verify").stdout == "mine: whole\n"
 
     nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "theirs", seed=7)))
+    nunatak("backbone", "add", str(folder), "--name", "ours")
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone("mine"), task="tone")
+        publish_tiny_task(registry, load_backbone("ours"), task="spam")
         publish_tiny_task(registry, load_backbone("theirs"), task="mood")
     (tmp_path / "texts.jsonl").write_text('{"text": "hello", "label": "no"}\n')
     rows, places = str(tmp_path / "texts.jsonl"), ("--registry", str(tmp_path / "registry"))
@@ -60,7 +62,8 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
         assert ran.exit_code == ("nope" in command), command
     with Registry.open(tmp_path / "registry") as registry:
         publish_tiny_task(registry, load_backbone(folder), task="tiny")
-    told = nunatak("predict", "hello", "--task", "tiny", "--task", "tone", *places)
+    asked = [it for task in ("tiny", "tone", "spam") for it in ("--task", task)]
+    told = nunatak("predict", "hello", *asked, *places)
     assert told.exit_code == 0, told.stdout
     # A backbone that is named takes the place of the recorded one.
     other = str(save_tiny_backbone(tmp_path / "other", seed=9))
@@ -77,7 +80,8 @@ def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
     folder = save_tiny_backbone(tmp_path / "tiny")
     nunatak("backbone", "add", str(folder), "--name", "mine")
 
-    assert [source_of(it) for it in ("mine", "mine+int8")] == ["mine", "mine+int8"]
+    for suffix in ("", "+int8"):
+        assert source_of(f"mine{suffix}") == f"{data / 'mine'}{suffix}"
     for name in (str(folder), f"../backbones/{data.name}", "absent", "", ".."):
         assert source_of(name) == DEFAULT_BACKBONE
     default = load_backbone()
@@ -86,6 +90,9 @@ def test_a_recorded_name_loads_no_folder_but_that_of_an_added_backbone(
 
 def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
     nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "tiny")))
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, load_backbone("tiny"), task="tone")
+        publish_tiny_task(registry, load_backbone(), task="mood")
     (data / "tiny" / "tokenizer.json").write_text("{}")
 
     checked = nunatak("backbone", "verify", "tiny", "--json")
@@ -93,6 +100,9 @@ def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
     assert checked.exit_code == 1
     (found,) = json.loads(checked.stdout)["backbones"]
     assert "tokenizer.json" in found["problem"]
+    places = ("--registry", str(tmp_path / "registry"))
+    probed = nunatak("task", "verify", "--probe", "--json", *places)
+    assert [it["subject"] for it in json.loads(probed.stdout)["checks"]] == ["tone/1"]
 
 
 @pytest.mark.parametrize("words", [("show", "nothing"), ("verify", "nothing")])

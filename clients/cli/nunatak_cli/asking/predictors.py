@@ -96,13 +96,15 @@ def backbones_of(registry: "Registry", tasks: Iterable[str]) -> Sequence[str]:
     """Return what loads the backbones of the tasks that are there, each once."""
     from nunatak_model import DEFAULT_BACKBONE, source_of
 
-    found = dict[str, None]()
+    found = dict[str, str]()
     for task in tasks:
         # The prediction says what is wrong with a task.
         with suppress(NunatakError):
-            found[source_of(registry.resolve(task).backbone.name)] = None
-    # The default stands for a backbone that is unknown here.
-    return [it for it in found if it != DEFAULT_BACKBONE] or [DEFAULT_BACKBONE]
+            own = registry.resolve(task).backbone
+            # The default stands for a backbone that is unknown here.
+            if (source := source_of(own.name)) != DEFAULT_BACKBONE:
+                found[own.digest] = source
+    return [*dict.fromkeys(found.values())] or [DEFAULT_BACKBONE]
 
 
 def predicted_of(answer: "TaskResult") -> "PredictedValue | None":

@@ -99,19 +99,22 @@ def _failed_probes(
         from nunatak_versions import load_task
 
     loaded = cache(load_backbone)
+    if source is not None:
+        loaded(source)
     names = registry.names() if task is None else [task]
     for manifest in (it.manifest for name in names for it in registry.listed_versions(name)):
         if manifest is None or manifest.reference in skipped:
             continue
         subject, own = manifest.reference, manifest.backbone
-        backbone = loaded(source or source_of(own.name))
-        if own.digest != backbone.digest and (recorded := source_of(own.name)) != DEFAULT_BACKBONE:
-            backbone = loaded(recorded)
-        if own.digest != backbone.digest:
-            message = f"trained on backbone {own.name!r}; name that with --backbone"
-            yield Check(subject=subject, kind="not_probed", is_error=False, message=message)
-            continue
+        recorded = source_of(own.name)
         try:
+            backbone = loaded(source or recorded)
+            if own.digest != backbone.digest and recorded != DEFAULT_BACKBONE:
+                backbone = loaded(recorded)
+            if own.digest != backbone.digest:
+                message = f"trained on backbone {own.name!r}; name that with --backbone"
+                yield Check(subject=subject, kind="not_probed", is_error=False, message=message)
+                continue
             load_task(manifest, registry.read_blob(manifest), backbone)
         except NunatakError as error:
             yield Check(subject=subject, kind=error.code, is_error=True, message=str(error))
