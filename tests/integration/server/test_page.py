@@ -173,20 +173,6 @@ def test_labels_and_texts_are_shown_as_text(page: Page) -> None:
     assert page.locator("main img, main script, .answer [onerror]").count() == 0
 
 
-def test_a_hostile_task_name_is_shown_as_text(page: Page) -> None:
-    def rename(route: Route) -> None:
-        answer = route.fetch()
-        tasks = answer.json()["tasks"]
-        route.fulfill(json={"tasks": [{**task, "name": HOSTILE} for task in tasks[:1]]})
-
-    page.route("**/v1/tasks", rename)
-    page.goto("/")
-
-    expect(page.locator("#tasks th")).to_have_text(HOSTILE)
-    expect(page.locator("#chips label")).to_have_text(HOSTILE)
-    assert page.locator("main img").count() == 0
-
-
 def test_a_text_from_right_to_left_begins_at_the_right(page: Page) -> None:
     ask(page, "names", text="שלום")
 
