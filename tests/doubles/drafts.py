@@ -7,9 +7,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from nunatak_contract.enums import Pooling, TensorDtype
+from nunatak_contract.enums import IntervalMethod, Pooling, TensorDtype
 from nunatak_contract.evidence import (
     CalibrationRecord,
+    ConfusionCell,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
     ProbeRecord,
     ReliabilityBin,
     ReliabilityRecord,
@@ -30,9 +34,12 @@ DRAFT_BACKBONE = "b" * 64
 """The digest of the backbone of all drafts."""
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 WIDTH = 4
+EVIDENCE = "d" * 64
+"""The digest of the data of all evidence."""
+NOTE = "made by <b>Ann</b>"
 LABELS = ("no", "yes")
 _RELIABILITY = ReliabilityRecord(
-    data_digest="d" * 64,
+    data_digest=EVIDENCE,
     num_examples=200,
     error_before=0.25,
     error_after=0.05,
@@ -53,6 +60,37 @@ CALIBRATION = CalibrationRecord(
     ),
 )
 """What a draft of `make_draft` may say about its scores."""
+
+
+def _metric(name: str, value: float, interval: tuple[float, float] | None = None) -> MetricRecord:
+    return MetricRecord(
+        name=name,
+        value=value,
+        interval=interval,
+        interval_method=interval and IntervalMethod.WILSON,
+        data_digest=EVIDENCE,
+        num_examples=1200,
+    )
+
+
+def evidence_of(draft: TaskDraft) -> TaskDraft:
+    """Return the draft with scores, a confusion matrix, its data and a note."""
+    calm, urgent, *_ = draft.head.labels
+    cells = (
+        ConfusionCell(truth=calm, predicted=calm, count=90),
+        ConfusionCell(truth=calm, predicted=urgent, count=7),
+        ConfusionCell(truth=urgent, predicted=urgent, count=31),
+    )
+    update = {
+        "metrics": (_metric("accuracy", 0.91), _metric("macro F1", 0.875)),
+        "test_metrics": (_metric("accuracy", 0.9, (0.88, 0.92)),),
+        "confusion": ConfusionRecord(data_digest=EVIDENCE, cells=cells),
+        "data": DataRecord(
+            name="tickets", train_digest=EVIDENCE, dev_digest=EVIDENCE, num_train=5000, num_dev=1200
+        ),
+        "note": NOTE,
+    }
+    return draft.model_copy(update=update)
 
 
 def safetensors_bytes(tensors: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> bytes:

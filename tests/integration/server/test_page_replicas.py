@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Page, Route, expect
 
-from doubles.browsers import CONTRAST, IN_A_BROWSER
+from doubles.browsers import IN_A_BROWSER
 from doubles.replicas import NEVER, beat
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.wire import ReplicaLoad
@@ -63,13 +63,3 @@ def test_the_rows_stay_with_a_note_while_the_registry_does_not_answer(page: Page
     expect(page.locator("#replicas-note")).to_contain_text("the registry does not answer")
     expect(page.locator("#state")).to_have_text("ready")
     assert page.locator("#replicas tr").count() > 2
-
-
-def test_the_section_is_readable_in_both_themes_and_on_a_phone(page: Page) -> None:
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.goto("/")
-        expect(page.locator("#replicas-panel")).to_be_visible()
-        assert page.evaluate(CONTRAST) == []
-    page.set_viewport_size({"width": 360, "height": 700})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -6,52 +6,18 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from doubles.browsers import CONTRAST, IN_A_BROWSER
+from doubles.browsers import IN_A_BROWSER
+from doubles.drafts import NOTE, evidence_of
 from doubles.tasks import publish_tiny_task, tiny_task
-from nunatak_contract.enums import CandidateRole, HeadKind, IntervalMethod, ProblemType
-from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, DataRecord, MetricRecord
-from nunatak_contract.manifest import TaskDraft
+from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType
 from nunatak_model import Backbone
 from nunatak_registry import Candidate, Registry
 
 pytestmark = IN_A_BROWSER
 
 MANY = 1000
-DIGEST = "d" * 64
-NOTE = "made by <b>Ann</b>"
 WIDE = (*(f"theme {number}" for number in range(19)), "constructor")
 HEADS = ("sequence_classification", "token_classification")
-
-
-def metric(name: str, value: float, interval: tuple[float, float] | None = None) -> MetricRecord:
-    return MetricRecord(
-        name=name,
-        value=value,
-        interval=interval,
-        interval_method=interval and IntervalMethod.WILSON,
-        data_digest=DIGEST,
-        num_examples=1200,
-    )
-
-
-def evidence_of(draft: TaskDraft) -> TaskDraft:
-    """Return the draft with scores, a confusion matrix, its data and a note."""
-    calm, urgent, _ = draft.head.labels
-    cells = (
-        ConfusionCell(truth=calm, predicted=calm, count=90),
-        ConfusionCell(truth=calm, predicted=urgent, count=7),
-        ConfusionCell(truth=urgent, predicted=urgent, count=31),
-    )
-    update = {
-        "metrics": (metric("accuracy", 0.91), metric("macro F1", 0.875)),
-        "test_metrics": (metric("accuracy", 0.9, (0.88, 0.92)),),
-        "confusion": ConfusionRecord(data_digest=DIGEST, cells=cells),
-        "data": DataRecord(
-            name="tickets", train_digest=DIGEST, dev_digest=DIGEST, num_train=5000, num_dev=1200
-        ),
-        "note": NOTE,
-    }
-    return draft.model_copy(update=update)
 
 
 def publish(opened: Registry, backbone: Backbone) -> None:
@@ -320,31 +286,6 @@ def test_the_wrong_fields_of_a_request_are_named(page: Page) -> None:
     page.click("#send")
 
     expect(page.locator(".answer.failed").first).to_contain_text("body.inputs: too long")
-
-
-def test_a_narrow_screen_shows_a_task_without_scrolling_to_the_side(page: Page) -> None:
-    page.set_viewport_size({"width": 360, "height": 700})
-    page.goto("/#task=tone")
-    expect(part(page, "card")).to_be_visible()
-
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert (
-        page.evaluate("""() => {
-        const tables = [...document.querySelectorAll("#task-view table:not(.matrix)")];
-        tables.forEach((it) => (it.querySelector("td").textContent = "long_label_".repeat(12)));
-        return tables.filter((it) => it.parentElement.scrollWidth > it.parentElement.clientWidth);
-    }""")
-        == []
-    )
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_of_a_task_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal
-    page.emulate_media(color_scheme=scheme)
-    page.goto("/#task=tone")
-    expect(part(page, "card")).to_be_visible()
-
-    assert page.evaluate(CONTRAST) == []
 
 
 def opened(page: Page, route: str) -> Locator:

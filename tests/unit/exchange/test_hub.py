@@ -121,11 +121,18 @@ def test_what_is_pushed_to_a_folder_is_fetched_from_it(
 
 
 @pytest.mark.usefixtures("there")
-def test_a_repository_that_is_not_there_is_an_error() -> None:
-    with (
-        raises("hub_unavailable", match="'me/nothing': there is no such folder here"),
-        fetched("me/nothing", revision=None, files=FILES),
-    ):
+@pytest.mark.parametrize(
+    ("place", "revision", "code", "problem"),
+    [
+        ("me/nothing", None, "hub_unavailable", "'me/nothing': there is no such folder here"),
+        ("./nowhere", None, "invalid_folder", "no such folder"),
+        (".", "v2", "invalid_option", "give no revision"),
+    ],
+)
+def test_what_is_not_there_is_an_error(
+    place: str, revision: str | None, code: str, problem: str
+) -> None:
+    with raises(code, match=problem), fetched(place, revision=revision, files=FILES):
         pass
 
 
@@ -148,22 +155,6 @@ def test_a_hub_that_cannot_be_reached_is_an_error(
 
     with raises("hub_unavailable", match="your network"):
         push(*version, "me/tone", private=True)
-
-
-def test_a_folder_that_is_not_there_is_an_error() -> None:
-    with (
-        raises("invalid_folder", match="no such folder"),
-        fetched("./nowhere", revision=None, files=FILES),
-    ):
-        pass
-
-
-def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
-    with (
-        raises("invalid_option", match="give no revision"),
-        fetched(str(tmp_path), revision="v2", files=FILES),
-    ):
-        pass
 
 
 def test_a_version_comes_back_as_it_was(pushed: Path, backbone: Backbone) -> None:
