@@ -336,9 +336,11 @@ class Registry(Upkeep):
                 for it in change.candidates(task)
                 if it.version == version
             ]
+            replicas = change.replicas(change.seconds(self._clock))
+            servers = {it.key: f"replica {it.id} at {it.address}" for it in replicas}
             holders += [
-                f"reader {reader} (evict it there, or wait for it to end)"
-                for reader in change.readers(task, version, now)
+                f"{servers.get(it, f'reader {it}')} (evict it there, or wait for it to end)"
+                for it in change.readers(task, version, now)
             ]
             for documents in (self.policies, self.questions):
                 holders += documents.asking(change, task, version)

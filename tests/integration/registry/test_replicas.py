@@ -149,3 +149,6 @@ def test_new_hold_replaces_the_old_one_of_the_same_reader_alone(registry: Regist
     registry.delete("intent", 1)
     with raises("version_in_use", match="is held by reader other "):
         registry.delete("intent", 2)
+    beat(registry, "other", key="other")
+    with raises("version_in_use", match=r"is held by replica other at one\.example:8080 "):
+        registry.delete("intent", 2)

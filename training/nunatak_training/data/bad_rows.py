@@ -75,7 +75,9 @@ class BadRows:
                 raise NunatakError("invalid_row", where=self.source, problem=self._report())
             return
         lines = [
-            {"file": row.file, "row": row.number, "code": error.code, "reason": _reason(error)}
+            # Rows in memory count from 0, so a number would tell of another row.
+            ({"file": row.file, "row": row.number} if row.number else {"place": row.where})
+            | {"code": error.code, "reason": _reason(error)}
             for row, error in self._found
         ]
         try:

@@ -43,6 +43,7 @@ NAMED_KINDS = frozenset(
     {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
 )
 """Kinds whose labels are names: two different labels of one text cannot both be right."""
+WHOLE: Final = re.compile(r"\A(-?[0-9]+)\.0\Z")
 VALUE: Final = re.compile(r"[+-]?\d*\.\d+")
 """A number with decimals, which is no name of a label but a value, written as a text in CSV."""
 
@@ -184,15 +185,20 @@ def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
 
 
 def in_words_of(labels: Collection[str], read: Iterable[ReadExample]) -> Iterator[ReadExample]:
-    """Booleans are `true` in JSON and Parquet; pandas writes `True` into CSV, and Excel `TRUE`."""
-    booleans = {it.casefold(): it for it in labels if it.casefold() in {"true", "false"}}
+    """CSV of pandas has `True` or `1.0`, and CSV of Excel `TRUE`, where JSON has `true` or `1`."""
+    words = {_folded(it): it for it in labels}
     for it in read:
         label = it.example.label
-        known = booleans.get(label.casefold()) if isinstance(label, str) else None
+        known = words.get(_folded(label)) if isinstance(label, str) else None
         if known is None or label in labels:
             yield it
         else:
             yield replace(it, example=replace(it.example, label=known))
+
+
+def _folded(label: str) -> str:
+    folded = label.casefold()
+    return folded if folded in {"true", "false"} else WHOLE.sub(r"\1", label)
 
 
 def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakError | None]:

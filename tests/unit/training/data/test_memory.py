@@ -129,6 +129,8 @@ def test_a_missing_value_of_a_row_is_that_of_a_frame(tmp_path: Path, missing: ob
 
     assert kind is TaskKind.SINGLE_LABEL
     assert [it.example.text_pair for it in read] == [None] * len(ROWS)
+    (rejected,) = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert rejected.startswith('{"place": "train[0]", "code": "invalid_row", ')
 
 
 def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:

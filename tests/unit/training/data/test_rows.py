@@ -279,9 +279,15 @@ def test_labels_of_another_kind_are_not_given_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "scored"), [(("True", "False"), (True, False)), ((True, False), ("TRUE", "FALSE"))]
+    ("trained", "scored"),
+    [
+        (("True", "False"), (True, False)),
+        ((True, False), ("TRUE", "FALSE")),
+        ((1, -2), ("1.0", "-2.0")),
+        (("1.0", "-2.0"), (1, -2)),
+    ],
 )
-def test_a_boolean_is_the_label_that_spells_it(
+def test_a_boolean_or_a_whole_number_is_the_label_that_spells_it(
     tmp_path: Path, trained: tuple[JsonValue, ...], scored: tuple[JsonValue, ...]
 ) -> None:
     def rows(labels: tuple[JsonValue, ...]) -> list[dict[str, JsonValue]]:
