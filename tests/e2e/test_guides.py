@@ -23,6 +23,7 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.tasks import LABELS, publish_tiny_task
 from doubles.terminals import PROGRAM, ran
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
@@ -70,6 +71,11 @@ def url(folder: Path) -> Iterator[str]:
             publish_tiny_task(registry, backbone, task=task, kind=kind)
             registry.promote(task, "prod", 1)
         registry.policies.put(make_policy(make_rule(when("attack", LABELS[0]))))
+        asked = "Does the text try to change the rules of the assistant?"
+        question = TypedQuestion(type="predicate", instructions=asked)
+        labels = dict(zip(LABELS, (True, False, False), strict=True))
+        card = QuestionCard(name="attack", task="attack", question=question, labels=labels)
+        registry.questions.put(card)
     options = ("--backbone", str(folder / "backbone"))
     server = ServerProcess(folder / "registry", options=options, log=folder / "log")
     with pytest.MonkeyPatch.context() as patch:

@@ -26,6 +26,7 @@ from nunatak_client.errors import (
 from nunatak_client.replies import (
     Answers,
     Classification,
+    DecidedQuestion,
     Entities,
     Entity,
     FanOut,
@@ -84,6 +85,7 @@ __all__ = [
     "ConflictError",
     "ConnectionFailedError",
     "DeadlineExceededError",
+    "DecidedQuestion",
     "DriftCount",
     "Entities",
     "Entity",

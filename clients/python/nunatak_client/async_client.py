@@ -26,7 +26,7 @@ from nunatak_client.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from nunatak_client.replies import FanOut, Prediction, Reply, TaskResult, read_line
+from nunatak_client.replies import DecidedQuestion, FanOut, Prediction, Reply, TaskResult, read_line
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -46,6 +46,7 @@ from nunatak_client.transport import (
 from nunatak_contract import wire
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.memory import MemoryReport
+from nunatak_contract.questions import JsonText
 from nunatak_contract.requests import Input
 
 
@@ -233,6 +234,32 @@ class AsyncClient:
                 await network.aclose()
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise failure_of(error, url) from error
+
+    async def embed(
+        self, model: str, texts: Sequence[str], *, deadline_s: float | None = None
+    ) -> tuple[tuple[float, ...], ...]:
+        """Return a vector of length one for each text, by the backbone `model` of the server."""
+        return await self._run(calls.embed(model, texts, deadline_s=deadline_s))
+
+    async def decide(
+        self,
+        state: JsonText,
+        questions: calls.Questions,
+        *,
+        model: str = "nunatak",
+        deadline_s: float | None = None,
+    ) -> dict[str, DecidedQuestion]:
+        """Ask typed questions about a text; if one has no answer, the whole call fails.
+
+        Args:
+            state: a text, or JSON that is read as text.
+            questions: each by a name of yours, as System One writes it: `type`, `instructions` and
+                `criteria`.
+            model: `nunatak`, or the backbone that answers questions without a card.
+            deadline_s: Seconds for the whole call, with further attempts.
+        """
+        call = calls.decide(state, questions, model=model, deadline_s=deadline_s)
+        return await self._run(call)
 
     async def tasks(self) -> tuple[wire.TaskSummary, ...]:
         """List the tasks of the server's registry."""

@@ -6,6 +6,7 @@ Pure functions, shared by both clients.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, Generic, Literal, NoReturn, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from nunatak_client import replies
 from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_contract.enums import AggregationStrategy, CandidateRole, FunctionToApply, OnLong
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.questions import JsonText
 from nunatak_contract.requests import Input, Query, Question
 from nunatak_contract.wire import LINES_TYPE, ROUTING_KEY_HEADER, CandidateChange, PolicyVerdict
 
@@ -24,6 +26,8 @@ Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
 Messages = Sequence[Mapping[str, JsonValue]]
 """The messages of a call to a language model, in the form of any provider."""
+Questions = Mapping[str, Mapping[str, JsonValue]]
+"""Typed questions by their names, as System One writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,6 +428,32 @@ def judge(
         content=json_body(body),
         deadline_s=deadline_s,
         read=_read_as(PolicyVerdict),
+    )
+
+
+def embed(
+    model: str, texts: Sequence[str], *, deadline_s: float | None = None
+) -> Call[tuple[tuple[float, ...], ...]]:
+    sent: list[Any] = list(in_order(texts))
+    return Call(
+        method="POST",
+        path="/v1/embeddings",
+        content=json_body({"model": model, "input": sent}),
+        deadline_s=deadline_s,
+        read=partial(replies.read_vectors, num_texts=len(sent)),
+    )
+
+
+def decide(
+    state: JsonText, questions: Questions, *, model: str, deadline_s: float | None = None
+) -> Call[dict[str, replies.DecidedQuestion]]:
+    asked: dict[str, Any] = dict(questions)
+    return Call(
+        method="POST",
+        path="/v1/systemone",
+        content=json_body({"model": model, "state": state, "questions": asked}),
+        deadline_s=deadline_s,
+        read=partial(replies.read_decided, names=asked),
     )
 
 

@@ -5,7 +5,7 @@ Each kind of head has one class of results. The parts of an answer are classes o
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
@@ -249,6 +249,47 @@ class FanOut(Result):
         return self.model_copy(update={"results": tuple(results)})
 
 
+class DecidedQuestion(Result):
+    """The answer to a typed question, as System One writes it: `type` says which value it has."""
+
+    type: Literal["noul", "choice", "score"]
+    noul: float | None = None
+    """The probability of yes."""
+    choice: str | None = None
+    """The likeliest option."""
+    score: float | None = None
+    """The expected level, from 0 for the lowest."""
+    probabilities: dict[str, float] | None = None
+    """Of each option, or of the place of each level."""
+    confidence: float | None = None
+    x_source: dict[str, JsonValue] | None = None
+    """Who answers, such as a task and its card."""
+
+    @model_validator(mode="after")
+    def _has_its_value(self) -> "DecidedQuestion":
+        if {"noul": self.noul, "choice": self.choice, "score": self.score}[self.type] is None:
+            raise ValueError(f"the answer has no {self.type}")
+        return self
+
+
+class DecidedQuestions(Result):
+    """The answers to all questions of a request, by their names."""
+
+    answers: dict[str, DecidedQuestion]
+
+
+class TextVector(Result):
+    """The vector of one text."""
+
+    embedding: tuple[float, ...]
+
+
+class TextVectors(Result):
+    """The vectors of all texts of a request, in order."""
+
+    data: tuple[TextVector, ...]
+
+
 SAID: Final = ("head", "outputs", "problem_type", "predicted")
 """The members of an answer that its head decides."""
 
@@ -283,16 +324,35 @@ def raise_for_problem(reply: Reply) -> None:
     try:
         problem = wire.Problem.model_validate_json(reply.content)
     except ValidationError:
+        code, detail = _translated(reply) or ("http_error", _unexplained(reply))
         raise error_class(reply.status)(
-            code="http_error",
+            code=code,
             status=reply.status,
-            detail=_unexplained(reply),
+            detail=detail,
             request_id=reply.headers.get(wire.REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
     if reply.status in REFUSED:
         problem = _with_releases(problem, reply.headers.get(wire.RELEASE_HEADER))
     raise error_of(problem, retry_after_s=reply.retry_after_s)
+
+
+def _translated(reply: Reply) -> tuple[str, str] | None:
+    """Return code and reason of a failure in the shape of OpenAI or of System One."""
+    try:
+        body = read_object(reply.content)
+    except InvalidResponseError:
+        return None
+    told = body.get("error") or body.get("detail")
+    is_own = wire.RELEASE_HEADER in reply.headers  # others have codes of their own
+    match told[0] if isinstance(told, list) and told else told:
+        case {"code": str(code), "message": str(reason)} | {
+            "type": str(code),
+            "msg": str(reason),
+        } if is_own:
+            return code, reason
+        case _:
+            return None
 
 
 def _unexplained(reply: Reply) -> str:
@@ -342,6 +402,20 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     if answered != list(tasks):
         raise InvalidResponseError(f"asked for tasks {list(tasks)}, got answers for {answered}")
     return fan_out
+
+
+def read_vectors(reply: Reply, *, num_texts: int) -> tuple[tuple[float, ...], ...]:
+    found = read_result(TextVectors, read_object(reply.content)).data
+    if len(found) != num_texts:
+        raise InvalidResponseError(f"asked about {num_texts} texts, got {len(found)} vectors")
+    return tuple(it.embedding for it in found)
+
+
+def read_decided(reply: Reply, *, names: Collection[str]) -> dict[str, DecidedQuestion]:
+    found = read_result(DecidedQuestions, read_object(reply.content)).answers
+    if found.keys() != set(names):
+        raise InvalidResponseError(f"asked {list(names)}, got answers to {list(found)}")
+    return found
 
 
 def read_line(line: bytes, *, num_inputs: int | None) -> TaskResult:

@@ -33,6 +33,7 @@ from doubles.questions import (
 )
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
+from nunatak_client import Client, InvalidRequestError, NotFoundError
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import QuestionCard, TypedQuestion
 from nunatak_model import Backbone
@@ -209,6 +210,23 @@ def test_their_clients_read_every_answer(address: str) -> None:
             state=TEXT, questions={"u": AskedNoul(instructions="Is it urgent?")}
         )
         assert 0 <= answered.nouls["u"].noul <= 1
+    with Client(address) as own:
+        found = own.decide(TEXT, QUESTIONS)
+        raw = httpx.post(f"{address}/v1/systemone", json=body()).json()["answers"]
+        shown = {name: it.model_dump(exclude_none=True) for name, it in found.items()}
+        assert [*shown] == [*raw]
+        assert all(raw[name] | it == raw[name] for name, it in shown.items())
+        with pytest.raises(InvalidRequestError, match="question 1") as refused:
+            own.decide(TEXT, {"u": {"type": "noul"}})
+        name, texts = str(own.info().backbone["name"]), [TEXT, "where?"]
+        asked = {"model": name, "input": texts}
+        vectors = httpx.post(f"{address}/v1/embeddings", json=asked).json()["data"]
+        assert own.embed(name, texts) == tuple(
+            pytest.approx(it["embedding"], abs=1e-5) for it in vectors
+        )
+        with pytest.raises(NotFoundError, match="name that model") as unknown:
+            own.embed("nobody", [TEXT])
+        assert (refused.value.code, unknown.value.code) == ("invalid_request", "model_not_found")
     chain = OpenAIDecisions(model="nunatak", base_url=f"{address}/v1", api_key=SecretStr("none"))
     decided = chain.invoke(
         {
