@@ -65,12 +65,14 @@ def test_an_added_backbone_is_listed_shown_verified_and_used(
     asked = [it for task in ("tiny", "tone", "spam") for it in ("--task", task)]
     told = nunatak("predict", "hello", *asked, *places)
     assert told.exit_code == 0, told.stdout
+    job = ("predict-file", rows, str(tmp_path / "no.jsonl"), *places)
+    assert "run on mine, theirs; give" in nunatak(*job, "--task", "tone", "--task", "mood").stderr
     # A backbone that is named takes the place of the recorded one.
     other = str(save_tiny_backbone(tmp_path / "other", seed=9))
     named = nunatak("predict", "hello", "--task", "tone", *places, "--backbone", other)
     assert "[backbone_mismatch]" in named.stdout
     monkeypatch.setenv("NUNATAK_BACKBONE", other)
-    named = nunatak("predict-file", rows, str(tmp_path / "no.jsonl"), "--task", "tone", *places)
+    named = nunatak(*job, "--task", "tone")
     assert "[backbone_mismatch]" in named.stderr
 
 

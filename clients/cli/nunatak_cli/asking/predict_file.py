@@ -137,7 +137,14 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         shown_progress(quiet=quiet, as_json=as_json) as progress,
     ):
         if "backbone" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"backbone": backbones_of(opened, task)[0]})
+            own, *others = backbones_of(opened, task)
+            if others:
+                names = ", ".join(Path(it).name for it in (own, *others))
+                raise invalid_option(
+                    f"--task: a run computes on one backbone, and these tasks run on {names}; "
+                    "give the tasks of each backbone a run of their own"
+                )
+            settings = settings.model_copy(update={"backbone": own})
         told = ChunkProgress(progress)
         outcome = run_job(job, opened, settings=settings, on_chunk=told, on_batch=told)
     if outcome is None:
