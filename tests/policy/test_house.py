@@ -13,23 +13,23 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
     "nunatak_exchange": (3747, 14),
-    "nunatak_cli": (7029, 34),
-    "nunatak": (562, 3),
-    "nunatak_client": (1985, 6),
+    "nunatak_cli": (7112, 34),
+    "nunatak": (586, 3),
+    "nunatak_client": (2149, 6),
     "nunatak_cluster": (624, 6),
-    "nunatak_contract": (4294, 19),
+    "nunatak_contract": (4307, 19),
     "nunatak_rows": (826, 5),
     "nunatak_loadtest": (1049, 6),
-    "nunatak_model": (9098, 44),
+    "nunatak_model": (9100, 44),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4136, 21),
-    "nunatak_server": (21018, 91),
-    "nunatak_training": (8768, 41),
+    "nunatak_registry": (4138, 21),
+    "nunatak_server": (21105, 91),
+    "nunatak_training": (8776, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 63_551, 293
-CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_144}
+MAX_LINES, MAX_FILES = 63_934, 293
+CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_337}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47
