@@ -163,7 +163,7 @@ class LocalPredictor:
         if self._runtime is None:
             raise RuntimeError("a LocalPredictor must be started before it predicts")
         # The event loop stood still since the last call, so no task has polled the registry.
-        self._runtime.facts.invalidate()
+        self._runner.run(self._runtime.follow_own_change())
         limit_s = self._settings.default_deadline_ms / 1000
         handling = Handling(default_deadline_s=limit_s, own_deadline_s=limit_s)
         return self._runner.run(ask(self._runtime, handling))

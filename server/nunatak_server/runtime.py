@@ -267,7 +267,7 @@ class Runtime:
     async def start(self, *, is_replica: bool = True) -> None:
         """Start the threads, run forward passes, load the pins, and then accept requests.
 
-        No operator waits for a process that is no replica, so `facts.invalidate` must come before
+        No operator waits for a process that is no replica, so `follow_own_change` must come before
         each of its requests.
         """
         if self.settings.compute_threads:

@@ -56,7 +56,7 @@ def judge(
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT...|-", help="The texts to judge; - is all of standard input, as one text."
+            metavar="TEXT|-", help="The texts to judge; - is all of standard input, as one text."
         ),
     ],
     *,
