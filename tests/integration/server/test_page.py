@@ -11,12 +11,14 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from doubles.backbones import tiny_backbone
 from doubles.browsers import CONTRAST, IN_A_BROWSER, open_page
 from doubles.drafts import evidence_of
-from doubles.replicas import NEVER, SOUND, beat
+from doubles.policies import make_policy, make_rule, when
+from doubles.replicas import NEVER, beat
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, tiny_task
-from nunatak_contract.enums import HeadKind, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, ProblemType, Reads, VerdictAction
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.names import MAX_NAME_LENGTH
+from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
@@ -40,6 +42,14 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
 }
+BUSY = ReplicaLoad(
+    ready=True,
+    waiting=3,
+    running=2,
+    versions=7,
+    version_bytes=90_000_000,
+    process_bytes=1_200_000_000,
+)
 WAIT_BUCKET = re.compile(
     r"""^(nunatak_http_request_seconds_bucket\{le="(\S+)",route="\S+predict"\}) \S+$""",
     re.MULTILINE,
@@ -77,8 +87,12 @@ def publish(opened: Registry, backbone: Backbone) -> None:
             else None,
         )
         opened.publish(evidence_of(draft) if name == "topic" else draft, blobs)
-    beat(opened, "old", seen=NEVER)
-    beat(opened, "ending", load=SOUND.load.model_copy(update={"ready": False}))
+    beat(opened, "old", load=BUSY, seen=NEVER, lease_s=None)
+    beat(opened, "ending", load=BUSY.model_copy(update={"ready": False}), address=HOSTILE)
+    always = make_rule(when("topic", "calm", threshold=1e-9), message=HOSTILE)
+    opened.policies.put(make_policy(always))
+    mask = make_rule(when("names", "X"), action=VerdictAction.MASK)
+    opened.policies.put(make_policy(mask, name="hide"))
     opened.promote("topic", "prod", 1)
     for version, _ in CANDIDATES.values():
         publish_tiny_task(opened, backbone, task="topic", labels=("a", "b"), seed=version)
@@ -460,6 +474,125 @@ def test_the_wait_of_callers_is_shown_next_to_the_time_of_a_forward(
     expect(page.locator("#wait-note")).to_have_text(high)
     forward, unit = (page.locator("#latency").text_content() or "").split()
     assert (float(forward) < 1000 * waited, unit) == (True, "ms")
+
+
+def test_every_replica_has_a_row_with_its_state_load_and_memory(
+    page: Page, registry: Registry
+) -> None:
+    beat(registry, "busy", load=BUSY, address="10.0.0.1:8080", lease_s=90.0)
+    page.goto("/")
+    row = {name: page.locator("#replicas tr").filter(has_text=name) for name in ("busy", "old")}
+
+    expect(row["busy"]).to_contain_text("10.0.0.1:8080")
+    expect(row["busy"].locator(".tag")).to_have_text("current")
+    expect(row["busy"]).to_contain_text("2 running, 3 waiting")
+    expect(row["busy"]).to_contain_text("7 versions, 90.0 MB of 1.2 GB")
+    expect(row["busy"]).to_contain_text("90 s")
+    expect(row["old"].locator(".tag")).to_have_text("behind")
+    expect(row["old"]).to_contain_text("none")
+
+
+def test_a_replica_that_drains_is_not_ready_and_its_words_are_text(page: Page) -> None:
+    page.goto("/")
+    ending = page.locator("#replicas tr").filter(has_text="ending")
+
+    expect(ending.locator(".tag")).to_have_text("not ready")
+    expect(ending).to_contain_text(HOSTILE)
+    assert page.locator("#replicas img").count() == 0
+
+
+def test_the_rows_stay_with_a_note_while_the_registry_does_not_answer(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("#replicas-count")).to_contain_text("ready at revision")
+
+    def refuse(route: Route) -> None:
+        route.fulfill(status=503, json={"detail": "the registry does not answer"})
+
+    page.route("**/v1/replicas", refuse)
+    expect(page.locator("#replicas-note")).to_contain_text("the registry does not answer")
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator("#replicas tr").count() > 2
+
+
+def test_a_policy_is_chosen_and_judges_the_text(page: Page) -> None:
+    page.goto("/")
+    verdict = page.locator("#verdict")
+    expect(page.locator("#policy option")).to_have_text(["guard", "hide"])
+
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict.get_by_role("heading")).to_contain_text("block")
+    expect(verdict).to_contain_text("guard/1: topic/1")
+    expect(verdict.get_by_role("listitem")).to_contain_text("first: block, score 0.")
+    expect(verdict).to_contain_text(HOSTILE)
+
+    page.get_by_label("Policy").select_option("hide")
+    page.get_by_label("Text to judge").fill("ann met bob in oslo.")
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict.get_by_role("heading")).to_contain_text("mask")
+    expect(verdict.locator(".passage")).to_contain_text("[X]")
+
+    page.get_by_label("Text to judge").fill(" ")
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict).to_contain_text("input 0: the text is empty or only white space")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:
+    def guard(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer opensesame":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "a key is needed", "code": "unauthorized"})
+
+    for path in ("**/info", "**/readyz", "**/v1/**", "**/metrics"):
+        page.route(path, guard)
+    page.goto("/")
+    expect(page.locator("#key-dialog")).to_be_visible()
+    expect(page.locator("#refused-key")).to_be_hidden()
+    page.fill("#key", "opensesam")
+    page.keyboard.press("Enter")
+    expect(page.locator("#refused-key")).to_be_visible()
+    page.fill("#key", "opensesame")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.evaluate("Object.values(sessionStorage)") == ["opensesame"]
+    assert page.evaluate("Object.values(localStorage)") == []
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_a_key_that_no_header_holds_is_not_kept(page: Page) -> None:
+    page.goto("/")
+    page.click("#key-button")
+    page.fill("#key", "\u201copensesame\u201d")
+    page.get_by_role("button", name="Use key").click()
+    expect(page.locator("#key:invalid")).to_be_visible()
+    page.get_by_role("button", name="Forget key").click()
+
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    assert page.evaluate("Object.values(sessionStorage)") == []
+    expect(page.locator("#state")).to_have_text("ready")
+
+
+def test_a_port_that_processes_share_is_ready_without_their_counts(page: Page) -> None:
+    page.route("**/metrics", lambda route: route.fulfill(status=421, json={"code": "shared_port"}))
+    page.goto("/")
+
+    expect(page.locator("#state")).to_have_text("ready")
+    with page.expect_response("**/metrics"), page.expect_response("**/readyz"):
+        pass
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_server_that_hangs_is_not_shown_as_ready_and_is_read_anew(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("#state")).to_have_text("ready")
+    page.route("**/readyz", lambda _: None)
+
+    expect(page.locator("#state")).to_have_text("no answer")
+    page.unroute("**/readyz")
+    with page.expect_response("**/info"):
+        expect(page.locator("#state")).to_have_text("ready")
 
 
 def test_the_api_page_lists_every_route_without_help_from_elsewhere(page: Page) -> None:

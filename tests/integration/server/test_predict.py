@@ -1,4 +1,3 @@
-import math
 import threading
 from functools import partial
 from itertools import count
@@ -11,7 +10,6 @@ import pytest
 from doubles.serving import make_settings, running_client
 from doubles.tasks import LABELS, TOP_LAYER, logits_alone, publish_tiny_task
 from nunatak_contract.enums import Kernels, ProblemType
-from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
@@ -28,6 +26,7 @@ from nunatak_server import local, runtime
 from nunatak_server.app import Application
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.local import LocalPredictor
+from nunatak_server.outputs.scores import predicted_of
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.scheduler.admission import RegistryLease
 
@@ -62,19 +61,6 @@ def expected_logits(backbone: Backbone, method: Method) -> list[dict[str, float]
     return [dict(zip(("calm", "urgent", "other"), row, strict=True)) for row in rows]
 
 
-def predicted_by_loop(manifest: TaskManifest, logits: dict[str, float]) -> object:
-    match manifest.head.problem_type:
-        case ProblemType.REGRESSION:
-            return pytest.approx(next(iter(logits.values())), abs=TOLERANCE)
-        case ProblemType.MULTI_LABEL:
-            scores = {label: 1 / (1 + math.exp(-logit)) for label, logit in logits.items()}
-            limits = manifest.head.thresholds
-            found = [label for label in scores if scores[label] >= limits.get(label, 0.5)]
-            return sorted(found, key=lambda label: -scores[label])
-        case _:
-            return max(logits, key=lambda label: logits[label])
-
-
 @pytest.mark.parametrize("problem", ProblemType)
 async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
     backbone: Backbone, tmp_path: Path, problem: ProblemType
@@ -99,7 +85,11 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
                 await client.post("/v1/predict", json={"inputs": items, "tasks": ["tone"]})
             ).json()["results"][0]
     rows = logits_alone(backbone, INPUTS, num_labels=len(labels))
-    expected = [predicted_by_loop(manifest, dict(zip(labels, row, strict=True))) for row in rows]
+    expected: list[Any] = [predicted_of(row, manifest.head) for row in rows]
+    if problem is ProblemType.REGRESSION:
+        expected = [pytest.approx(it, abs=TOLERANCE) for it in expected]
+    if several:
+        expected = list(map(list, expected))
 
     assert {it["problem_type"] for it in (one, many, fan_out)} == {problem.value}
     assert one["predicted"] == expected[0]

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import toy_data
+from doubles.examples import SHORT_TRAINING, toy_data
 from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import (
@@ -53,16 +53,7 @@ def make_backbone() -> Backbone:
 
 
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
-    # Width 32 needs larger steps than the default rates, which are for larger widths.
-    quick: dict[str, JsonValue] = {
-        "epochs": 8,
-        "min_steps": 0,
-        "batch_size": 8,
-        "max_length": 32,
-        "learning_rate": 5e-3,
-        "head_learning_rate": 2e-2,
-    }
-    return default_recipe(method, changes={**quick, **changes})
+    return default_recipe(method, changes={**SHORT_TRAINING, "epochs": 8, **changes})
 
 
 def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from doubles.backbones import FAMILIES, Family, tiny_backbone
-from doubles.examples import toy_data
+from doubles.examples import SHORT_TRAINING, toy_data
 from doubles.fake_cuda import fake_cuda, on_fake_device, trusting
 from nunatak_contract.enums import LinearMap, Pooling
 from nunatak_contract.methods import (
@@ -73,14 +73,7 @@ class Products(TorchDispatchMode):
 
 
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
-    quick: dict[str, JsonValue] = {
-        "epochs": 6,
-        "batch_size": 8,
-        "max_length": 32,
-        "learning_rate": 5e-3,
-        "head_learning_rate": 2e-2,
-    }
-    return default_recipe(method, changes={**quick, **changes})
+    return default_recipe(method, changes={**SHORT_TRAINING, "epochs": 6, **changes})
 
 
 def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:

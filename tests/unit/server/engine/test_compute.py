@@ -9,15 +9,14 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
-from doubles.tasks import random_parameters, spec_of
+from doubles.tasks import random_branch
 from nunatak_contract.enums import ServingDtype
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
     Row,
     TrunkCache,
-    build_branch,
     convert_branch,
     forward,
     quantize_backbone,
@@ -50,14 +49,11 @@ class LostDevice:
 
 
 def branches(backbone: Backbone) -> list[Branch]:
-    specs = [
-        spec_of(backbone, TopK(num_layers=1), num_labels=3),
-        spec_of(backbone, HeadOnly(), num_labels=5),
-        spec_of(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), num_labels=2),
-    ]
+    lora = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
+    methods: list[tuple[Method, int]] = [(TopK(num_layers=1), 3), (HeadOnly(), 5), (lora, 2)]
     return [
-        build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
-        for seed, spec in enumerate(specs)
+        random_branch(backbone, method, num_labels=num_labels, seed=seed)
+        for seed, (method, num_labels) in enumerate(methods)
     ]
 
 
@@ -168,11 +164,8 @@ def test_a_batch_that_is_preempted_gives_the_same_bits_and_so_does_what_preempts
 def grouped_rows(served: Backbone) -> list[Row]:
     """Texts to two tasks of one form, in slots of one page."""
     (encoding,) = served.tokenizer.encode(["one"], max_length=16)
-    spec = spec_of(served, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), num_labels=2)
-    stored = [
-        build_branch(spec, served.config, random_parameters(spec, served, seed=seed))
-        for seed in range(2)
-    ]
+    lora = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
+    stored = [random_branch(served, lora, seed=seed) for seed in range(2)]
     return [Row(encoding=encoding, branch=convert_branch(it, served)) for it in stored]
 
 

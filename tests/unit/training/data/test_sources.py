@@ -109,6 +109,8 @@ def test_class_with_one_train_example_is_named(tmp_path: Path, label: str, hint:
             [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
         ),
         ([{"query": it, "document": it, "label": 0} for it in "xy"], "same value$"),
+        ([{"text": it, "labels": [it]} for it in "abc"], "a label of its own"),
+        ([{"text": it, "label": it} for it in "aabb"], "2 distinct texts"),
     ],
 )
 def test_data_that_teaches_nothing_is_refused(
@@ -299,14 +301,6 @@ def test_drawn_dev_split_is_as_ever_where_no_label_is_rare(tmp_path: Path) -> No
     assert {it.text for it in load_task_data(path, seed=5).dev.examples} == expected
 
 
-def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: Path) -> None:
-    rows = [{"text": label, "labels": [label]} for label in "abc"]
-    path = write_jsonl(tmp_path / "all.jsonl", rows)
-
-    with raises("too_few_examples", match="a label of its own"):
-        load_task_data(path)
-
-
 @pytest.mark.parametrize(
     ("odd", "usual", "problem"),
     [
@@ -366,13 +360,6 @@ def test_a_text_with_two_labels_stays_in_train(tmp_path: Path) -> None:
     for seed in range(20):
         dev = load_task_data(path, seed=seed).dev
         assert "torn" not in {example.text for example in dev.examples}
-
-
-def test_data_of_one_text_for_each_label_has_nothing_to_spare_for_dev(tmp_path: Path) -> None:
-    rows = [{"text": label, "label": label} for label in "aabb"]
-
-    with raises("too_few_examples", match="2 distinct texts"):
-        load_task_data(write_jsonl(tmp_path / "data.jsonl", rows))
 
 
 def test_a_test_file_next_to_train_and_dev_is_read(tmp_path: Path) -> None:
