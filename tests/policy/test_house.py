@@ -29,7 +29,7 @@ CEILINGS = {
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
 MAX_LINES, MAX_FILES = 63_934, 293
-CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_337}
+CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_056}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

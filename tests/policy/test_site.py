@@ -39,7 +39,7 @@ SEARCHED = {
     "docker": "docs/deployment",
     "upgrade": "docs/upgrades",
     "canary": "docs/registry",
-    "backup": "docs/registry",
+    "backup": "docs/production",
     "postgres": "docs/registry",
     "s3": "docs/registry",
     "prometheus": "docs/operations",

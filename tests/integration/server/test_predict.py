@@ -20,13 +20,14 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
+from nunatak_contract.requests import Parameters
 from nunatak_model import Backbone, TextInput, pack_backbone
 from nunatak_registry import Registry
 from nunatak_server import local, runtime
 from nunatak_server.app import Application
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.local import LocalPredictor
-from nunatak_server.outputs.scores import predicted_of
+from nunatak_server.outputs.scores import label_scores
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.scheduler.admission import RegistryLease
 
@@ -85,7 +86,7 @@ async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
                 await client.post("/v1/predict", json={"inputs": items, "tasks": ["tone"]})
             ).json()["results"][0]
     rows = logits_alone(backbone, INPUTS, num_labels=len(labels))
-    expected: list[Any] = [predicted_of(row, manifest.head) for row in rows]
+    expected: list[Any] = [label_scores(row, manifest.head, Parameters())[1] for row in rows]
     if problem is ProblemType.REGRESSION:
         expected = [pytest.approx(it, abs=TOLERANCE) for it in expected]
     if several:
