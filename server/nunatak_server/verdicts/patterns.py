@@ -62,6 +62,8 @@ TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
 """The letters of tags."""
 READINGS: Final = range(5)
 """As written, in the normal form, with the letters of tags, and the last two composed."""
+NO_ASCII: Final = re.compile("[\\x00-\\x7f]?[^\\x00-\\x7f]+")
+"""What may have another form: letters of ASCII alone are never composed with the next one."""
 MAX_CLUSTER: Final = 64
 """Most characters that are read as one: to put marks in order takes the square of their number."""
 MAX_KNOWN: Final = 4096
@@ -376,15 +378,27 @@ def _composed(normal: _Reading) -> _Reading:
     text = normal.text
     if unicodedata.is_normalized("NFKC", text):
         return normal
-    cuts = [*(it for it, shown in enumerate(text) if not it or stands_alone(shown)), len(text)]
-    forms, starts, lasts = list[str](), list[int](), list[int]()
-    for begin, end in pairwise(cuts):
-        cluster = text[begin:end]
-        form = unicodedata.normalize("NFKC", cluster) if len(cluster) <= MAX_CLUSTER else cluster
-        is_same = form == cluster
-        forms.append(form)
-        starts += normal.starts[begin:end] if is_same else [normal.starts[begin]] * len(form)
-        lasts += normal.lasts[begin:end] if is_same else [normal.lasts[end - 1]] * len(form)
+    forms, starts, lasts, behind = list[str](), list[int](), list[int](), 0
+
+    def keep(begin: int, end: int) -> None:
+        forms.append(text[begin:end])
+        starts.extend(normal.starts[begin:end])
+        lasts.extend(normal.lasts[begin:end])
+
+    for run in NO_ASCII.finditer(text):
+        keep(behind, run.start())
+        behind = run.end()
+        alone = (it for it in range(run.start() + 1, behind) if stands_alone(text[it]))
+        for begin, end in pairwise((run.start(), *alone, behind)):
+            cluster = text[begin:end]
+            form = cluster if end - begin > MAX_CLUSTER else unicodedata.normalize("NFKC", cluster)
+            if form == cluster:
+                keep(begin, end)
+            else:
+                forms.append(form)
+                starts += [normal.starts[begin]] * len(form)
+                lasts += [normal.lasts[end - 1]] * len(form)
+    keep(behind, len(text))
     return replace(normal, text="".join(forms), starts=starts, lasts=lasts)
 
 
