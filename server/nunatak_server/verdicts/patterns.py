@@ -218,8 +218,9 @@ class GrowingMatches:
             self._kept = _in_each_reading(self._kept)
             self._reads_from = _in_each_reading(self._reads_from)
         found, now = _Found(), dict[_Search, Sequence[_Match]]()
-        begin, later = self._settled, self._reads_from
-        steps = _steps(group, text, self._num_readings, found, begin, later)
+        # A turn that was late may still read the last places.
+        later = dict(self._reads_from)
+        steps = _steps(group, text, self._num_readings, found, self._settled, later)
         await _take(steps, pace)
         for search in {**self._kept, **found}:
             matches, earlier = found.get(search, []), self._kept.get(search, [])
