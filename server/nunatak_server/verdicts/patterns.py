@@ -15,12 +15,13 @@ import re
 import time
 import unicodedata
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate, chain, islice, pairwise
-from typing import Final, NamedTuple
+from functools import cache, cached_property, lru_cache, partial
+from itertools import accumulate, chain, islice, pairwise, product
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
 
 from nunatak_contract.policies import Pattern, compiled
 from nunatak_model.text.encoding import SELECTOR
@@ -61,12 +62,25 @@ TAGS: Final = {0xE0000 + it: chr(it) for it in range(ord(" "), 0x7F)}
 """The letters of tags."""
 READINGS: Final = range(5)
 """As written, in the normal form, with the letters of tags, and the last two composed."""
+NO_ASCII: Final = re.compile("[\\x00-\\x7f]?[^\\x00-\\x7f]+")
+"""What may have another form: letters of ASCII alone are never composed with the next one."""
 MAX_CLUSTER: Final = 64
 """Most characters that are read as one: to put marks in order takes the square of their number."""
 MAX_KNOWN: Final = 4096
 """Characters whose normal form is kept."""
+MAX_APART: Final = 4
+"""Patterns that are searched one by one at once."""
+MAX_IN_ONE: Final = 32
+"""Patterns that are searched as one."""
+MAX_SIZE_OF_ONE: Final = 2048
+"""Steps for one character. RE2 takes many times as long once it has no memory for its states."""
+STEPS_OF_A_CHAR: Final = 8
+"""Of a search that ends at the first match, at worst."""
+MAX_GROUPS: Final = 16
+"""Sets of patterns that are kept as groups."""
 NO_MATCH: Final = ConditionState(holds=False, score=0.0)
 
+Item = TypeVar("Item")
 Matches = Mapping[Pattern, ConditionState]
 """What each pattern of a policy says about one text."""
 
@@ -78,14 +92,37 @@ class _Search(NamedTuple):
     reading: int
 
 
-class _Place(NamedTuple):
-    """From where a text is searched."""
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Patterns that are first searched as one, because most texts have a match of none of them."""
 
-    search: _Search
-    text: str
-    begin: int
-    inside: int = 0
-    """Characters that the reading has from the begin on, and that a match before has read."""
+    patterns: tuple[Pattern, ...]
+
+    @cached_property
+    def no_match(self) -> Matches:
+        return dict.fromkeys(self.patterns, NO_MATCH)
+
+    @cached_property
+    def as_one(self) -> str | None:
+        """A pattern that matches wherever one of them does; None if they are searched in halves."""
+        if len(self.patterns) > MAX_IN_ONE:
+            return None
+        as_one = "|".join(f"(?:{it.pattern})" for it in self.patterns)
+        size = sum(compiled(it.pattern).size for it in self.patterns)
+        # A quotation that ends with its pattern would go on in the next one.
+        if size > MAX_SIZE_OF_ONE or r"\Q" in as_one:
+            return None
+        try:
+            compiled(as_one)
+        except ValueError:
+            # One name stands in two of them, for example.
+            return None
+        return as_one
+
+    @cached_property
+    def halves(self) -> "Sequence[_Group]":
+        half = len(self.patterns) // 2
+        return _Group(self.patterns[:half]), _Group(self.patterns[half:])
 
 
 class _Match(NamedTuple):
@@ -94,10 +131,14 @@ class _Match(NamedTuple):
     """The place and the characters inside from where the next match may begin."""
 
 
+_Found = dict[_Search, list[_Match]]
+_group: Final = lru_cache(MAX_GROUPS)(_Group)
+
+
 def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
-    found = {_Place(it, text, 0): list[_Match]() for it in _searches(patterns, text)}
-    deque(_steps(found), maxlen=0)
-    return _states({place.search: matches for place, matches in found.items()})
+    group, num_readings, found = _group(tuple(patterns)), _num_readings(text), _Found()
+    deque(_steps(group, text, num_readings, found), maxlen=0)
+    return _states(group, num_readings, found)
 
 
 def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
@@ -119,19 +160,18 @@ async def matches_in_all(
     Raises:
         DeadlineExceededError: the texts are not read in time.
     """
-    states, read = list[Matches](), list(zip(texts, begins or [{}] * len(texts), strict=True))
+    group, states = _group(tuple(patterns)), list[Matches]()
 
-    def places(text: str, begin: Mapping[Pattern, int]) -> Iterator[_Place]:
-        return (_Place(it, text, begin.get(it.pattern, 0)) for it in _searches(patterns, text))
+    def steps() -> Iterator[int]:
+        for text, begin in zip(texts, begins or [{}] * len(texts), strict=True):
+            num_readings, found = _num_readings(text), _Found()
+            own = product(begin, range(num_readings))
+            later = {_Search(it, reading): (begin[it], 0) for it, reading in own}
+            yield from _steps(group, text, num_readings, found, later=later)
+            states.append(_states(group, num_readings, found))
+            yield 0
 
-    def steps() -> Iterator[None]:
-        for each in read:
-            found = {it: list[_Match]() for it in places(*each)}
-            yield from _steps(found)
-            states.append(_states({it.search: matches for it, matches in found.items()}))
-            yield
-
-    await _take(steps(), chain.from_iterable(places(*it) for it in read), pace)
+    await _take(steps(), pace)
     return tuple(states)
 
 
@@ -139,13 +179,16 @@ class GrowingMatches:
     """The matches in a text that grows. A look reads the new characters, and few others again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        self._reads_from = dict.fromkeys(_searches(patterns, ""), (0, 0))
-        self._kept = {it: list[_Match]() for it in self._reads_from}
+        self._group = _group(tuple(patterns))
+        self._num_readings = 1
+        self._kept = _Found()
+        self._reads_from = dict[_Search, tuple[int, int]]()
+        """From where searches go on that have matched behind what is settled."""
         self._settled = 0
 
     def settled(self, text: str, place: int) -> int:
         """Return the last place, at most `place`, before which no further match can begin."""
-        if not self._reads_from:
+        if not self._group.patterns:
             return place
         shown = (it for it in range(len(text), 0, -1) if stands_alone(text[it - 1]))
         # Further marks may change the last character, which says whether a word ends before it.
@@ -156,7 +199,7 @@ class GrowingMatches:
         """The certain matches in the text that is read. The rest of the text may have more."""
         return {
             it: replace(state, is_complete=False) if state.holds else UNKNOWN
-            for it, state in _states(self._kept).items()
+            for it, state in _states(self._group, self._num_readings, self._kept).items()
         }
 
     async def grow(self, text: str, pace: Pace, *, released: int, takes_open: bool) -> Matches:
@@ -168,43 +211,49 @@ class GrowingMatches:
         Raises:
             DeadlineExceededError: the text is not read in time, and is read again next time.
         """
-        for it in _searches([it.pattern for it in self._reads_from], text[self._settled :]):
+        group, settled = self._group, self.settled(text, len(text))
+        if self._num_readings < _num_readings(text[self._settled :]):
             # So far, each reading was the text as it is written.
-            self._reads_from.setdefault(it, self._reads_from[it._replace(reading=0)])
-            self._kept.setdefault(it, self._kept[it._replace(reading=0)])
-        places = (_Place(it, text, *begin) for it, begin in self._reads_from.items())
-        found = {it: list[_Match]() for it in places}
-        await _take(_steps(found), found, pace)
-        now, settled = dict[_Search, Sequence[_Match]](), self.settled(text, len(text))
-        self._settled = settled
-        for (search, _, begin, inside), matches in found.items():
+            self._num_readings = len(READINGS)
+            self._kept = _in_each_reading(self._kept)
+            self._reads_from = _in_each_reading(self._reads_from)
+        found, now = _Found(), dict[_Search, Sequence[_Match]]()
+        # A turn that was late may still read the last places.
+        later = dict(self._reads_from)
+        steps = _steps(group, text, self._num_readings, found, self._settled, later)
+        await _take(steps, pace)
+        for search in {**self._kept, **found}:
+            matches, earlier = found.get(search, []), self._kept.get(search, [])
             kept = [it for it in matches if it.span.start < settled]
-            earlier = self._kept[search]
             self._kept[search] = [
                 *([it for it in earlier if it.span.end > released] or earlier[-1:]),
                 *kept,
             ]
-            behind = (it.behind for it in kept[-1:])
-            self._reads_from[search] = max((begin, inside), (settled, 0), *behind)
+            if kept:
+                later[search] = kept[-1].behind
             now[search] = (*self._kept[search], *(matches[len(kept) :] * takes_open))
-        return _states(now)
+        self._settled = settled
+        self._reads_from = {it: place for it, place in later.items() if place > (settled, 0)}
+        return _states(group, self._num_readings, now)
 
 
-def _searches(patterns: Iterable[Pattern], text: str) -> list[_Search]:
-    """Return the searches of patterns in a text: one, if the text is its own normal form."""
-    own = tuple(patterns)
+def _num_readings(text: str) -> int:
+    """Return how many readings a text has: one, if the text is its own normal form."""
     is_normal = text.translate(NORMAL) == text and unicodedata.is_normalized("NFKC", text)
-    return [_Search(it, reading) for reading in READINGS[: 1 if is_normal else None] for it in own]
+    return 1 if is_normal else len(READINGS)
 
 
-async def _take(steps: Iterator[None], places: Iterable[_Place], pace: Pace) -> None:
-    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(map(_num_steps, places))):
+def _in_each_reading(known: Mapping[_Search, Item]) -> dict[_Search, Item]:
+    return {it._replace(reading=own): value for it, value in known.items() for own in READINGS}
+
+
+async def _take(steps: Iterator[int], pace: Pace) -> None:
+    """Take steps, each behind its size; those of a long search on the thread."""
+    if any(it > MAX_STEPS_ON_LOOP for it in accumulate(steps)):
         await in_turns(steps, pace)
-    else:
-        deque(steps, maxlen=0)
 
 
-async def in_turns(steps: Iterator[None], pace: Pace) -> None:
+async def in_turns(steps: Iterator[object], pace: Pace) -> None:
     """Take steps on the thread, which others may use after each turn.
 
     Raises:
@@ -219,29 +268,56 @@ async def in_turns(steps: Iterator[None], pace: Pace) -> None:
         pass
 
 
-def _num_steps(place: _Place) -> int:
-    num_chars = max(len(place.text) - place.begin, LEAST_CHARS)
-    return num_chars**2 * compiled(place.search.pattern.pattern).size
+def _steps(
+    group: _Group,
+    text: str,
+    num_readings: int,
+    found: _Found,
+    begin: int = 0,
+    later: Mapping[_Search, tuple[int, int]] = MappingProxyType({}),
+) -> Iterator[int]:
+    """Find the matches of each search that has some. Yield the size of each step before it.
 
-
-def _steps(found: Mapping[_Place, list[_Match]]) -> Iterator[None]:
-    """Add its matches to each place, and yield after each match and each place."""
-    readings = dict[tuple[str, int], Sequence[_Reading]]()
+    A search begins where `later` says: at a place and the characters inside that a match before has
+    read. All others have the same `begin`, and most of them nothing to find.
+    """
+    if not group.patterns:
+        return
+    readings, apart = cache(partial(_readings, text, num_readings)), dict[_Reading, list[Pattern]]()
     known = dict[tuple[Pattern, _Reading, int], list[_Match]]()
-    for place, matches in found.items():
-        where = place.text, place.begin
-        if where not in readings:
-            readings[where] = _readings(*where)
-        pattern, reading = place.search
-        search = pattern, readings[where][reading], place.inside
-        if search in known:
-            matches.extend(known[search])
-        else:
-            known[search] = matches
-            for match in _matches(*search):
+    yield (len(text) - begin) ** 2
+    due = [(it, readings(place)[it.reading], inside) for it, (place, inside) in later.items()]
+    for number, reading in enumerate(readings(begin)):
+        if reading not in apart:
+            apart[reading] = []
+            yield from _find_candidates(group, reading, apart[reading])
+        own = (_Search(it, number) for it in apart[reading])
+        due += [(it, reading, 0) for it in own if it not in later]
+    for search, reading, inside in due:
+        here = search.pattern, reading, inside
+        if here not in known:
+            known[here] = matches = list[_Match]()
+            num_chars = max(len(reading.text), LEAST_CHARS)
+            yield num_chars**2 * compiled(search.pattern.pattern).size
+            for match in _matches(*here):
                 matches.append(match)
-                yield
-        yield
+                yield 0
+        if known[here]:
+            found[search] = known[here]
+
+
+def _find_candidates(group: _Group, reading: "_Reading", found: list[Pattern]) -> Iterator[int]:
+    """Find the patterns of a group that may match, and yield the size of each step before it."""
+    if len(group.patterns) <= MAX_APART:
+        found += group.patterns
+        return
+    if group.as_one is not None:
+        regex = compiled(group.as_one)
+        yield (LEAST_CHARS**2 + STEPS_OF_A_CHAR * len(reading.text)) * regex.size
+        if next(regex.find(reading.text, reading.first), None) is None:
+            return
+    for half in group.halves:
+        yield from _find_candidates(half, reading, found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,11 +334,15 @@ class _Reading:
     skipped: int
     """Characters of the whole text before the part."""
 
+    @property
+    def first(self) -> int:
+        """The first character that may begin a match."""
+        return bisect_left(self.starts, self.begin)
+
 
 def _matches(pattern: Pattern, reading: _Reading, inside: int) -> Iterator[_Match]:
     skipped, starts = reading.skipped, reading.starts
-    begin = bisect_left(starts, reading.begin) + inside
-    for start, end in compiled(pattern.pattern).find(reading.text, begin):
+    for start, end in compiled(pattern.pattern).find(reading.text, reading.first + inside):
         first, last = starts[start] + skipped, reading.lasts[end - 1] + skipped
         behind = last + 1, 0
         if end < len(starts) and starts[end] == starts[end - 1]:
@@ -270,7 +350,7 @@ def _matches(pattern: Pattern, reading: _Reading, inside: int) -> Iterator[_Matc
         yield _Match(FoundSpan(start=first, end=last + 1, label=pattern.label), behind)
 
 
-def _readings(text: str, begin: int) -> Sequence[_Reading]:
+def _readings(text: str, num_readings: int, begin: int) -> Sequence[_Reading]:
     """Return what patterns read of a text from a place on, in the order of `READINGS`."""
     # One character before the begin says whether a word or a line begins there. It shows something,
     # in the normal form too: a text settles and a match ends behind such a character.
@@ -278,6 +358,8 @@ def _readings(text: str, begin: int) -> Sequence[_Reading]:
     part = HALF.sub(LOST, text[skipped:])
     places = range(len(part))
     written = _Reading(part, places, places, begin - skipped, skipped)
+    if num_readings == 1:
+        return (written,)
     forms = part, part.translate(TAGS)
     normal = {it: _normal(written, it) for it in forms}
     composed = {it: _composed(normal[it]) for it in forms}
@@ -297,15 +379,27 @@ def _composed(normal: _Reading) -> _Reading:
     text = normal.text
     if unicodedata.is_normalized("NFKC", text):
         return normal
-    cuts = [*(it for it, shown in enumerate(text) if not it or stands_alone(shown)), len(text)]
-    forms, starts, lasts = list[str](), list[int](), list[int]()
-    for begin, end in pairwise(cuts):
-        cluster = text[begin:end]
-        form = unicodedata.normalize("NFKC", cluster) if len(cluster) <= MAX_CLUSTER else cluster
-        is_same = form == cluster
-        forms.append(form)
-        starts += normal.starts[begin:end] if is_same else [normal.starts[begin]] * len(form)
-        lasts += normal.lasts[begin:end] if is_same else [normal.lasts[end - 1]] * len(form)
+    forms, starts, lasts, behind = list[str](), list[int](), list[int](), 0
+
+    def keep(begin: int, end: int) -> None:
+        forms.append(text[begin:end])
+        starts.extend(normal.starts[begin:end])
+        lasts.extend(normal.lasts[begin:end])
+
+    for run in NO_ASCII.finditer(text):
+        keep(behind, run.start())
+        behind = run.end()
+        alone = (it for it in range(run.start() + 1, behind) if stands_alone(text[it]))
+        for begin, end in pairwise((run.start(), *alone, behind)):
+            cluster = text[begin:end]
+            form = cluster if end - begin > MAX_CLUSTER else unicodedata.normalize("NFKC", cluster)
+            if form == cluster:
+                keep(begin, end)
+            else:
+                forms.append(form)
+                starts += [normal.starts[begin]] * len(form)
+                lasts += [normal.lasts[end - 1]] * len(form)
+    keep(behind, len(text))
     return replace(normal, text="".join(forms), starts=starts, lasts=lasts)
 
 
@@ -343,11 +437,12 @@ class _Normal(dict[int, str]):
 NORMAL: Final = _Normal()
 
 
-def _states(found: Mapping[_Search, Sequence[_Match]]) -> Matches:
-    readings = defaultdict[Pattern, list[Sequence[FoundSpan]]](list)
-    for search, matches in found.items():
-        readings[search.pattern].append([it.span for it in matches])
-    return {it: state_of(*each) for it, each in readings.items()}
+def _states(group: _Group, num_readings: int, found: Mapping[_Search, Sequence[_Match]]) -> Matches:
+    def spans(pattern: Pattern) -> Iterator[Sequence[FoundSpan]]:
+        for reading in range(num_readings):
+            yield [it.span for it in found.get(_Search(pattern, reading), ())]
+
+    return {**group.no_match, **{it.pattern: state_of(*spans(it.pattern)) for it in found}}
 
 
 def state_of(*readings: Sequence[FoundSpan]) -> ConditionState:
