@@ -15,7 +15,7 @@ import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, Self, cast
@@ -368,14 +368,12 @@ def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], li
 
 def _delimiter_of(header: str, usual: str) -> str:
     """Return the delimiter that gives a header line the most fields; between equals, `usual`."""
-    num_fields = dict[str, int]()
-    for delimiter in (usual, *DELIMITERS):
-        try:
+    num_fields = dict.fromkeys((usual, *DELIMITERS), 0)
+    for delimiter in num_fields:
+        with suppress(csv.Error):
             # The second line ends a field that spans lines.
-            row = next(csv.reader([header, '"'], delimiter=delimiter, strict=True))
-            num_fields[delimiter] = len(row)
-        except csv.Error:
-            num_fields[delimiter] = 0
+            lines = csv.reader([header, '"'], delimiter=delimiter, strict=True)
+            num_fields[delimiter] = len(next(lines))
     # The first of equals wins, and the usual one is the first.
     return max(num_fields, key=lambda delimiter: num_fields[delimiter])
 
