@@ -192,12 +192,17 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
 
 
 def _checked_name(name: str) -> str:
-    if NAME.fullmatch(name) and name != DEFAULT_BACKBONE:
+    if name == DEFAULT_BACKBONE:
+        raise invalid_option(
+            f"{name!r} is built in, and no added backbone (`backbone add` takes another name by "
+            "--name)"
+        )
+    if NAME.fullmatch(name):
         return name
     raise invalid_option(
         "the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
-        f"underscores, begins with a letter or a digit, and is not {DEFAULT_BACKBONE!r}; got "
-        f"{name[:100]!r} (`backbone add` takes another by --name)"
+        f"underscores, and begins with a letter or a digit; got {name[:100]!r} (`backbone add` "
+        "takes another by --name)"
     )
 
 

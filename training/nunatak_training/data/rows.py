@@ -77,8 +77,8 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
     if not isinstance(value, (list, tuple)):
         raise bad_row(
             where,
-            f"{column!r} must be a list, got {kind_of(value)}; CSV and TSV hold no lists, use "
-            "JSONL or Parquet",
+            f"{column!r} must be a list, got {kind_of(value)}; JSONL and Parquet hold lists, CSV "
+            "and TSV do not",
         )
     return cast("Sequence[object]", value)
 
