@@ -74,8 +74,13 @@ class Dispatcher:
         versions are asked together once they are loaded, or once half of the time is over. `report`
         is called for each version as soon as all of its rows are answered.
         """
-        hot, cold = self._leased(asked)
+        hot, rest = self._leased(asked)
+        # What is known needs no version in memory, and says the same if a load would fail.
+        cold = [it for it in rest if it.rows or not it.known]
         try:
+            for it in rest:
+                if report and it not in cold:
+                    report(it)
             asking = self._ask_leased(hot, pace, report)
             if cold:
                 await _all([asking, self._ask_cold(cold, pace, report)])

@@ -126,10 +126,15 @@ class AskedTask:
     outcomes: RowOutcomes = ()
 
     def outcomes_of_all(self) -> RowOutcomes:
-        """Return the outcome for each encoding, input by input, or one failure for all."""
-        if self.unknown is None or len(self.outcomes) != len(self.unknown):
+        """Return the outcome for each encoding, input by input.
+
+        One failure for all rows stands alone, if nothing can be known.
+        """
+        if self.unknown is None:
             return self.outcomes
-        found = {**self.known, **dict(zip(self.unknown, self.outcomes, strict=True))}
+        is_each = len(self.outcomes) == len(self.unknown)
+        outcomes = self.outcomes if is_each else [*self.outcomes] * len(self.unknown)
+        found = {**self.known, **dict(zip(self.unknown, outcomes, strict=True))}
         return [found[it] for it in chain.from_iterable(self.encodings)]
 
 

@@ -9,6 +9,7 @@ from doubles.engines import answer
 from doubles.policies import UNREAD_PASSES, make_policy, make_rule, when
 from doubles.streams import HANDLING, StreamBench
 from doubles.trained_tokenizers import TokenizerFamily
+from nunatak_contract.enums import OnFailure
 from nunatak_model import Encoding
 from nunatak_server.predict.known_rows import BYTES_PER_TOKEN, KnownRows
 from nunatak_server.predict.types import Handling
@@ -23,9 +24,11 @@ BERT = TokenizerFamily.BERT
 class Conversation:
     """A policy that asks two tasks about the turns of a conversation so far."""
 
-    def __init__(self, *, answer_cache_bytes: int = CACHE) -> None:
+    def __init__(
+        self, *, answer_cache_bytes: int = CACHE, on_failure: OnFailure = OnFailure.BLOCK
+    ) -> None:
         rules = (make_rule(when(task, label), name=task) for task, label in ASKED.items())
-        policy = make_policy(*rules, unjudged=UNREAD_PASSES)
+        policy = make_policy(*rules, unjudged=UNREAD_PASSES, on_failure=on_failure)
         self.bench = StreamBench(BERT, policy, answer_cache_bytes=answer_cache_bytes)
         self.bench.engine.is_calm = True
 
@@ -78,6 +81,23 @@ async def test_a_task_that_fails_about_a_new_turn_is_asked_again_and_fails_close
     assert (failed.decided, failed.is_by_failure) == ("block", True)
     assert computed == {"tone": 1}
     assert not found.is_by_failure
+
+
+@pytest.mark.parametrize("new", [(), TURNS[4:]])
+async def test_what_is_known_counts_though_its_version_cannot_be_loaded(
+    new: tuple[str, ...],
+) -> None:
+    talk = Conversation(on_failure=OnFailure.ALLOW)
+    bench, told = talk.bench.bench, TURNS[:4]
+    windows = await Conversation().bench.windows(told[1], "attack")
+    talk.bench.engine.denied = {("attack", windows[0])}
+    await talk.judge(*told)
+    bench.residency.evict("attack")
+    bench.store.broken["attack/1"] = OSError("the disk is gone")
+    found, _ = await talk.judge(*told, *new)
+
+    assert [it.action == "block" for it in found.decisions[:2]] == [False, True]
+    assert [it.reference for it in found.failures] == ["attack"] * bool(new)
 
 
 def test_the_oldest_answers_go_first_and_a_large_one_is_not_kept() -> None:
