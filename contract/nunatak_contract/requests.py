@@ -6,7 +6,7 @@ Requests are strict, frozen, and without undeclared fields.
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Self, TypeVar, cast
+from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -220,19 +220,24 @@ class PredictManyRequest(PredictRequest):
     tasks: Annotated[Some[Reference], Field(json_schema_extra={"uniqueItems": True})]
 
 
-class VerdictRequest(Message):
-    """One text, a list of texts, or the messages of a call to a language model, for a policy."""
+class VerdictTexts(Message):
+    """One text, or a list of texts, for a policy."""
 
-    inputs: Text | Some[Text] | None = None
-    messages: Some[dict[str, JsonValue]] | None = Field(
-        None, description="in the form of any provider; they are judged as a whole"
+    inputs: Text | Some[Text]
+
+
+class VerdictMessages(Message):
+    """The messages of a call to a language model, for a policy."""
+
+    messages: Some[dict[str, JsonValue]] = Field(
+        description="in the form of any provider; they are judged as a whole"
     )
 
-    @model_validator(mode="after")
-    def _is_texts_or_messages(self) -> Self:
-        if (self.inputs is None) == (self.messages is None):
-            raise ValueError("expected either inputs or messages")
-        return self
+
+VerdictRequest = Annotated[
+    Annotated[VerdictTexts, Tag("inputs")] | Annotated[VerdictMessages, Tag("messages")],
+    Discriminator(lambda value: "messages" if "messages" in field_names(value) else "inputs"),
+]
 
 
 class PromoteRequest(Message):

@@ -16,7 +16,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Policy
 from nunatak_contract.problems import REASONS, names_of
 from nunatak_contract.record import problems_text
-from nunatak_contract.requests import Input, Message, Parameters, VerdictRequest
+from nunatak_contract.requests import Input, Message, Parameters, VerdictMessages, VerdictTexts
 from nunatak_contract.wire import PolicyVerdict, Problem
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import PublishedPolicy, Registry
@@ -120,7 +120,8 @@ class LocalPredictor:
     ) -> PolicyVerdict:
         """Ask and answer as `Client.judge` does; no deadline counts, also none of the policy."""
         sent = calls.judge(policy, inputs, messages=messages).content
-        body = read_as_sent(VerdictRequest, sent, "body")
+        kind = VerdictTexts if messages is None else VerdictMessages
+        body = read_as_sent(kind, sent, "body")
         _, fields = self._run(
             lambda it, how: judge_request(it.judge, it.settings, policy, body, how, problem_of)
         )

@@ -11,6 +11,7 @@ from fastapi import Header, Request, Response
 from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import PolicyMode, VerdictAction
+from nunatak_contract.names import TaskName
 from nunatak_contract.requests import MAX_ITEMS, Message
 from nunatak_server.compat.translation import router_of
 from nunatak_server.errors import invalid_request
@@ -206,7 +207,7 @@ class TextDetection(Detection):
     text: str
 
 
-DetectorId = Annotated[str, Header(description="the name of a policy")]
+DetectorId = Annotated[TaskName, Header(description="the name of a policy")]
 
 for_orchestrator = router_of("FMS Guardrails Orchestrator")
 

@@ -63,7 +63,8 @@ def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Respo
 def _plain(value: object) -> object:
     match value:
         case BaseModel():
-            return vars(value)
+            # Cached properties stand next to the fields, and are none.
+            return {name: getattr(value, name) for name in type(value).model_fields}
         case frozenset():
             return list(cast("frozenset[object]", value))
         case _:

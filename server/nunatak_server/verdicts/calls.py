@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import VerdictRequest
+from nunatak_contract.requests import VerdictMessages, VerdictTexts
 from nunatak_server.errors import invalid_request
 from nunatak_server.predict.types import Handling
 from nunatak_server.settings import ServerSettings
@@ -423,13 +423,13 @@ async def judge_request(
     judge: Judge,
     settings: ServerSettings,
     policy: str,
-    body: VerdictRequest,
+    body: VerdictTexts | VerdictMessages,
     handling: Handling,
     problem: Callable[[NunatakError], object],
 ) -> tuple[Judgement, dict[str, Any]]:
     """Judge the texts or the messages of a request; return the verdict in the wire format too."""
-    if body.messages is None:
-        texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs or ())
+    if isinstance(body, VerdictTexts):
+        texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
         judgement = await judge.judge(policy, texts, handling)
         return judgement, verdict_fields(judgement, body.inputs, problem)
     content = CallContent()

@@ -205,7 +205,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
         assert answer.status_code == 200, answer.text
         answered.append(priority)
 
-    settings = make_settings(max_batch_rows=1, trunk_cache_bytes=0)
+    settings = make_settings(max_batch_rows=1, trunk_cache_bytes=0, answer_cache_bytes=0)
     async with running_client(held, registry, settings) as client:
         for path in COMPUTING:
             await ask(path, 0, "normal")
