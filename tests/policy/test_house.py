@@ -12,24 +12,24 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (403, 2),
-    "nunatak_exchange": (3747, 14),
+    "nunatak_exchange": (3752, 14),
     "nunatak_cli": (7112, 34),
     "nunatak": (586, 3),
     "nunatak_client": (2149, 6),
     "nunatak_cluster": (624, 6),
-    "nunatak_contract": (4307, 19),
+    "nunatak_contract": (4312, 19),
     "nunatak_rows": (824, 5),
     "nunatak_loadtest": (1049, 6),
     "nunatak_model": (9100, 44),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4138, 21),
-    "nunatak_server": (21200, 91),
+    "nunatak_server": (21216, 91),
     "nunatak_training": (8776, 41),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 64_027, 293
-CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_102}
+MAX_LINES, MAX_FILES = 64_053, 293
+CEILINGS_BESIDE = {"benchmarks": 9_759, "tests": 75_168}
 """Most lines of the folders that judge the product, under the same rule."""
 MIN_CODE_SHARE = 0.524
 MAX_FILES_OF_ONE_PREDICT = 47

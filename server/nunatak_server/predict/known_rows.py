@@ -18,6 +18,8 @@ from nunatak_server.scheduler.rows import RowAnswer, RowOutcome
 
 BYTES_PER_TOKEN: Final = 48
 """Bytes of a token in the key of an answer, about."""
+BYTES_PER_ANSWER: Final = 832
+"""Bytes of an answer apart from its tokens and logits, about."""
 
 
 class _Kept(NamedTuple):
@@ -50,15 +52,14 @@ class KnownRows:
         }
 
     def keep(
-        self, caller: str, manifest: TaskManifest, found: Iterable[tuple[Encoding, RowOutcome]]
+        self, caller: str, manifest: TaskManifest, window: Encoding, outcome: RowOutcome
     ) -> None:
-        version = key_of(manifest)
-        for window, outcome in found:
-            if not isinstance(outcome, RowAnswer):
-                continue
-            logits = array("d", outcome.logits)
-            num_bytes = logits.itemsize * len(logits) + BYTES_PER_TOKEN * window.num_tokens
-            if num_bytes <= self._kept.maxsize:
-                # The places of tokens take most of the memory of a window.
-                key = caller, version, replace(window, alignment=None)
-                self._kept[key] = _Kept(logits, num_bytes)
+        if not isinstance(outcome, RowAnswer):
+            return
+        logits = array("d", outcome.logits)
+        num_bytes = logits.itemsize * len(logits) + BYTES_PER_TOKEN * window.num_tokens
+        num_bytes += BYTES_PER_ANSWER
+        if num_bytes <= self._kept.maxsize:
+            # The places of tokens take most of the memory of a window.
+            key = caller, key_of(manifest), replace(window, alignment=None)
+            self._kept[key] = _Kept(logits, num_bytes)

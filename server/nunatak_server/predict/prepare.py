@@ -205,6 +205,7 @@ class Preprocessor:
             each.rows = await rows.of(each.reading, each.manifest.split_depth, caller, priority)
             if each.unknown is not None:
                 row_of = {it.encoding: it for it in each.rows}
+                await pace.count(len(each.rows))
                 each.rows = [row_of[it] for it in each.unknown]
             if each.shadow is not None:
                 reading = reading_of(each.shadow, request.options)
@@ -221,14 +222,15 @@ class Preprocessor:
                 )
         return read, tokenize_s
 
-    def keep(self, request: PredictionRequest, asked: Asked) -> None:
+    async def keep(self, request: PredictionRequest, asked: Asked, pace: Pace) -> None:
         """Remember what a version has answered to a policy."""
         if isinstance(asked, AskedTask) and request.conditions:
             found = zip((it.encoding for it in asked.rows), asked.outcomes, strict=False)
             if request.growing is not None:
                 windows = [*chain.from_iterable(asked.encodings)]
                 found = (it for it in found if request.growing.stays(it[0], windows))
-            self._known_rows_of(request).keep(request.handling.caller, asked.manifest, found)
+            known_rows, caller = self._known_rows_of(request), request.handling.caller
+            await pace.map(lambda it: known_rows.keep(caller, asked.manifest, *it), found)
 
     def _known_rows_of(self, request: PredictionRequest) -> KnownRows:
         return self._known_rows if request.growing is None else request.growing.known_rows

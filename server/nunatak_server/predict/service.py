@@ -301,7 +301,7 @@ class PredictionService:
             sources = [self._answer_part(part, permit, pace) for part in parts]
             async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
                 async for answered, tokenize_s in taken:
-                    self._preprocessor.keep(request, answered)
+                    await self._preprocessor.keep(request, answered, pace)
                     (result,) = await self._conclude(request, [answered], pace)
                     self._observe_answer(request, answered, result)
                     timings = await _timings_of([answered], tokenize_s, pace)

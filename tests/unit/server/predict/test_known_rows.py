@@ -1,7 +1,11 @@
 """What tasks have answered to policies is known when a text comes again."""
 
+import asyncio
+import random
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +15,9 @@ from doubles.streams import HANDLING, StreamBench
 from doubles.trained_tokenizers import TokenizerFamily
 from nunatak_contract.enums import OnFailure
 from nunatak_model import Encoding
-from nunatak_server.predict.known_rows import BYTES_PER_TOKEN, KnownRows
+from nunatak_server.predict.known_rows import BYTES_PER_ANSWER, BYTES_PER_TOKEN, KnownRows
 from nunatak_server.predict.types import Handling
+from nunatak_server.scheduler.turns import SLICE
 from nunatak_server.verdicts.judge import Judgement
 
 CACHE = 2**20
@@ -100,17 +105,54 @@ async def test_what_is_known_counts_though_its_version_cannot_be_loaded(
     assert [it.reference for it in found.failures] == ["attack"] * bool(new)
 
 
+async def test_the_answers_of_many_windows_are_kept_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk, kept, now, keep = Conversation(), Counter[int](), 0, KnownRows.keep
+
+    def keep_and_count(answers: KnownRows, *row: Any) -> None:  # noqa: ANN401 - of `keep`
+        kept[now] += 1
+        keep(answers, *row)
+
+    async def count_turns() -> None:
+        nonlocal now
+        while True:
+            now += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(KnownRows, "keep", keep_and_count)
+    counting = asyncio.ensure_future(count_turns())
+    await talk.judge(*(" ".join(random.Random(it).choices(TURNS, k=400)) for it in range(4)))
+    counting.cancel()
+
+    assert kept.total() > 2 * SLICE
+    assert max(kept.values()) <= SLICE
+
+
+def window(number: int, *, size: int = 1) -> Encoding:
+    return Encoding(token_ids=(number,) * size, type_ids=(0,) * size)
+
+
+def test_short_answers_take_no_more_memory_than_the_limit() -> None:
+    manifest, answers = Conversation().bench.publish("tone"), KnownRows(CACHE)
+    tracemalloc.start()
+    for number in range(5000):
+        answers.keep("ann", manifest, window(number), answer(float(number)))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert CACHE / 2 < num_bytes < CACHE
+
+
 def test_the_oldest_answers_go_first_and_a_large_one_is_not_kept() -> None:
-    def window(number: int, *, size: int = 1) -> Encoding:
-        return Encoding(token_ids=(number,) * size, type_ids=(0,) * size)
-
-    manifest, answers = Conversation().bench.publish("tone"), KnownRows(3 * (BYTES_PER_TOKEN + 8))
+    num_bytes = BYTES_PER_ANSWER + BYTES_PER_TOKEN + 8
+    manifest, answers = Conversation().bench.publish("tone"), KnownRows(3 * num_bytes)
     for number in range(4):
-        answers.keep("ann", manifest, [(window(number), answer(float(number)))])
+        answers.keep("ann", manifest, window(number), answer(float(number)))
         answers.find("ann", manifest, [window(0)])
-    answers.keep("ann", manifest, [(window(9, size=4), answer(9.0))])
+    answers.keep("ann", manifest, window(9, size=99), answer(9.0))
 
-    found = answers.find("ann", manifest, [*map(window, range(4)), window(9, size=4)])
+    found = answers.find("ann", manifest, [*map(window, range(4)), window(9, size=99)])
     assert {it.token_ids[0]: row.logits for it, row in found.items()} == {
         0: [0.0],
         2: [2.0],
