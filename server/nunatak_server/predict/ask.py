@@ -75,7 +75,7 @@ class Dispatcher:
         is called for each version as soon as all of its rows are answered.
         """
         hot, rest = self._leased(asked)
-        # What is known needs no version in memory, and says the same if a load would fail.
+        # A version whose answers are all known is not loaded, so a failed load changes nothing.
         cold = [it for it in rest if it.rows or not it.known]
         try:
             for it in rest:

@@ -373,9 +373,9 @@ async def judge_call(
 ) -> tuple[Judgement, Mapping[str, str]]:
     """Judge every text of a call; return the judgement, and the masked texts by the texts.
 
-    Texts that follow each other are judged as one text too. What is found there is masked in each
-    of them. The gateway can replace the `replaceable` texts alone. A call without a text is nothing
-    to judge.
+    Texts that follow each other are judged as one text too. A mask of the joined text covers its
+    part in each of them. The gateway can replace the `replaceable` texts alone. A call without a
+    text is nothing to judge.
     """
     found, left = await judge.find(policy, handling)
     published = found.document
