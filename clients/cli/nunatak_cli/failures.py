@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rich.text import Text
 from typer.core import TyperGroup
 
-from nunatak_cli.output import error_console
+from nunatak_cli.output import remark
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible_lines
 from nunatak_contract.record import problems_of
@@ -59,7 +59,7 @@ class Program(typer.Typer):
                 print_failure(failure.code, str(failure))
                 raise SystemExit(1) from error
             trace = "".join(traceback.format_exception(error))
-            error_console().print(trace, end="", soft_wrap=True)
+            remark(trace.rstrip())
             raise SystemExit(1) from error
 
 
@@ -112,7 +112,7 @@ class FailureGroup(TyperGroup):
                 error.message = visible_lines(problems_of(error.__cause__)[0][1])
             raise
         except KeyboardInterrupt as error:
-            error_console().print("interrupted: the command did not end; repeat it")
+            remark("interrupted: the command did not end; repeat it")
             raise typer.Exit(130) from error
 
 
@@ -120,7 +120,7 @@ def print_failure(code: str, message: str) -> None:
     """Print an error as one line, even if its message has several lines."""
     told = visible_lines(" ".join(message.split()))
     line = Text.assemble(("error", "bold red"), f" [{code}]: {told}")
-    error_console().print(line, soft_wrap=True)
+    remark(line)
 
 
 @contextmanager

@@ -41,12 +41,14 @@ class PlainConsole(Console):
             yield segment if segment.control else _plain_segment(segment)
 
 
-def console() -> PlainConsole:
-    return PlainConsole()
+def print_part(part: RenderableType) -> None:
+    """Print a line or a table to standard output."""
+    _print(PlainConsole(), part)
 
 
-def error_console() -> PlainConsole:
-    return PlainConsole(stderr=True)
+def remark(part: RenderableType) -> None:
+    """Print a line or a table to standard error."""
+    _print(PlainConsole(stderr=True), part)
 
 
 def print_outcome(
@@ -61,12 +63,9 @@ def print_outcome(
         return
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]
     for part in shown:
-        out = console()
-        if isinstance(part, Table) and not out.is_terminal and "COLUMNS" not in os.environ:
-            out.width = PIPE_WIDTH
-        out.print(part, soft_wrap=isinstance(part, str | Text))
+        print_part(part)
     if empty and not shown:
-        error_console().print(empty)
+        remark(empty)
 
 
 def plain_table(*headings: str, right: Iterable[str] = ()) -> Table:
@@ -112,7 +111,14 @@ def tell_rejected(spelt: RowFormat) -> None:
     if spelt.rejected is not None and spelt.rejected.exists():
         num_rows = len(spelt.rejected.read_bytes().splitlines())
         told = f"left out {counted(num_rows, 'row')}; the reasons are in {spelt.rejected}"
-        error_console().print(told, soft_wrap=True)
+        remark(told)
+
+
+def _print(out: PlainConsole, part: RenderableType) -> None:
+    if isinstance(part, Table) and not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = PIPE_WIDTH
+    # The terminal breaks a long line, so that a copy of the line and a pipe have it whole.
+    out.print(part, soft_wrap=isinstance(part, str | Text))
 
 
 def _plain_segment(segment: Segment) -> Segment:

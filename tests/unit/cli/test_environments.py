@@ -18,11 +18,11 @@ from nunatak_rows.written import dialect_like
 
 PROGRAM = (
     "from nunatak_cli.failures import FailureGroup, Program\n"
-    "from nunatak_cli.output import console\n"
+    "from nunatak_cli.output import print_part\n"
     "program = Program(cls=FailureGroup)\n"
     "program.callback()(lambda: None)\n"
     "said = 'Gr\\u00fc\\u00dfe \\u4e2d'\n"
-    "program.command('say')(lambda: [console().print(said) for _ in range(%d)])\n"
+    "program.command('say')(lambda: [print_part(said) for _ in range(%d)])\n"
     "program(['say'])"
 )
 """A program that prints some lines with characters that few encodings have."""

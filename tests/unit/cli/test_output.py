@@ -9,7 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli.output import console, print_json, print_json_line, print_outcome, print_text
+from nunatak_cli.output import (
+    PlainConsole,
+    facts_table,
+    print_json,
+    print_json_line,
+    print_outcome,
+    print_part,
+    print_text,
+    remark,
+)
 
 
 def table() -> Table:
@@ -41,7 +50,7 @@ def test_no_renderable_commands_the_terminal(
     monkeypatch.setenv("COLUMNS", "900")
     monkeypatch.setenv("FORCE_COLOR" if has_styles else "NO_COLOR", "1")
 
-    console().print(RENDERABLES[name], soft_wrap=soft_wrap)
+    PlainConsole().print(RENDERABLES[name], soft_wrap=soft_wrap)
 
     printed = capsys.readouterr().out
     assert obeyed(printed, has_styles=has_styles) == set()
@@ -53,7 +62,7 @@ def test_a_table_is_as_wide_as_what_it_spells_out(capsys: pytest.CaptureFixture[
     rows.add_row("\x1b[2J")
     rows.add_row("plain")
 
-    console().print(rows)
+    print_part(rows)
 
     assert len({len(line) for line in capsys.readouterr().out.splitlines()}) == 1
 
@@ -94,3 +103,17 @@ def test_json_has_equal_values_and_commands_no_terminal(
     assert json.loads(printed) == {HOSTILE: HOSTILE, "readable": "Füße"}
     assert obeyed(printed) == set()
     assert "Füße" in printed
+
+
+LONG = "word " * 40
+
+
+@pytest.mark.parametrize("part", [LONG, Text(LONG), facts_table({"said": LONG})], ids=type)
+@pytest.mark.parametrize("is_error", [False, True])
+def test_a_pipe_has_each_long_line_whole(
+    part: RenderableType, capsys: pytest.CaptureFixture[str], *, is_error: bool
+) -> None:
+    (remark if is_error else print_part)(part)
+
+    printed = capsys.readouterr()
+    assert LONG.strip() in (printed.err if is_error else printed.out)

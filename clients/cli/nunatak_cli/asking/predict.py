@@ -22,7 +22,7 @@ from nunatak_cli.asking.predictors import (
     open_predictor,
     predicted_of,
 )
-from nunatak_cli.output import console, plain_table, print_json, print_json_line
+from nunatak_cli.output import plain_table, print_json, print_json_line, print_part
 from nunatak_contract.enums import AggregationStrategy
 from nunatak_contract.errors import NunatakError, invalid_option
 from nunatak_contract.plain_text import counted
@@ -162,7 +162,7 @@ def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
     if as_json:
         print_json({"results": [_answer_json(answer) for answer in found]})
     else:
-        console().print(_answers_table(found))
+        print_part(_answers_table(found))
     return any(answer.error is not None for answer in found)
 
 
@@ -193,7 +193,7 @@ def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
         if as_json:
             print_json_line(_answer_json(answer))
         else:
-            console().print(_answer_line(answer), soft_wrap=True)
+            print_part(_answer_line(answer))
     return has_failed
 
 

@@ -33,7 +33,7 @@ from nunatak_cli.asking.chunks import (
 from nunatak_cli.asking.parts import CorpusRecord, RunFolder, ScoredVersion
 from nunatak_cli.asking.predictors import backbones_of
 from nunatak_cli.asking.writing import AnswerColumns, ColumnType, layout_of
-from nunatak_cli.output import error_console, json_value, print_outcome
+from nunatak_cli.output import json_value, print_outcome, remark
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import invalid_option, needs_extra
@@ -148,7 +148,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         told = ChunkProgress(progress)
         outcome = run_job(job, opened, settings=settings, on_chunk=told, on_batch=told)
     if outcome is None:
-        error_console().print(f"{out} is complete: the last run was killed after its last row")
+        remark(f"{out} is complete: the last run was killed after its last row")
         return
     seconds = time.monotonic() - started
     versions = ", ".join(it.reference for it in outcome.versions.values())
@@ -169,7 +169,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(document, line, as_json=as_json)
     if outcome.num_rejected and not as_json:
         line = f"rejected {counted(outcome.num_rejected, 'row')}; the reasons are in "
-        error_console().print(f"{line}{outcome.rejected}", soft_wrap=True)
+        remark(f"{line}{outcome.rejected}")
     if outcome.num_rejected:
         raise typer.Exit(SOME_REJECTED)
 

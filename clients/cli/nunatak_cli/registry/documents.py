@@ -17,7 +17,7 @@ import typer
 
 from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
-from nunatak_cli.output import console, plain_table, print_json, print_outcome, wire_json
+from nunatak_cli.output import plain_table, print_json, print_outcome, print_part, wire_json
 from nunatak_cli.registry.registries import existing_registry, place_of, published_line
 from nunatak_cli.registry.show import moment
 from nunatak_contract.errors import needs_extra
@@ -175,7 +175,7 @@ def check_card(file: FileArgument, *, registry: RegistryOption = None) -> None:
     card = read_card(file)
     with existing_registry(registry) as opened:
         opened.questions.check(card)
-    console().print(f"{card.name}: task {card.task} can answer the question")
+    print_part(f"{card.name}: task {card.task} can answer the question")
 
 
 def read_card(path: Path) -> QuestionCard:

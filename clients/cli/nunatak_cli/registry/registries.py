@@ -19,7 +19,7 @@ from nunatak_cli.options import (
     RegistryOptions,
     group,
 )
-from nunatak_cli.output import console, error_console, plain_table, print_outcome
+from nunatak_cli.output import plain_table, print_outcome, print_part, remark
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress
@@ -71,7 +71,7 @@ def copy(
             if error is not None and not as_json:
                 print_failure(error.code, line)
             elif not (as_json or quiet):
-                console().print(line, soft_wrap=True)
+                print_part(line)
     if as_json or not (copied or failed):
         empty = "the source has no tasks, no policies and no question cards"
         print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
@@ -118,7 +118,7 @@ def upgrade(
         print_outcome({**asdict(done), "dry_run": dry_run}, line, as_json=as_json)
     if done.unreadable:
         text = f"this release cannot read the manifests of {', '.join(done.unreadable)}"
-        error_console().print(f"{text}; run `nunatak task verify`", soft_wrap=True)
+        remark(f"{text}; run `nunatak task verify`")
         raise typer.Exit(1)
 
 

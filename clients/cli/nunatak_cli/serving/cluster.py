@@ -8,7 +8,7 @@ import typer
 from pydantic import JsonValue
 
 from nunatak_cli.options import JsonOption, RegistryOption, assignments, group
-from nunatak_cli.output import console, plain_table, print_outcome
+from nunatak_cli.output import plain_table, print_outcome, print_part
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import visible
 
@@ -103,7 +103,7 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
     with joined(on):
         start(applications, host=host, port=port)
     for name, place in places.items():
-        console().print(visible(f"{name}: ready at http://{host}:{port}{place.route}"))
+        print_part(visible(f"{name}: ready at http://{host}:{port}{place.route}"))
 
 
 def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
@@ -131,7 +131,7 @@ def down(*, on: ClusterOption = "ray") -> None:
         from nunatak_cluster.session import joined
     with joined(on):
         names = stop()
-    console().print(f"stopped: {', '.join(names)}" if names else "there was nothing to stop")
+    print_part(f"stopped: {', '.join(names)}" if names else "there was nothing to stop")
 
 
 def _bounds(replicas: str) -> tuple[int, int]:

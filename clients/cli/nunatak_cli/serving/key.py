@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from nunatak_cli.options import JsonOption, group
-from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
+from nunatak_cli.output import plain_table, print_outcome, print_part, print_text, remark
 from nunatak_contract.errors import invalid_option, needs_extra
 from nunatak_contract.record import problems_text
 
@@ -97,9 +97,7 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
         quotas={name: most for name, most in quotas.items() if most is not None} or None,
     )
     print_text(key + "\n")
-    error_console().print(
-        "store this key now: it is never shown again; programs read it from NUNATAK_API_KEY"
-    )
+    remark("store this key now: it is never shown again; programs read it from NUNATAK_API_KEY")
 
 
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
@@ -142,7 +140,7 @@ def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
         return kept
 
     change_keys(file, remove)
-    console().print(f"revoked {name}")
+    print_part(f"revoked {name}")
 
 
 def _create_key(file: Path, **members: object) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.options import JsonOption, ServerOption, group
-from nunatak_cli.output import error_console, print_outcome
+from nunatak_cli.output import print_outcome, remark
 from nunatak_contract.errors import needs_extra
 from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 
@@ -95,7 +95,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_loadtest.report import render
     title = scenario_named(scenario).title
     if not as_json:
-        error_console().print(f"{scenario}: {title} ...")
+        remark(f"{scenario}: {title} ...")
     report = run_locust(
         scenario,
         server=server,

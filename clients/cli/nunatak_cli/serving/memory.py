@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, ServerOption, group
-from nunatak_cli.output import console, plain_table, print_outcome
+from nunatak_cli.output import plain_table, print_outcome, print_part
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import counted
@@ -41,14 +41,14 @@ def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
     """Load a version, so that its first request does not wait."""
     with _client(server) as client:
         held = client.preload(reference)
-    console().print(f"{held.task}/{held.version} is in memory ({decimal(held.bytes)})")
+    print_part(f"{held.task}/{held.version} is in memory ({decimal(held.bytes)})")
 
 
 def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
     """Load a version and keep it in memory, even if other requests need the memory."""
     with _client(server) as client:
         held = client.pin(reference)
-    console().print(f"{held.task}/{held.version} is pinned ({decimal(held.bytes)})")
+    print_part(f"{held.task}/{held.version} is pinned ({decimal(held.bytes)})")
 
 
 def unpin(reference: NameArgument, *, server: ServerOption) -> None:
@@ -56,7 +56,7 @@ def unpin(reference: NameArgument, *, server: ServerOption) -> None:
     with _client(server) as client:
         freed = client.unpin(reference)
     names = _names(freed.task, freed.versions)
-    console().print(f"unpinned: {names}" if names else f"no version of {reference} was pinned")
+    print_part(f"unpinned: {names}" if names else f"no version of {reference} was pinned")
 
 
 def evict(reference: NameArgument, *, server: ServerOption) -> None:
@@ -64,7 +64,7 @@ def evict(reference: NameArgument, *, server: ServerOption) -> None:
     with _client(server) as client:
         dropped = client.evict(reference)
     names = _names(dropped.task, dropped.versions)
-    console().print(f"evicted: {names}" if names else f"no version of {reference} was in memory")
+    print_part(f"evicted: {names}" if names else f"no version of {reference} was in memory")
 
 
 def _client(server: str) -> "Client":

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
-from nunatak_cli.output import error_console, facts_table, plain_table, tell_rejected
+from nunatak_cli.output import facts_table, plain_table, remark, tell_rejected
 from nunatak_cli.registry.registries import promoted, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS, score_of
 from nunatak_contract.cards import facts
@@ -61,7 +61,7 @@ def train_and_promote(
         report=Report(settings.task, progress),
         trunks=trunks,
         checkpoints=default_cache_folder() if resume else None,
-        warn=lambda found: error_console().print(warnings_table(found, settings.task)),
+        warn=lambda found: remark(warnings_table(found, settings.task)),
     )
     manifest = outcome.manifest
     published = published_line(manifest.reference, is_new=outcome.is_new)
@@ -74,10 +74,9 @@ def tell_other_backbones(registry: Registry, backbone: Backbone) -> None:
     names = {it.manifest.backbone.digest: it.manifest.backbone.name for it in registry.tasks()}
     if names and backbone.digest not in names:
         others = " and ".join(sorted({*names.values()}))
-        error_console().print(
+        remark(
             f"warning: the tasks of this registry run on {others}; a task on {backbone.name} "
-            "shares nothing with them (--backbone)",
-            soft_wrap=True,
+            "shares nothing with them (--backbone)"
         )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nunatak_cli import options
 from nunatak_cli.failures import print_failure
-from nunatak_cli.output import console, plain_table, print_outcome, print_text
+from nunatak_cli.output import plain_table, print_outcome, print_part, print_text
 from nunatak_cli.registry import registries
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.plain_text import counted, visible
@@ -123,7 +123,7 @@ def report(
         print_text(cells_markdown(cells_of(in_order(records))))
         return
     for path in write_report(records, out):
-        console().print(str(path))
+        print_part(str(path))
 
 
 def publish(  # noqa: PLR0913 - one parameter per option is how typer works

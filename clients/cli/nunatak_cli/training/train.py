@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli import options
-from nunatak_cli.output import console, facts_table, plain_table, print_outcome, tell_rejected
+from nunatak_cli.output import facts_table, plain_table, print_outcome, print_part, tell_rejected
 from nunatak_cli.registry.documents import read_question
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
@@ -75,14 +75,14 @@ class TrainCommand(options.SettingsCommand):
             with needs_extra("training"):
                 from nunatak_training.run_settings import all_settings
         except MissingExtraError as error:
-            console().print(f"Settings of --set: {error}", soft_wrap=True)
+            print_part(f"Settings of --set: {error}")
             return
         table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
         table.columns[0].no_wrap, table.columns[1].overflow = True, "fold"
         for setting in all_settings():
             values = setting.values.replace("|", " | ")
             table.add_row(setting.name, values, setting.default, setting.description)
-        console().print(table)
+        print_part(table)
 
 
 def train(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -376,7 +376,7 @@ def clear_kept() -> None:
     """Remove every file that no running process needs."""
     with needs_extra("training"):
         from nunatak_training.cache import clear_cache
-    console().print(_total_line(clear_cache()))
+    print_part(_total_line(clear_cache()))
 
 
 def _contents_table(contents: "CacheContents") -> Table:
