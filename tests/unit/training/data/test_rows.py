@@ -159,6 +159,7 @@ def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
     [
         ({"text": 3, "label": "a"}, "'text' must be a string"),
         ({"text": " ", "label": "a"}, "'text' is empty"),
+        ({"text": "", "label": 1.5}, "'text' is empty"),
         ({"text": None, "label": "a"}, "got nothing"),
         ({"text": "x", "text_pair": "", "label": "a"}, "'text_pair' is empty"),
         ({"text": "x", "label": ""}, "1 to 200 characters"),
@@ -386,18 +387,6 @@ def test_a_rare_label_one_letter_from_a_frequent_one_looks_alike(typo: str) -> N
 )
 def test_labels_with_a_meaning_of_their_own_do_not(labels: tuple[str, str]) -> None:
     assert look_alikes({labels[0]: 100, labels[1]: 1}) == []
-
-
-def test_booleans_and_numbers_in_one_column_look_alike() -> None:
-    labels = (1, "1", True, 1.0, 0, False)
-    rows = [{"text": f"{it} {la}", "label": la} for it in range(20) for la in labels]
-
-    found = data_warnings(load_task_data(rows), max_length=8)
-
-    (pairs,) = [it.found for it in found if it.problem is DataProblem.LOOK_ALIKE]
-    assert pairs.startswith("2 pairs: ")
-    assert "'true'" in pairs
-    assert "'false'" in pairs
 
 
 def test_a_warning_names_the_pairs_with_their_counts() -> None:
