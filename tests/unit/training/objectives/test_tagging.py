@@ -6,7 +6,6 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, served
-from nunatak_model import Alignment, Encoding
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -90,20 +89,6 @@ def test_every_word_of_a_long_text_is_tagged_once() -> None:
     assert len(encoded.encodings) > 1
     assert encoded.sizes == (len(encoded.encodings),)
     assert tagged == [0, 1] * 20
-
-
-def test_token_that_counts_the_space_before_a_word_is_its_first() -> None:
-    alignment = Alignment(
-        tokens=("<s>", "ab", " c", "d"),
-        offsets=((0, 0), (0, 2), (2, 4), (4, 5)),
-        text_ids=(None, 0, 0, 0),
-        word_ids=(None, 0, 1, 1),
-        continues_word=(False, False, False, True),
-    )
-    window = Encoding(token_ids=(0, 1, 2, 3), type_ids=(0,) * 4, alignment=alignment)
-    words = (Word(begin=0, end=2, tag="O"), Word(begin=3, end=5, tag="O"))
-
-    assert first_tokens([window], words) == ({0: 1, 1: 2},)
 
 
 def test_word_whose_first_character_the_tokenizer_drops_is_tagged() -> None:

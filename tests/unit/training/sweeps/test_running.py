@@ -5,7 +5,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from pydantic import JsonValue
 
 from doubles.hostile_texts import HOSTILE, obeyed
 from doubles.sweeps import ScriptedRunner, record_of, toy_runs
@@ -55,22 +54,6 @@ def test_results_follow_the_names_and_places_of_the_sweep_file(
     assert again.done == []
     found = {it.run.digest: (it.run.task, it.origin) for it in results.records()}
     assert found == {it.description.digest: ("tone", it.origin) for it in renamed}
-
-
-def test_columns_of_other_names_give_the_same_run(folder: Path, results: ResultsFolder) -> None:
-    other = folder / "other"
-    other.mkdir()
-    for path in (folder / "toy").iterdir():
-        text = path.read_text().replace('"text":', '"message":').replace('"label":', '"intent":')
-        (other / path.name).write_text(text)
-    columns: dict[str, JsonValue] = {"text_column": "message", "label_column": "intent"}
-
-    (run,) = toy_runs(folder)
-    (renamed,) = toy_runs(folder, tasks=[{"name": "toy", "data": "other", **columns}])
-    run_sweep([renamed], results, ScriptedRunner(), Progress())
-
-    assert renamed.description.digest == run.description.digest
-    assert [it.origin for it in results.records()] == [renamed.origin]
 
 
 def test_progress_begins_after_the_runs_that_were_done_before(
