@@ -15,7 +15,6 @@ from nunatak_contract.methods import Method, TopK
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
 from nunatak_training.data import load_task_data
-from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import branch_logits, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
@@ -101,25 +100,3 @@ def test_what_is_served_gives_the_dev_logits_of_training(
         for encoding, logits in zip(dev.encodings, expected, strict=True):
             (served,) = forward(backbone, [Row(encoding=encoding, branch=loaded.branch)])
             torch.testing.assert_close(served, logits, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "problem"),
-    [
-        (TaskKind.REGRESSION, {"metric": "accuracy"}, "scored by spearman, pearson"),
-        (TaskKind.TOKEN_CLASSIFICATION, {"pooling": "mean"}, "no pooling"),
-        (TaskKind.QUESTION_ANSWERING, {"max_length": 6}, "at least 8 tokens"),
-    ],
-)
-def test_recipe_that_does_not_fit_the_kind_is_refused(
-    kind: TaskKind, changes: dict[str, JsonValue], problem: str, tmp_path: Path, backbone: Backbone
-) -> None:
-    data = load_task_data(toy_folder(tmp_path / "toy", kind))
-
-    with pytest.raises(InvalidRecipeError, match=problem):
-        fit_task(
-            data,
-            default_recipe(TopK(num_layers=1), changes={**QUICK, **changes}),
-            backbone,
-            report=Report(),
-        )

@@ -89,18 +89,6 @@ def test_probabilities_in_a_file_are_the_answers_of_the_teacher(registry: Regist
     assert (read.teacher.name, read.teacher.seconds) == ("data in memory", 0)
 
 
-def test_soft_targets_are_more_than_the_labels_that_follow_from_them(registry: Registry) -> None:
-    teacher = BIG.teacher(registry, BACKBONE)
-    assert teacher is not None
-    said = [dict(it) for it in teacher.ask([row["text"] for row in TEXTS])]  # pyrefly: ignore[no-matching-overload]
-    labels = [max(it, key=lambda label: it[label]) for it in said]
-    rows = [{**row, "label": label} for row, label in zip(TEXTS, labels, strict=True)]
-
-    assert run(registry, "soft", TEXTS, BIG).manifest.blobs != (
-        run(registry, "hard", rows, None).manifest.blobs
-    )
-
-
 def test_the_same_adoption_is_the_same_version_however_long_the_teacher_takes(
     registry: Registry,
 ) -> None:

@@ -55,18 +55,6 @@ def test_the_same_examples_give_the_same_doubts(
     assert find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32) == found
 
 
-def test_as_many_examples_are_doubtful_as_the_confident_joint_estimates() -> None:
-    # The thresholds are the mean own probabilities: 0.6 for the first label, 0.7 for the second.
-    # Of the first label, two examples are confident in the first, and one in the second: a third of
-    # the four is wrong, which is one example. All confident examples of the second label are right.
-    probabilities = np.array(
-        [[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.85, 0.15], [0.25, 0.75], [0.35, 0.65]]
-    )
-    numbers = np.array([0, 0, 0, 0, 1, 1])
-
-    assert doubtful(probabilities, numbers) == [(1, 1)]
-
-
 def test_doubts_equal_their_definition_and_come_by_margin() -> None:
     chance = np.random.default_rng(5)
     num_labels, p = 4, chance.dirichlet(np.ones(4), size=300)

@@ -1,12 +1,10 @@
 """Laws of training one encoder on several tasks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from pydantic import JsonValue
-from transformers import AutoModel
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
@@ -14,7 +12,7 @@ from doubles.killed import Killed, Mortal
 from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Full, Method, TopK
-from nunatak_model import Backbone, load_backbone, run_trunk
+from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
@@ -132,9 +130,6 @@ def test_every_seed_of_a_recipe_can_be_trained_with(
     assert fit_encoder(tasks, recipe, backbone, report=Report()).best_epoch == 1
 
 
-MODELS: Any = AutoModel
-
-
 def settings_in(folder: Path) -> tuple[dict[str, Path], Recipe, Path]:
     tasks = {
         name: write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40)))
@@ -172,21 +167,6 @@ def test_what_is_written_loads_as_a_backbone_of_its_own(
     assert loaded.pooler is not None
     assert base.pooler is not None
     assert torch.equal(loaded.pooler.weight, base.pooler.weight)
-
-
-def test_transformers_loads_it_and_computes_the_same(outcome: MultitaskOutcome) -> None:
-    loaded = load_backbone(outcome.folder)
-    (encoding,) = loaded.tokenizer.encode(["a new base"], max_length=32)
-    theirs = MODELS.from_pretrained(outcome.folder).eval()
-    with torch.no_grad():
-        expected = theirs(
-            input_ids=torch.tensor([encoding.token_ids]),
-            token_type_ids=torch.tensor([encoding.type_ids]),
-        ).last_hidden_state[0]
-
-    found = run_trunk(loaded, [encoding], depth=loaded.config.num_layers).hidden[encoding]
-
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_been(

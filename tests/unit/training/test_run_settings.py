@@ -120,6 +120,7 @@ def test_layers_that_are_to_be_found_have_a_share_to_keep(
         ({"layer_choice": None}, "no setting 'layer_choice'"),
         ({"metric": "f1"}, "need each other"),
         ({"positive_label": "yes"}, "need each other"),
+        ({"thresholds": "f1"}, "thresholds 'f1' needs calibrate true"),
     ],
 )
 def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -> None:

@@ -37,12 +37,6 @@ NOUL = {"answers": {"q0": {"type": "noul", "noul": 0.75}}}
 Reply = Callable[[httpx.Request], httpx.Response]
 
 
-@pytest.fixture(name="registry")
-def open_registry(tmp_path: Path) -> Iterator[Registry]:
-    with Registry.open(tmp_path / "registry", create=True) as registry:
-        yield registry
-
-
 def said_by(
     registry: Registry, choice: TeacherChoice, reply: Reply, *texts: TextInput
 ) -> list[Mapping[str, float] | NunatakError]:
