@@ -17,13 +17,15 @@ from nunatak_training.data import (
 )
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
-from nunatak_training.objectives.answering import (
+from nunatak_training.objectives.windows import (
     MAX_ANSWER_TOKENS,
+    NO_TARGET,
     NOWHERE,
     answer_tokens,
     best_span,
+    first_tokens,
+    log_probabilities,
 )
-from nunatak_training.objectives.tagging import NO_TARGET, first_tokens
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 CONTEXT = "ab cd ef gh"
@@ -137,6 +139,9 @@ def test_every_answer_has_tokens_that_spell_it(family: TokenizerFamily) -> None:
         begin, end = window.alignment.offsets[first][0], window.alignment.offsets[last][1]
         # ModernBERT counts the space before a word as the word's.
         assert (example.text_pair or "")[begin:end].strip() == example.label.spans[0].text
+        row = torch.zeros(window.num_tokens, 2)
+        row[first, 0] = row[last, 1] = 1.0
+        assert best_span(window, log_probabilities(window, row))[1:] == (begin, end)
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)
