@@ -61,6 +61,14 @@ def test_a_full_fine_tune_teaches_a_task_that_shares_the_backbone(registry: Regi
     assert (taught.score.name, taught.own_score.name) == ("f1_macro", "f1_macro")
     assert taught.score.value > 0.75
     assert taught.score.data_digest == taught.own_score.data_digest
+    card = task_card(manifest)
+    for told in (
+        "| teacher | big/1 (",
+        "160 texts, asked in",
+        "agreement on 40 held-out texts:",
+        "of 40 labelled ones: teacher",
+    ):
+        assert told in card
 
 
 def test_texts_without_labels_have_an_agreement_and_no_score(registry: Registry) -> None:
@@ -107,18 +115,6 @@ def test_the_same_adoption_is_the_same_version_however_long_the_teacher_takes(
 def replace_teacher(manifest: TaskManifest, **changes: object) -> TaskManifest:
     assert manifest.teacher is not None
     return manifest.model_copy(update={"teacher": manifest.teacher.model_copy(update=changes)})
-
-
-def test_the_card_tells_the_teacher_the_agreement_and_both_scores(registry: Registry) -> None:
-    manifest = run(
-        registry, "told", {"train": TEXTS, "test": TESTED}, BIG, method="head"
-    ).manifest  # fmt: skip
-    card = task_card(manifest)
-
-    assert "| teacher | big/1 (" in card
-    assert "160 texts, asked in" in card
-    assert "agreement on 40 held-out texts:" in card
-    assert "of 40 labelled ones: teacher" in card
 
 
 def test_a_temperature_needs_a_teacher(registry: Registry) -> None:

@@ -9,17 +9,9 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.examples import SHORT_TRAINING, toy_data, toy_rows
 from doubles.refusals import raises
+from doubles.tasks import EVERY_METHOD
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -38,16 +30,6 @@ from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
 from nunatak_training.scoring.calibration import MIN_EXAMPLES
 
-METHODS = [
-    pytest.param(TopK(num_layers=2), id="topk"),
-    pytest.param(HeadOnly(), id="head"),
-    pytest.param(Bottleneck(size=8), id="bottleneck"),
-    pytest.param(Bottleneck(size=8, first_layer=1), id="bottleneck-upper"),
-    pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
-    pytest.param(Ia3(), id="ia3"),
-    pytest.param(Full(), id="full"),
-]
-
 
 @pytest.fixture(name="backbone", scope="module")
 def make_backbone() -> Backbone:
@@ -62,7 +44,12 @@ def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> Trained
     return fit_task(toy_data(), quick_recipe(method, **changes), backbone, report=Report())
 
 
-@pytest.fixture(name="learnt", scope="module", params=METHODS)
+@pytest.fixture(
+    name="learnt",
+    scope="module",
+    params=[*EVERY_METHOD, Bottleneck(size=8, first_layer=1)],
+    ids=lambda method: method.kind,
+)
 def learn(request: pytest.FixtureRequest, backbone: Backbone) -> TrainedTask:
     return trained(request.param, backbone)
 

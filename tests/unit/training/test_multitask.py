@@ -199,20 +199,6 @@ def test_place_that_takes_no_new_folder_is_refused_before_training_and_stays_as_
     assert [path.name for path in output.iterdir()] == ["kept.txt"]
 
 
-def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> None:
-    tasks, recipe, output = settings_in(tmp_path)
-    for name, label in (("train", "early"), ("dev", "never")):
-        (tmp_path / "bad").mkdir(exist_ok=True)
-        rows = [{"text": "a b", "label": label}, {"text": "y z", "label": "late"}] * 4
-        write_jsonl(tmp_path / "bad" / f"{name}.jsonl", rows)
-    tasks["bad"] = tmp_path / "bad"
-
-    with raises("invalid_row"):
-        train_backbone(tasks, recipe, output, base)
-
-    assert not output.exists()
-
-
 def test_architecture_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     with raises("unsupported_export", match="modernbert"):
         train_backbone(*settings_in(tmp_path), tiny_backbone(num_layers=2, family="modernbert"))

@@ -171,14 +171,6 @@ def test_a_later_layer_replaces_a_group_that_it_names() -> None:
     assert overlaid({"tapt.epochs": 2}, {"tapt": None}) == {"tapt": None}
 
 
-def test_head_alone_learns_faster_than_layers_and_a_head_faster_than_its_layers() -> None:
-    head = default_recipe(HeadOnly())
-    layers = default_recipe(TopK(num_layers=2))
-
-    assert layers.head_learning_rate is not None
-    assert layers.learning_rate < layers.head_learning_rate < head.learning_rate
-
-
 def test_named_epochs_are_not_stretched_to_reach_a_number_of_steps() -> None:
     assert default_recipe(TopK(num_layers=2)).min_steps > 0
     assert default_recipe(TopK(num_layers=2), changes={"epochs": 2}).min_steps == 0

@@ -152,19 +152,6 @@ def test_what_a_kill_amid_writing_left_is_counted_and_cleared(tmp_path: Path) ->
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_states_that_cannot_be_read_are_cleared(tmp_path: Path) -> None:
-    wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
-    backbone, progress = tiny_backbone(num_layers=2), Report().prepared
-    DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
-    (stored,) = cache_contents(tmp_path).states
-    stored.path.unlink()
-    stored.path.write_text("{")
-
-    clear_cache(tmp_path)
-
-    assert list((tmp_path / "trunk").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("labels", "named", "default"),
     [

@@ -9,6 +9,7 @@ from torch import Tensor
 from doubles.refusals import raises
 from doubles.tasks import (
     CREATED_AT,
+    EVERY_METHOD,
     LABELS,
     PROBE_INPUTS,
     numbered,
@@ -21,7 +22,7 @@ from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 from nunatak_versions import Provenance, VersionDraft, draft_task, head_record, load_task
 
 LORA = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
-METHODS = [TopK(num_layers=2), Bottleneck(size=4, first_layer=2), LORA, Ia3(), Full()]
+METHODS = [it for it in EVERY_METHOD if it.kind != "head"]
 
 
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:

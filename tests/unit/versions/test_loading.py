@@ -208,17 +208,13 @@ def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_large
     assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_dense_head_comes_back_from_its_record(pooling: Pooling, block: DenseBlock) -> None:
-    spec = HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block)
-
-    assert branch_spec(head_record(spec, ("a", "b", "c")), HeadOnly()).head == spec
-
-
 @pytest.mark.parametrize(
     ("spec", "labels"),
     [
+        *(
+            (HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block), ("a", "b", "c"))
+            for pooling, block in product(Pooling, BLOCKS)
+        ),
         (HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=2), ("O", "B-X")),
         (HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2), ()),
         (HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST), ()),

@@ -29,6 +29,12 @@ from nunatak_training.data.sources import load_test_rows
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
+OSLO = AnswerSpan(text="Oslo", begin=8)
+ANSWERS: list[tuple[JsonValue, tuple[AnswerSpan, ...]]] = [
+    ([], ()),
+    ([ANSWER], (OSLO,)),
+    ({"text": ["Oslo"], "answer_start": [8]}, (OSLO,)),
+]
 LABELS: dict[str, JsonValue] = {"a": "a", "3": 3, "-1": -1, "true": True, "false": False}
 CASES: list[tuple[TaskKind, dict[str, JsonValue], list[Example]]] = [
     *(
@@ -71,36 +77,13 @@ CASES: list[tuple[TaskKind, dict[str, JsonValue], list[Example]]] = [
             )
         ],
     ),
-    (
-        TaskKind.QUESTION_ANSWERING,
-        {"question": "where?", "context": "He lives in Oslo.", "answers": []},
-        [Example(text="where?", text_pair="He lives in Oslo.", label=Answers(spans=()))],
-    ),
-    (
-        TaskKind.QUESTION_ANSWERING,
-        {"question": "where?", "context": "Here in Oslo.", "answers": [ANSWER]},
-        [
-            Example(
-                text="where?",
-                text_pair="Here in Oslo.",
-                label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
-            )
-        ],
-    ),
-    (
-        TaskKind.QUESTION_ANSWERING,
-        {
-            "question": "where?",
-            "context": "Here in Oslo.",
-            "answers": {"text": ["Oslo"], "answer_start": [8]},
-        },
-        [
-            Example(
-                text="where?",
-                text_pair="Here in Oslo.",
-                label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
-            )
-        ],
+    *(
+        (
+            TaskKind.QUESTION_ANSWERING,
+            {"question": "where?", "context": "Here in Oslo.", "answers": answers},
+            [Example(text="where?", text_pair="Here in Oslo.", label=Answers(spans=spans))],
+        )
+        for answers, spans in ANSWERS
     ),
     (
         TaskKind.RANKING,

@@ -241,9 +241,15 @@ def test_a_place_that_cannot_be_used_is_an_error_that_names_it(
 
 def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
     recipe = recipe_of(HeadOnly())
+    modern = tiny_backbone(num_layers=2, family="modernbert")
     keys = {
-        run_key({"tone": DATA}, recipe, BACKBONE),
-        run_key({"tone": DATA}, recipe, BACKBONE),
+        # The dense block from which every head of this family starts.
+        *(
+            run_key({"tone": replace(DATA, kind=kind)}, recipe, backbone)
+            for backbone in (modern, replace(modern, pooler=modern.layers[0].qkv))
+            for kind in (DATA.kind, TaskKind.TOKEN_CLASSIFICATION)
+        ),
+        *(run_key({"tone": DATA}, recipe, BACKBONE) for _ in range(2)),
         run_key({"other": DATA}, recipe, BACKBONE),
         run_key({"tone": toy_data(num_train=32)}, recipe, BACKBONE),
         run_key({"tone": replace(DATA, teacher=TEACHER)}, recipe, BACKBONE),
@@ -254,17 +260,4 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": DATA}, recipe, replace(BACKBONE, pooler=BACKBONE.layers[0].qkv)),
     }
 
-    assert len(keys) == 9
-
-
-def test_the_dense_block_from_which_every_head_starts_names_the_run() -> None:
-    modern = tiny_backbone(num_layers=2, family="modernbert")
-    recipe, changed = recipe_of(HeadOnly()), replace(modern, pooler=modern.layers[0].qkv)
-
-    keys = {
-        run_key({"tone": replace(DATA, kind=kind)}, recipe, backbone)
-        for backbone in (modern, changed)
-        for kind in (DATA.kind, TaskKind.TOKEN_CLASSIFICATION)
-    }
-
-    assert len(keys) == 4
+    assert len(keys) == 4 + 9

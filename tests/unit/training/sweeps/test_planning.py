@@ -227,9 +227,12 @@ def test_no_cut_is_the_whole_data() -> None:
     assert cut.test is None
 
 
-def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file() -> None:
-    small, large = (cut_data(DATA, Cut(train=count)).train for count in (5, 15))
+def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file_with_all_labels() -> None:
+    data = replace(DATA, labels=(*DATA.labels, "rare"))
+    cuts = [cut_data(data, Cut(train=count)) for count in (5, 15)]
+    small, large = (it.train for it in cuts)
 
+    assert {it.labels for it in cuts} == {data.labels}
     assert len(small) == 5
     assert is_subsequence(texts(small), texts(large))
     assert is_subsequence(texts(large), texts(DATA.train))
@@ -255,12 +258,6 @@ def test_equal_texts_of_one_train_set_are_not_on_both_sides_of_the_cut() -> None
     assert len(cut.train) == 20
     assert len(cut.dev) > 10
     assert not set(texts(cut.train)) & set(texts(cut.dev))
-
-
-def test_labels_stay_as_in_the_whole_data() -> None:
-    data = replace(DATA, labels=(*DATA.labels, "rare"))
-
-    assert cut_data(data, Cut(train=5)).labels == data.labels
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:

@@ -24,20 +24,14 @@ def test_what_was_added_is_read_back_as_it_was(
     results: ResultsFolder, runs: tuple[Run, ...]
 ) -> None:
     records = [record_of(runs[0], 0.25, 0.5), record_of(runs[1])]
-    for record in records:
+    for record in (record_of(runs[0], 0.75), *records):
         results.add(record)
 
-    assert list(results.records()) == sorted(records, key=lambda it: it.run.digest)
-
-
-def test_every_run_is_one_line_in_one_file(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
-    results.add(record_of(runs[0], 0.5))
-    results.add(record_of(runs[0], 0.75))
-
-    (path,) = results.path.glob("*.jsonl")
-    assert path.stem == runs[0].description.digest
-    assert path.read_text().count("\n") == 1
-    assert path.read_text().endswith("\n")
+    ordered = sorted(records, key=lambda it: it.run.digest)
+    assert list(results.records()) == ordered
+    files = sorted(results.path.glob("*.jsonl"))
+    assert [it.stem for it in files] == [it.run.digest for it in ordered]
+    assert [it.read_text().partition("\n")[1:] for it in files] == [("\n", "")] * 2
 
 
 def test_half_written_file_is_no_result(results: ResultsFolder, runs: tuple[Run, ...]) -> None:

@@ -5,6 +5,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from doubles.hostile_texts import HOSTILE, obeyed
 from doubles.sweeps import ScriptedRunner, record_of, toy_runs
@@ -70,13 +71,15 @@ def test_progress_begins_after_the_runs_that_were_done_before(
 
 
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
-    runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
+    recipe: JsonValue = {"epochs": 2, "batch_size": 6, "max_length": 32}
+    runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8, recipe=recipe)
 
     (record,) = map(RunContext().run, runs)
 
     assert isinstance(record.outcome, Finished)
     assert record.outcome.test_scores.keys() == record.outcome.scores.keys()
     assert record.run.data.num_test == 8
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
 
 
 @pytest.mark.slow
@@ -104,15 +107,6 @@ def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
     assert "evil[b]" in printed
     assert printed.count("\n") == 2
     assert obeyed(printed) == set()
-
-
-def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
-    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
-
-    record = RunContext().run(run)
-
-    assert isinstance(record.outcome, Finished)
-    assert [it.step for it in record.outcome.epochs] == [3, 6]
 
 
 @pytest.mark.parametrize("is_given", [False, True])
