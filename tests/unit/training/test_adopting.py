@@ -160,14 +160,3 @@ def test_a_teacher_of_several_labels_is_scored_by_its_own_thresholds(registry: R
     assert taught.teacher.score is not None
     recorded = {it.name: it.value for it in several.manifest.metrics}
     assert taught.teacher.score.value == pytest.approx(recorded[Metric.F1_MACRO])
-
-
-def test_nothing_is_published_if_the_teacher_cannot_be_loaded(registry: Registry) -> None:
-    other = tiny_backbone(num_layers=2, seed=9)
-    settings = TrainSettings(
-        task="never", data=TEXTS, settings=read_settings({"method": "head"}), teacher=BIG
-    )
-    with raises("backbone_mismatch"):
-        train(settings, registry=registry, backbone=other)
-    with raises("task_not_found"):
-        registry.resolve("never")

@@ -225,19 +225,6 @@ def test_value_that_no_head_can_learn_is_named(tmp_path: Path, value: object) ->
     assert caught.value.fields["where"] == "a.jsonl:2"
 
 
-def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path) -> None:
-    rows = [
-        {"query": f"q{number}", "documents": ["a", "b"], "relevance": [0, 1]}
-        for number in range(20)
-    ]
-
-    data = load_task_data(write_jsonl(tmp_path / "a.jsonl", rows))
-
-    queries = [{it.text for it in part.examples} for part in (data.train, data.dev)]
-    assert (len(data.train), len(data.dev)) == (36, 4)
-    assert not queries[0] & queries[1]
-
-
 def test_any_difference_of_order_texts_and_labels_changes_the_digest() -> None:
     labels = [
         *("1.0", 1.0, 2.0, LabelSet(names=("a",)), LabelSet(names=("a", "b"))),

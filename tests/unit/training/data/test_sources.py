@@ -8,7 +8,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from doubles.examples import load_examples, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
-from nunatak_training.data import RowFormat, load_task_data
+from nunatak_training.data import ExampleSet, RowFormat, load_task_data
 from nunatak_training.data.examples import Relevance
 from nunatak_training.kinds import TaskKind
 
@@ -34,17 +34,19 @@ def labelled(texts: list[str], classes: list[int]) -> Dataset:
 
 
 @pytest.mark.parametrize("dev_name", ["dev", "validation"])
-def test_folder_gives_train_and_dev(tmp_path: Path, dev_name: str) -> None:
+def test_folder_gives_train_dev_and_test(tmp_path: Path, dev_name: str) -> None:
     folder = tmp_path / "toy"
     folder.mkdir()
-    write_jsonl(folder / "train.jsonl", rows_of(TRAIN))
-    write_jsonl(folder / f"{dev_name}.jsonl", rows_of(DEV))
+    for name, examples in (("train", TRAIN), (dev_name, DEV), ("test", DEV[:4])):
+        write_jsonl(folder / f"{name}.jsonl", rows_of(examples))
 
     data = load_task_data(folder)
 
     assert data.name == "toy"
     assert data.train.examples == TRAIN
     assert data.dev.examples == DEV
+    assert data.test == ExampleSet(examples=DEV[:4])
+    assert load_task_data(folder / "train.jsonl").test is None
     assert data.labels == ("early", "late")
 
 
@@ -112,7 +114,7 @@ def test_a_first_value_without_a_fraction_is_told_to_be_a_label(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_drawn_dev_queries_have_a_relevant_document(seed: int) -> None:
+def test_drawn_dev_queries_are_whole_and_have_a_relevant_document(seed: int) -> None:
     rows = [
         {"query": f"q{query}", "document": f"d{rank}", "label": int(query % 5 == rank == 0)}
         for query in range(20)
@@ -122,6 +124,9 @@ def test_drawn_dev_queries_have_a_relevant_document(seed: int) -> None:
     data = load_task_data(rows, seed=seed)
 
     assert {it.grade for it in data.dev.labels(Relevance)} == {0, 1}
+    trained, held = ({it.text for it in part.examples} for part in (data.train, data.dev))
+    assert (len(data.train), len(data.dev)) == (38, 2)
+    assert not trained & held
 
 
 @pytest.mark.parametrize("names", [("train.jsonl", "train.csv"), ("dev.jsonl", "validation.jsonl")])
@@ -302,17 +307,6 @@ def test_a_text_with_two_labels_stays_in_train(tmp_path: Path) -> None:
     for seed in range(20):
         dev = load_task_data(path, seed=seed).dev
         assert "torn" not in {example.text for example in dev.examples}
-
-
-def test_a_test_file_next_to_train_and_dev_is_read(tmp_path: Path) -> None:
-    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
-        write_jsonl(tmp_path / f"{name}.jsonl", rows_of(toy_examples(20, seed=seed)))
-
-    data = load_task_data(tmp_path)
-
-    assert data.test is not None
-    assert data.test.examples == toy_examples(20, seed=3)
-    assert load_task_data(tmp_path / "train.jsonl").test is None
 
 
 RANKED = {"query": "x", "documents": ["y", "z"]}

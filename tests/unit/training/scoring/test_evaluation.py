@@ -247,6 +247,7 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
     found = evaluation_of(TaskKind.RANKING, (), examples_of(expected), said)
 
     assert found.scores[Metric.MRR].value == pytest.approx((1 + 1 / 2) / 2)
+    assert found.scores[Metric.NDCG].value == pytest.approx((1 + 1 / math.log2(3)) / 2)
     assert found.misses == (0.0, 0.0, 1.0, 0.0, 0.0)
 
 

@@ -13,9 +13,7 @@ from doubles.sweeps import QUICK, toy_runs
 from nunatak_contract.methods import Lora
 from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
-from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import RegularizerName, RegularizerSettings
 from nunatak_training.sweeps.planning import Run, cut_data, read_grid
 from nunatak_training.sweeps.reporting import method_label
 from nunatak_training.sweeps.results import Cut
@@ -184,28 +182,6 @@ def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lis
     assert [(it.rank, len(it.targets)) for it in found if isinstance(it, Lora)] == [
         (2, 1), (2, 2), (4, 1), (4, 2),
     ]  # fmt: skip
-
-
-def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path) -> None:
-    runs = toy_runs(
-        folder,
-        recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
-        overrides={"regularizer.name": "graddrop"},
-    )
-
-    expected = RegularizerSettings(name=RegularizerName.GRADDROP)
-    assert runs
-    assert all(run.description.recipe.regularizer == expected for run in runs)
-
-
-def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with raises("invalid_method", match="the backbone has 3 layers"):
-        toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
-
-
-def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: Path) -> None:
-    with pytest.raises(InvalidRecipeError, match="positive_label"):
-        toy_runs(folder, recipe={"metric": "f1"})
 
 
 DATA = toy_data(num_train=40, num_dev=20)
