@@ -11,7 +11,7 @@ from nunatak_model import Backbone
 from nunatak_rows import FileRow
 from nunatak_training.data import Data, Example
 from nunatak_training.data.examples import ReadExample
-from nunatak_training.doubts import NUM_FOLDS, Doubt, deal_folds, doubtful, find_doubts
+from nunatak_training.doubts import NUM_FOLDS, deal_folds, doubtful, find_doubts
 from nunatak_training.errors import InvalidRecipeError
 
 NUM_WRONG = 8
@@ -29,13 +29,10 @@ def rows(*, num_wrong: int) -> tuple[list[dict[str, object]], set[str]]:
     return given, {f"train[{place}]" for place in wrong}
 
 
-@pytest.fixture(name="found", scope="module")
-def find_planted(backbone: Backbone) -> tuple[Doubt, ...]:
-    return find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32)
+def test_most_planted_wrong_labels_come_first(backbone: Backbone) -> None:
+    given, wrong = rows(num_wrong=NUM_WRONG)
 
-
-def test_most_planted_wrong_labels_come_first(found: tuple[Doubt, ...]) -> None:
-    _, wrong = rows(num_wrong=NUM_WRONG)
+    found = find_doubts(given, backbone, max_length=32)
 
     assert len({it.place for it in found[:NUM_WRONG]} & wrong) > NUM_WRONG / 2
     for doubt in found:
@@ -47,12 +44,6 @@ def test_right_labels_are_hardly_doubted(backbone: Backbone) -> None:
     given, _ = rows(num_wrong=0)
 
     assert len(find_doubts(given, backbone, max_length=32)) <= 2
-
-
-def test_the_same_examples_give_the_same_doubts(
-    found: tuple[Doubt, ...], backbone: Backbone
-) -> None:
-    assert find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32) == found
 
 
 def test_doubts_equal_their_definition_and_come_by_margin() -> None:

@@ -48,7 +48,7 @@ def test_a_report_stays_short(tmp_path: Path) -> None:
     assert "; and 31 other reasons" in told
 
 
-def test_bad_rows_are_left_out_with_their_reasons(tmp_path: Path) -> None:
+def test_bad_rows_are_left_out_with_the_reasons_of_the_last_run(tmp_path: Path) -> None:
     rejected = tmp_path / "desk.rejected.jsonl"
     spelt = RowFormat(text="Body", label="Queue", rejected=rejected)
 
@@ -60,17 +60,7 @@ def test_bad_rows_are_left_out_with_their_reasons(tmp_path: Path) -> None:
     assert {row["file"] for row in rows} == {"desk.csv"}
     assert {row["code"] for row in rows} == {"invalid_row", "too_few_examples"}
     assert all(row["reason"] and "desk.csv" not in row["reason"] for row in rows)
-
-
-def test_the_file_of_bad_rows_is_of_the_last_run(tmp_path: Path) -> None:
-    rejected = tmp_path / "desk.rejected.jsonl"
-    rejected.write_text("{}\n")
-
-    load_task_data(
-        write(tmp_path, ["Body;Queue", *CLEAN]),
-        spelt=RowFormat(text="Body", label="Queue", rejected=rejected),
-    )
-
+    load_task_data(write(tmp_path, ["Body;Queue", *CLEAN]), spelt=spelt)
     assert not rejected.exists()
 
 

@@ -69,13 +69,6 @@ def test_labels_apply_from_one_half_up() -> None:
     )
 
 
-def test_each_label_counts_alike_in_the_loss_of_several() -> None:
-    data = task(TaskKind.MULTI_LABEL, LabelSet(names=("a",)), labels=("a", "b"))
-
-    assert loss(data, [0.0, 0.0]) == pytest.approx(math.log(2))
-    assert loss(data, [9.0, -9.0]) < 0.001
-
-
 def test_values_are_learnt_in_standard_deviations_and_served_as_they_are() -> None:
     data = task(TaskKind.REGRESSION, 1000.0, 3000.0, labels=("value",))
     weight, bias = torch.tensor([[0.5, 0.25]]), torch.tensor([0.1])
