@@ -3,14 +3,14 @@
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import httpx
 
@@ -32,6 +32,7 @@ from nunatak_contract.upstreams import (
 )
 from nunatak_model import Backbone, TextInput, load_backbone
 from nunatak_registry import Registry
+from nunatak_rows import file_of_rows, read_rows
 from nunatak_training.cache import usable
 from nunatak_training.data.examples import Teacher
 from nunatak_training.data.rows import TEXT_KINDS, VALUE_NAME
@@ -136,26 +137,20 @@ def _asked_once(
     """Yield the answers that a file has, and those of the teacher, which the file gets."""
     keys = [sha256(repr(it).encode()).hexdigest() for it in inputs]
     with usable(path.parent):
-        path.touch()
-        known = _answers_in(path)
-    new = [it for it, key in zip(inputs, keys, strict=True) if key not in known]
-    rest = iter(teacher.ask(new))
-    with path.open("a", encoding="utf-8") as file:
+        file = path.open("a", encoding="utf-8")
+    with file:
+        known = dict[str, Shares]()
+        for row in read_rows(file_of_rows(path)):
+            # A row that a kill has cut has a problem and no values.
+            known |= cast("Mapping[str, Shares]", row.values)
+        new = [it for it, key in zip(inputs, keys, strict=True) if key not in known]
+        rest = iter(teacher.ask(new))
         for key in keys:
             answer = known[key] if key in known else next(rest)
             if key not in known and not isinstance(answer, NunatakError):
                 # A line break comes first, because a kill may have cut the line before.
                 print(f"\n{json.dumps({key: answer})}", end="", file=file, flush=True)
             yield answer
-
-
-def _answers_in(path: Path) -> dict[str, Shares]:
-    """The answers of all whole lines; a kill may have left a part of one."""
-    found = dict[str, Shares]()
-    for line in path.read_text("utf-8").split("\n"):
-        with suppress(ValueError):
-            found |= json.loads(line)
-    return found
 
 
 def _task_teacher(reference: str, registry: Registry, backbone: Backbone) -> Teacher:

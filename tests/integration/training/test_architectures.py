@@ -11,10 +11,9 @@ import pytest
 from pydantic import JsonValue
 from transformers import pipeline
 
-from doubles.backbones import FAMILIES, Family, save_tiny_backbone, tiny_backbone
-from doubles.examples import name_questions, toy_data
+from doubles.backbones import FAMILIES, Family, save_tiny_backbone
+from doubles.examples import toy_data
 from doubles.serving import running_client
-from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_exchange.backbones import add_backbone
@@ -22,7 +21,6 @@ from nunatak_exchange.transformers_export import export_transformers
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.fitting import fit_task
-from nunatak_training.kinds import Metric
 from nunatak_training.publishing import draft_trained
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import Report
@@ -42,10 +40,6 @@ METHODS: Mapping[str, Method] = {
 COMPARED = tuple(name for name in METHODS if name != "bottleneck")
 """No class of transformers computes bottlenecks; their tasks are served in the same batches."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?0123456789"
-SHAPES: dict[TokenizerFamily, Family] = {
-    TokenizerFamily.BERT: "bert",
-    TokenizerFamily.ROBERTA: "roberta",
-}
 
 
 async def walk(family: Family, num_texts: int, folder: Path) -> dict[str, float]:
@@ -122,22 +116,3 @@ async def test_trained_tasks_answer_over_http_as_their_exports_in_the_pipeline(
 
     assert differences.keys() == set(COMPARED)
     assert all(it <= 1e-4 for it in differences.values()), differences
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", SHAPES)
-def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
-    tokenizer = published(family).backend_tokenizer
-    backbone = tiny_backbone(num_layers=2, family=SHAPES[family], tokenizer=tokenizer)
-    changes = {
-        "epochs": 40,
-        "min_steps": 0,
-        "batch_size": 8,
-        "max_length": 64,
-        "learning_rate": 2e-3,
-    }
-    recipe = default_recipe(Full(), changes=changes)
-
-    trained = fit_task(name_questions(), recipe, backbone, report=Report())
-
-    assert trained.scores[Metric.EXACT_MATCH].value >= 0.9

@@ -94,22 +94,6 @@ def test_scores_of_test_examples_stand_in_the_manifest_and_on_the_card(
     assert score_text(metric) in task_card(outcome.manifest).partition("On test examples")[2]
 
 
-def test_a_warning_about_the_data_is_told_and_under_strict_publishes_nothing(
-    folder: Path, registry: Registry, backbone: Backbone
-) -> None:
-    write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(64, seed=1)[:8]))
-    strict = replace(settings(HeadOnly(), folder), strict=True)
-    told = list[DataWarning]()
-
-    with raises("suspicious_data", match=r"in train and dev: 8 of 8 .* without strict"):
-        train(strict, registry=registry, backbone=backbone, warn=told.extend)
-    assert [warning.problem for warning in told] == ["in train and dev"]
-    assert not registry.tasks()
-
-    train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
-    assert registry.tasks()
-
-
 def test_examples_longer_than_max_length_are_told_of(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:

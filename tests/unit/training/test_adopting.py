@@ -61,6 +61,14 @@ def test_a_full_fine_tune_teaches_a_task_that_shares_the_backbone(registry: Regi
     assert (taught.score.name, taught.own_score.name) == ("f1_macro", "f1_macro")
     assert taught.score.value > 0.75
     assert taught.score.data_digest == taught.own_score.data_digest
+    card = task_card(manifest)
+    for told in (
+        "| teacher | big/1 (",
+        "160 texts, asked in",
+        "agreement on 40 held-out texts:",
+        "of 40 labelled ones: teacher",
+    ):
+        assert told in card
 
 
 def test_texts_without_labels_have_an_agreement_and_no_score(registry: Registry) -> None:
@@ -89,18 +97,6 @@ def test_probabilities_in_a_file_are_the_answers_of_the_teacher(registry: Regist
     assert (read.teacher.name, read.teacher.seconds) == ("data in memory", 0)
 
 
-def test_soft_targets_are_more_than_the_labels_that_follow_from_them(registry: Registry) -> None:
-    teacher = BIG.teacher(registry, BACKBONE)
-    assert teacher is not None
-    said = [dict(it) for it in teacher.ask([row["text"] for row in TEXTS])]  # pyrefly: ignore[no-matching-overload]
-    labels = [max(it, key=lambda label: it[label]) for it in said]
-    rows = [{**row, "label": label} for row, label in zip(TEXTS, labels, strict=True)]
-
-    assert run(registry, "soft", TEXTS, BIG).manifest.blobs != (
-        run(registry, "hard", rows, None).manifest.blobs
-    )
-
-
 def test_the_same_adoption_is_the_same_version_however_long_the_teacher_takes(
     registry: Registry,
 ) -> None:
@@ -119,18 +115,6 @@ def test_the_same_adoption_is_the_same_version_however_long_the_teacher_takes(
 def replace_teacher(manifest: TaskManifest, **changes: object) -> TaskManifest:
     assert manifest.teacher is not None
     return manifest.model_copy(update={"teacher": manifest.teacher.model_copy(update=changes)})
-
-
-def test_the_card_tells_the_teacher_the_agreement_and_both_scores(registry: Registry) -> None:
-    manifest = run(
-        registry, "told", {"train": TEXTS, "test": TESTED}, BIG, method="head"
-    ).manifest  # fmt: skip
-    card = task_card(manifest)
-
-    assert "| teacher | big/1 (" in card
-    assert "160 texts, asked in" in card
-    assert "agreement on 40 held-out texts:" in card
-    assert "of 40 labelled ones: teacher" in card
 
 
 def test_a_temperature_needs_a_teacher(registry: Registry) -> None:
@@ -176,14 +160,3 @@ def test_a_teacher_of_several_labels_is_scored_by_its_own_thresholds(registry: R
     assert taught.teacher.score is not None
     recorded = {it.name: it.value for it in several.manifest.metrics}
     assert taught.teacher.score.value == pytest.approx(recorded[Metric.F1_MACRO])
-
-
-def test_nothing_is_published_if_the_teacher_cannot_be_loaded(registry: Registry) -> None:
-    other = tiny_backbone(num_layers=2, seed=9)
-    settings = TrainSettings(
-        task="never", data=TEXTS, settings=read_settings({"method": "head"}), teacher=BIG
-    )
-    with raises("backbone_mismatch"):
-        train(settings, registry=registry, backbone=other)
-    with raises("task_not_found"):
-        registry.resolve("never")

@@ -11,7 +11,7 @@ from nunatak_model import Backbone
 from nunatak_rows import FileRow
 from nunatak_training.data import Data, Example
 from nunatak_training.data.examples import ReadExample
-from nunatak_training.doubts import NUM_FOLDS, Doubt, deal_folds, doubtful, find_doubts
+from nunatak_training.doubts import NUM_FOLDS, deal_folds, doubtful, find_doubts
 from nunatak_training.errors import InvalidRecipeError
 
 NUM_WRONG = 8
@@ -29,13 +29,10 @@ def rows(*, num_wrong: int) -> tuple[list[dict[str, object]], set[str]]:
     return given, {f"train[{place}]" for place in wrong}
 
 
-@pytest.fixture(name="found", scope="module")
-def find_planted(backbone: Backbone) -> tuple[Doubt, ...]:
-    return find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32)
+def test_most_planted_wrong_labels_come_first(backbone: Backbone) -> None:
+    given, wrong = rows(num_wrong=NUM_WRONG)
 
-
-def test_most_planted_wrong_labels_come_first(found: tuple[Doubt, ...]) -> None:
-    _, wrong = rows(num_wrong=NUM_WRONG)
+    found = find_doubts(given, backbone, max_length=32)
 
     assert len({it.place for it in found[:NUM_WRONG]} & wrong) > NUM_WRONG / 2
     for doubt in found:
@@ -47,24 +44,6 @@ def test_right_labels_are_hardly_doubted(backbone: Backbone) -> None:
     given, _ = rows(num_wrong=0)
 
     assert len(find_doubts(given, backbone, max_length=32)) <= 2
-
-
-def test_the_same_examples_give_the_same_doubts(
-    found: tuple[Doubt, ...], backbone: Backbone
-) -> None:
-    assert find_doubts(rows(num_wrong=NUM_WRONG)[0], backbone, max_length=32) == found
-
-
-def test_as_many_examples_are_doubtful_as_the_confident_joint_estimates() -> None:
-    # The thresholds are the mean own probabilities: 0.6 for the first label, 0.7 for the second.
-    # Of the first label, two examples are confident in the first, and one in the second: a third of
-    # the four is wrong, which is one example. All confident examples of the second label are right.
-    probabilities = np.array(
-        [[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.85, 0.15], [0.25, 0.75], [0.35, 0.65]]
-    )
-    numbers = np.array([0, 0, 0, 0, 1, 1])
-
-    assert doubtful(probabilities, numbers) == [(1, 1)]
 
 
 def test_doubts_equal_their_definition_and_come_by_margin() -> None:

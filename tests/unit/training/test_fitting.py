@@ -7,19 +7,11 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import SHORT_TRAINING, toy_data
+from doubles.examples import SHORT_TRAINING, toy_data, toy_rows
 from doubles.refusals import raises
+from doubles.tasks import EVERY_METHOD
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -29,22 +21,14 @@ from nunatak_model import (
     quantize_backbone,
     stored_parameters,
 )
+from nunatak_training.data import load_task_data
 from nunatak_training.data.examples import with_joined
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, evaluate, fit_task
-from nunatak_training.kinds import Metric
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
-
-METHODS = [
-    pytest.param(TopK(num_layers=2), id="topk"),
-    pytest.param(HeadOnly(), id="head"),
-    pytest.param(Bottleneck(size=8), id="bottleneck"),
-    pytest.param(Bottleneck(size=8, first_layer=1), id="bottleneck-upper"),
-    pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
-    pytest.param(Ia3(), id="ia3"),
-    pytest.param(Full(), id="full"),
-]
+from nunatak_training.scoring.calibration import MIN_EXAMPLES
 
 
 @pytest.fixture(name="backbone", scope="module")
@@ -60,7 +44,12 @@ def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> Trained
     return fit_task(toy_data(), quick_recipe(method, **changes), backbone, report=Report())
 
 
-@pytest.fixture(name="learnt", scope="module", params=METHODS)
+@pytest.fixture(
+    name="learnt",
+    scope="module",
+    params=[*EVERY_METHOD, Bottleneck(size=8, first_layer=1)],
+    ids=lambda method: method.kind,
+)
 def learn(request: pytest.FixtureRequest, backbone: Backbone) -> TrainedTask:
     return trained(request.param, backbone)
 
@@ -69,6 +58,12 @@ def test_every_method_learns_a_separable_task(learnt: TrainedTask) -> None:
     # One half is chance, and a frozen random encoder allows no higher score than this.
     assert learnt.scores[Metric.ACCURACY].value >= 0.85
     assert learnt.history[-1].train_loss < learnt.history[0].train_loss
+
+
+def test_recorded_scores_are_those_of_the_returned_parameters(
+    learnt: TrainedTask, backbone: Backbone
+) -> None:
+    assert learnt.scores == evaluate(learnt, learnt.data.dev, backbone).values
 
 
 @pytest.mark.usefixtures("learnt")
@@ -126,18 +121,6 @@ def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone)
     assert list(result.scores) == [Metric.F1, Metric.ACCURACY]
 
 
-def test_scores_match_the_returned_parameters(backbone: Backbone) -> None:
-    result = trained(TopK(num_layers=1), backbone)
-    inputs = [example.model_input for example in result.data.dev.examples]
-    encodings = backbone.tokenizer.encode(inputs, max_length=result.recipe.max_length)
-
-    logits = branch_logits(backbone, result.spec, result.parameters)(encodings, dropout=0.0)
-
-    expected = [result.data.labels.index(label) for label in result.data.dev.labels(str)]
-    hits = torch.stack(logits).argmax(dim=1) == torch.tensor(expected)
-    assert hits.float().mean().item() == result.scores[Metric.ACCURACY].value
-
-
 def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Backbone) -> None:
     kind = HeadKind.SEQUENCE_CLASSIFICATION
     changes: dict[str, JsonValue] = {"pooling": "first", "dense": True}
@@ -156,19 +139,33 @@ def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("kind", "changes", "problem"),
     [
-        pytest.param({"max_length": 512}, "max_length must be at most", id="too-long"),
-        pytest.param(
-            {"metric": "f1", "positive_label": "yes"}, "positive_label must be one of", id="label"
+        (TaskKind.SINGLE_LABEL, {"max_length": 512}, "max_length must be at most"),
+        (TaskKind.QUESTION_ANSWERING, {"max_length": 6}, "at least 8 tokens"),
+        (TaskKind.TOKEN_CLASSIFICATION, {"pooling": "mean"}, "no pooling"),
+        (TaskKind.TOKEN_CLASSIFICATION, {"on_long": "cut"}, "reads long texts as windows"),
+        (TaskKind.REGRESSION, {"metric": "accuracy"}, "scored by spearman, pearson"),
+        (TaskKind.SINGLE_LABEL, {"metric": "f1", "positive_label": "y"}, "positive_label must be"),
+        (TaskKind.REGRESSION, {"default_label": "none"}, "has no default label, got 'none'"),
+        (TaskKind.SINGLE_LABEL, {"default_label": "z"}, "none or one of 'early', 'late', got 'z'"),
+        (TaskKind.SINGLE_LABEL, {"joined_share": 1, "default_label": "none"}, "default_label is"),
+        (TaskKind.SINGLE_LABEL, {"joined_share": 1}, "default_label is"),
+        (TaskKind.SINGLE_LABEL, {"calibrate": True}, "at least 50 dev examples, got 49"),
+        *(
+            (it, {"calibrate": True}, f"single-label or multi-label.*got {it}")
+            for it in (TaskKind.REGRESSION, TaskKind.TOKEN_CLASSIFICATION, TaskKind.RANKING)
         ),
+        (TaskKind.SINGLE_LABEL, {"calibrate": True, "thresholds": "f1"}, "needs a multi-label"),
     ],
 )
-def test_recipe_that_does_not_fit_is_refused(
-    backbone: Backbone, changes: dict[str, JsonValue], problem: str
+def test_recipe_that_does_not_fit_the_data_or_the_backbone_is_refused(
+    kind: TaskKind, changes: dict[str, JsonValue], problem: str, backbone: Backbone
 ) -> None:
+    data = load_task_data({"train": toy_rows(kind, 8), "dev": toy_rows(kind, MIN_EXAMPLES - 1)})
+
     with pytest.raises(InvalidRecipeError, match=problem):
-        trained(HeadOnly(), backbone, **changes)
+        fit_task(data, quick_recipe(HeadOnly(), **changes), backbone, report=Report())
 
 
 def test_what_is_frozen_runs_once_however_often_it_is_trained_on(backbone: Backbone) -> None:
@@ -218,9 +215,3 @@ def test_a_run_learns_from_joined_copies_and_records_its_own_examples(backbone: 
     assert not torch.equal(
         joined.parameters["head.output.bias"], alone.parameters["head.output.bias"]
     )
-
-
-@pytest.mark.parametrize("default", [None, "none", "z"])
-def test_joined_copies_need_a_default_label(default: str | None, backbone: Backbone) -> None:
-    with pytest.raises(InvalidRecipeError, match="default_label"):
-        trained(HeadOnly(), backbone, default_label=default, joined_share=0.5)

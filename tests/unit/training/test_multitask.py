@@ -1,12 +1,10 @@
 """Laws of training one encoder on several tasks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from pydantic import JsonValue
-from transformers import AutoModel
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
@@ -14,7 +12,7 @@ from doubles.killed import Killed, Mortal
 from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Full, Method, TopK
-from nunatak_model import Backbone, load_backbone, run_trunk
+from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
@@ -132,9 +130,6 @@ def test_every_seed_of_a_recipe_can_be_trained_with(
     assert fit_encoder(tasks, recipe, backbone, report=Report()).best_epoch == 1
 
 
-MODELS: Any = AutoModel
-
-
 def settings_in(folder: Path) -> tuple[dict[str, Path], Recipe, Path]:
     tasks = {
         name: write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40)))
@@ -174,21 +169,6 @@ def test_what_is_written_loads_as_a_backbone_of_its_own(
     assert torch.equal(loaded.pooler.weight, base.pooler.weight)
 
 
-def test_transformers_loads_it_and_computes_the_same(outcome: MultitaskOutcome) -> None:
-    loaded = load_backbone(outcome.folder)
-    (encoding,) = loaded.tokenizer.encode(["a new base"], max_length=32)
-    theirs = MODELS.from_pretrained(outcome.folder).eval()
-    with torch.no_grad():
-        expected = theirs(
-            input_ids=torch.tensor([encoding.token_ids]),
-            token_type_ids=torch.tensor([encoding.type_ids]),
-        ).last_hidden_state[0]
-
-    found = run_trunk(loaded, [encoding], depth=loaded.config.num_layers).hidden[encoding]
-
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_been(
     outcome: MultitaskOutcome, base: Backbone, tmp_path: Path
 ) -> None:
@@ -217,20 +197,6 @@ def test_place_that_takes_no_new_folder_is_refused_before_training_and_stays_as_
 
     assert report.num_steps == 0
     assert [path.name for path in output.iterdir()] == ["kept.txt"]
-
-
-def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> None:
-    tasks, recipe, output = settings_in(tmp_path)
-    for name, label in (("train", "early"), ("dev", "never")):
-        (tmp_path / "bad").mkdir(exist_ok=True)
-        rows = [{"text": "a b", "label": label}, {"text": "y z", "label": "late"}] * 4
-        write_jsonl(tmp_path / "bad" / f"{name}.jsonl", rows)
-    tasks["bad"] = tmp_path / "bad"
-
-    with raises("invalid_row"):
-        train_backbone(tasks, recipe, output, base)
-
-    assert not output.exists()
 
 
 def test_architecture_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import ceil
 from typing import Any
 
@@ -16,17 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.examples import SHORT_TRAINING, toy_data
 from doubles.fake_cuda import fake_cuda, on_fake_device, trusting
+from doubles.tasks import EVERY_METHOD
 from nunatak_contract.enums import LinearMap, Pooling
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_model import Backbone, parameter_shapes
 from nunatak_training.data import TaskData
 from nunatak_training.errors import InvalidRecipeError
@@ -49,14 +41,8 @@ PRODUCTS = {"mm", "addmm", "addmm_"}
 """The products of linear maps; those of attention are torch's own choice."""
 DATA = toy_data()
 ALL_MAPS = Lora(rank=4, alpha=16.0, targets=tuple(LinearMap))
-METHODS = [
-    pytest.param(TopK(num_layers=2), id="topk"),
-    pytest.param(HeadOnly(), id="head"),
-    pytest.param(Bottleneck(size=8), id="bottleneck"),
-    pytest.param(ALL_MAPS, id="lora"),
-    pytest.param(Ia3(), id="ia3"),
-    pytest.param(Full(), id="full"),
-]
+METHODS = [ALL_MAPS if it.kind == "lora" else it for it in EVERY_METHOD]
+OF_EACH = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 
 
 class Products(TorchDispatchMode):
@@ -111,10 +97,8 @@ def step_on(
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        *(pytest.param("bert", *it.values, id=f"bert-{it.id}") for it in METHODS),
-        *(pytest.param(it, ALL_MAPS, id=f"{it}-lora") for it in FAMILIES if it != "bert"),
-    ],
+    [*(("bert", it) for it in METHODS), *((it, ALL_MAPS) for it in FAMILIES if it != "bert")],
+    ids=lambda it: it if isinstance(it, str) else it.kind,
 )
 def test_every_product_of_a_step_is_rounded_and_every_weight_stays_float32(
     family: Family, method: Method
@@ -127,7 +111,7 @@ def test_every_product_of_a_step_is_rounded_and_every_weight_stays_float32(
     assert {it.dtype for it in (*parameters.values(), *gradients)} == {torch.float32}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@OF_EACH
 def test_no_product_is_rounded_by_default(method: Method, backbone: Backbone) -> None:
     formats, _ = step_on(backbone, method, "float32")
 
@@ -201,24 +185,26 @@ def gpu(capability: tuple[int, int]) -> Generator[Callable[[Backbone], Backbone]
             yield lambda backbone: on_fake_device(backbone, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
+@pytest.mark.parametrize(
+    ("capability", "precision", "is_refused"),
+    [
+        ((7, 5), "bfloat16", True),
+        ((7, 0), "bfloat16", True),
+        ((8, 0), "bfloat16", False),
+        ((7, 5), "float32", False),
+    ],
+)
 def test_bfloat16_is_refused_on_a_device_without_it(
-    capability: tuple[int, int], backbone: Backbone
+    capability: tuple[int, int], precision: str, backbone: Backbone, *, is_refused: bool
 ) -> None:
-    recipe = quick_recipe(TopK(num_layers=1), precision="bfloat16")
-    with gpu(capability) as moved, pytest.raises(InvalidRecipeError, match=r"8\.0 or higher, got"):
+    recipe = quick_recipe(TopK(num_layers=1), precision=precision)
+    refusal = pytest.raises(InvalidRecipeError, match=r"8\.0 or higher, got")
+
+    with gpu(capability) as moved, refusal if is_refused else nullcontext():
         check_recipe(recipe, DATA, moved(backbone))
 
 
-def test_other_devices_and_float32_are_accepted(backbone: Backbone) -> None:
-    rounded = quick_recipe(TopK(num_layers=1), precision="bfloat16")
-    with gpu((8, 0)) as moved:
-        check_recipe(rounded, DATA, moved(backbone))
-    with gpu((7, 5)) as moved:
-        check_recipe(quick_recipe(TopK(num_layers=1)), DATA, moved(backbone))
-
-
-@pytest.mark.parametrize("method", METHODS)
+@OF_EACH
 def test_a_gpu_rounds_every_product_too(method: Method, backbone: Backbone) -> None:
     recipe = quick_recipe(method, precision="bfloat16")
     spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))

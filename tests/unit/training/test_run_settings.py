@@ -120,6 +120,7 @@ def test_layers_that_are_to_be_found_have_a_share_to_keep(
         ({"layer_choice": None}, "no setting 'layer_choice'"),
         ({"metric": "f1"}, "need each other"),
         ({"positive_label": "yes"}, "need each other"),
+        ({"thresholds": "f1"}, "thresholds 'f1' needs calibrate true"),
     ],
 )
 def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -> None:
@@ -168,14 +169,6 @@ def test_a_later_layer_replaces_a_group_that_it_names() -> None:
     }
     assert overlaid(earlier, {"regularizer.rate": 0.1})["regularizer.name"] == "mixout"
     assert overlaid({"tapt.epochs": 2}, {"tapt": None}) == {"tapt": None}
-
-
-def test_head_alone_learns_faster_than_layers_and_a_head_faster_than_its_layers() -> None:
-    head = default_recipe(HeadOnly())
-    layers = default_recipe(TopK(num_layers=2))
-
-    assert layers.head_learning_rate is not None
-    assert layers.learning_rate < layers.head_learning_rate < head.learning_rate
 
 
 def test_named_epochs_are_not_stretched_to_reach_a_number_of_steps() -> None:

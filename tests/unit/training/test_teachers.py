@@ -37,12 +37,6 @@ NOUL = {"answers": {"q0": {"type": "noul", "noul": 0.75}}}
 Reply = Callable[[httpx.Request], httpx.Response]
 
 
-@pytest.fixture(name="registry")
-def open_registry(tmp_path: Path) -> Iterator[Registry]:
-    with Registry.open(tmp_path / "registry", create=True) as registry:
-        yield registry
-
-
 def said_by(
     registry: Registry, choice: TeacherChoice, reply: Reply, *texts: TextInput
 ) -> list[Mapping[str, float] | NunatakError]:
@@ -183,33 +177,24 @@ def breaks(kind: type[httpx.RequestError]) -> Reply:
     return reply
 
 
-@pytest.mark.parametrize(
-    ("reply", "problem"),
-    [
-        (breaks(httpx.ReadError), "no usable reply within 30 s (ReadError)"),
-        (always("bad words", 422), "HTTP 422"),
-        (always("", 500), "HTTP 500"),
-        (always({"answers": {"q1": NOUL}}), "cannot be used"),
-        (always({"answers": {"q0": {"type": "noul", "noul": 1.5}}}), "cannot be used"),
-        (always([]), "cannot be used"),
-        (says(b'{"answers": {"q0": {"type": "noul", "noul": NaN}}}'), "cannot be used"),
-        (says(b"[" * 100_000), "cannot be used"),
-        (says(b" " * (MAX_REPLY_BYTES + 1)), f"more than {MAX_REPLY_BYTES} bytes"),
-        (says(iter([b"x"]), **{"content-encoding": "gzip"}), "its reply is compressed"),
-    ],
-    ids=[
-        "broken",
-        "refused",
-        "failed",
-        "another question",
-        "no probability",
-        "another shape",
-        "NaN",
-        "deep",
-        "endless",
-        "compressed",
-    ],
-)
+WITHOUT_ANSWER: dict[str, tuple[Reply, str]] = {
+    "broken": (breaks(httpx.ReadError), "no usable reply within 30 s (ReadError)"),
+    "refused": (always("bad words", 422), "HTTP 422"),
+    "failed": (always("", 500), "HTTP 500"),
+    "another question": (always({"answers": {"q1": NOUL}}), "cannot be used"),
+    "no probability": (
+        always({"answers": {"q0": {"type": "noul", "noul": 1.5}}}),
+        "cannot be used",
+    ),
+    "another shape": (always([]), "cannot be used"),
+    "NaN": (says(b'{"answers": {"q0": {"type": "noul", "noul": NaN}}}'), "cannot be used"),
+    "deep": (says(b"[" * 100_000), "cannot be used"),
+    "endless": (says(b" " * (MAX_REPLY_BYTES + 1)), f"more than {MAX_REPLY_BYTES} bytes"),
+    "compressed": (says(iter([b"x"]), **{"content-encoding": "gzip"}), "its reply is compressed"),
+}
+
+
+@pytest.mark.parametrize(("reply", "problem"), WITHOUT_ANSWER.values(), ids=WITHOUT_ANSWER)
 def test_a_text_without_an_answer_is_told_and_the_others_are_asked(
     registry: Registry, reply: Reply, problem: str
 ) -> None:
@@ -262,7 +247,7 @@ def test_a_run_that_stops_and_goes_on_asks_about_no_text_twice(
     with raises("teacher_failed"):
         ask()
     (kept,) = tmp_path.glob("checkpoints/*.answers.jsonl")
-    kept.write_text(kept.read_text() + '\n{"cut": {"no')
+    kept.write_bytes(kept.read_bytes() + b'\n\xff\n{"cut": {"no')
     number = len(asked)
 
     assert ask() == [{"no": 0.25, "yes": 0.75}] * len(TEXTS)
@@ -391,16 +376,7 @@ def test_wrong_teachers_are_refused_before_a_call(
         {"backbone": "minilm"},
         {"upstream": URL, "question": "urgent", "backbone": "minilm"},
     ],
-    ids=[
-        "two teachers",
-        "no question",
-        "no upstream",
-        "a question for a task",
-        "a model for a task",
-        "a key alone",
-        "a backbone alone",
-        "a backbone for an upstream",
-    ],
+    ids=" and ".join,
 )
 def test_a_choice_of_a_teacher_is_whole(given: dict[str, object]) -> None:
     with raises("invalid_option", match="expected a task as the teacher"):

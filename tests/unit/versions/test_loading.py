@@ -1,14 +1,16 @@
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import EVERY_METHOD, numbered, tiny_task
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling, TensorDtype
-from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.evidence import ProbeLogits
 from nunatak_contract.heads import DenseBlock
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model import (
@@ -65,14 +67,6 @@ def test_every_kind_of_head_loads_and_passes_its_probe(kind: HeadKind, dtype: to
     assert task.manifest.head.num_outputs == task.branch.spec.head.num_labels
 
 
-def test_a_token_probe_of_another_length_fails(backbone: Backbone) -> None:
-    draft, blobs = tiny_task(backbone, kind=HeadKind.QUESTION_ANSWERING)
-    probe = draft.probe.model_copy(update={"logits": (((0.0, 1.0),),) * 2})
-
-    with raises("probe_failed", match="18 x 2 logits, 1 x 2 were recorded"):
-        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
-
-
 def test_a_version_serves_in_the_format_of_the_backbone() -> None:
     backbone = tiny_backbone()
     half = tiny_backbone(dtype=torch.bfloat16)
@@ -97,16 +91,6 @@ def test_another_backbone_or_tokenizer_is_refused(backbone: Backbone, part: str)
 
     with raises("backbone_mismatch", match=part):
         load_task(numbered(draft, **changes), blobs["parameters"], backbone)
-
-
-def test_parameters_of_another_set_are_refused(backbone: Backbone) -> None:
-    draft, blobs = tiny_task(backbone)
-    tensors = tensors_from_bytes(blobs["parameters"])
-    name = next(iter(tensors))
-    renamed = {("x" + key if key == name else key): value for key, value in tensors.items()}
-
-    with raises("parameter_mismatch", match="missing"):
-        load_task(numbered(draft), tensors_to_bytes(renamed), backbone)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +133,55 @@ def test_a_manifest_that_the_parameters_or_the_backbone_contradict_is_refused(
         load_task(numbered(draft, **changes), blobs["parameters"], backbone)
 
 
-def test_permuted_labels_fail_the_probe(backbone: Backbone) -> None:
-    draft, blobs = tiny_task(backbone)
-    tensors = tensors_from_bytes(blobs["parameters"])
-    for name in ("head.output.weight", "head.output.bias"):
-        tensors[name] = tensors[name].roll(1, dims=0).contiguous()
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    first, *others = tensors
+    return {f"x{first}": tensors[first], **{name: tensors[name] for name in others}}
 
-    with raises("probe_failed", match="differ"):
-        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+def permuted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: it.roll(1, dims=0) if "output" in name else it for name, it in tensors.items()}
+
+
+def overflowing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.full_like(it, torch.finfo(it.dtype).max) for name, it in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "words"),
+    [
+        (renamed, "parameter_mismatch", "missing"),
+        (permuted, "probe_failed", "differ"),
+        (overflowing, "probe_failed", "differ by nan"),
+    ],
+)
+def test_parameters_of_another_task_are_refused(
+    backbone: Backbone,
+    changed: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    code: str,
+    words: str,
+) -> None:
+    draft, blobs = tiny_task(backbone)
+    data = tensors_to_bytes(changed(tensors_from_bytes(blobs["parameters"])))
+
+    with raises(code, match=words):
+        load_task(numbered(draft), data, backbone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "logits", "words"),
+    [
+        (HeadKind.SEQUENCE_CLASSIFICATION, (1.0, 2.0), "3 logits, 2 were recorded"),
+        (HeadKind.QUESTION_ANSWERING, ((0.0, 1.0),), "18 x 2 logits, 1 x 2 were recorded"),
+    ],
+)
+def test_a_probe_of_another_shape_fails(
+    backbone: Backbone, kind: HeadKind, logits: ProbeLogits, words: str
+) -> None:
+    draft, blobs = tiny_task(backbone, kind=kind)
+    probe = draft.probe.model_copy(update={"logits": (logits,) * 2})
+
+    with raises("probe_failed", match=words):
+        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
 
 
 def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Backbone) -> None:
@@ -168,25 +193,6 @@ def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Ba
 
     with raises("probe_failed"):
         load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_validated=True)
-
-
-def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:
-    draft, blobs = tiny_task(backbone)
-    probe = ProbeRecord(inputs=("hello",), logits=((1.0, 2.0),))
-
-    with raises("probe_failed", match="3 logits, 2 were recorded"):
-        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
-
-
-def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
-    draft, blobs = tiny_task(backbone, method=HeadOnly())
-    tensors = {
-        name: torch.full_like(tensor, torch.finfo(torch.float32).max)
-        for name, tensor in tensors_from_bytes(blobs["parameters"]).items()
-    }
-
-    with raises("probe_failed"):
-        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
 def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_largest_logit() -> None:
@@ -202,17 +208,13 @@ def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_large
     assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_dense_head_comes_back_from_its_record(pooling: Pooling, block: DenseBlock) -> None:
-    spec = HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block)
-
-    assert branch_spec(head_record(spec, ("a", "b", "c")), HeadOnly()).head == spec
-
-
 @pytest.mark.parametrize(
     ("spec", "labels"),
     [
+        *(
+            (HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block), ("a", "b", "c"))
+            for pooling, block in product(Pooling, BLOCKS)
+        ),
         (HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=2), ("O", "B-X")),
         (HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2), ()),
         (HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST), ()),

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Final, Self, cast
 
 import numpy as np
@@ -50,12 +51,12 @@ VALUE: Final = re.compile(r"[+-]?\d*\.\d+")
 Parts = tuple[list[ReadExample], list[ReadExample]]
 
 
-def split_off_share(examples: list[ReadExample], *, seed: int) -> Parts:
-    """Split in the given order, with `DEV_SHARE` of every label in dev.
+def _share_of_labels(examples: list[ReadExample], *, seed: int) -> set[int]:
+    """`DEV_SHARE` of the texts of every label.
 
     Equal texts (`same_text`) are on one side, so that dev holds no text that training sees. A text
-    of several labels stays in train, and so does a label of one distinct text; dev is empty where
-    every text stays. The same examples and seed give the same split, here and below.
+    of several labels stays in train, and so does a label of one distinct text. The same examples
+    and seed give the same places, here and below.
     """
     texts: defaultdict[str, list[list[int]]] = defaultdict(list)
     for positions in _positions_by_text(examples):
@@ -68,8 +69,8 @@ def split_off_share(examples: list[ReadExample], *, seed: int) -> Parts:
         members = texts[label]
         if len(members) > 1:
             drawn = generator.sample(members, max(1, round(DEV_SHARE * len(members))))
-            in_dev.update(position for positions in drawn for position in positions)
-    return _parts(examples, in_dev)
+            in_dev.update(chain.from_iterable(drawn))
+    return in_dev
 
 
 def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
@@ -79,11 +80,8 @@ def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
     return list(found.values())
 
 
-def split_off_named(examples: list[ReadExample], *, seed: int) -> Parts:
-    """Split in the given order, with up to `DEV_SHARE` in dev, and equal texts on one side.
-
-    Every name of dev is one of train too; dev is empty where no text can be spared.
-    """
+def _texts_to_spare(examples: list[ReadExample], *, seed: int) -> set[int]:
+    """Up to `DEV_SHARE` of the texts, all of whose names are names of train too."""
     texts = _positions_by_text(examples)
     names = [
         frozenset(name for position in positions for name in _names(examples[position]))
@@ -100,23 +98,20 @@ def split_off_named(examples: list[ReadExample], *, seed: int) -> Parts:
         )
         needed = {number for number in drawn if not names[number] <= left}
         if not needed and len(drawn) < len(texts):
-            in_dev = {position for number in drawn for position in texts[number]}
-            return _parts(examples, in_dev)
+            return {position for number in drawn for position in texts[number]}
         kept |= needed or drawn
-    return examples, []
+    return set()
 
 
-def split_off_groups(examples: list[ReadExample], groups: list[str], *, seed: int) -> Parts:
-    """Split in the given order, with `DEV_SHARE` of these groups in dev, whole."""
+def _whole_groups(examples: list[ReadExample], *, seed: int) -> set[int]:
+    """`DEV_SHARE` of the queries that have a relevant document, with all their documents."""
+    graded = list(map(_graded, examples))
+    groups = sorted({group for group, grade in graded if grade > 0})
+    if len(groups) < 2:
+        return set()
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     drawn = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
-    return _parts(examples, {it for it, read in enumerate(examples) if _graded(read)[0] in drawn})
-
-
-def _parts(examples: list[ReadExample], in_dev: set[int]) -> Parts:
-    train = [read for position, read in enumerate(examples) if position not in in_dev]
-    dev = [read for position, read in enumerate(examples) if position in in_dev]
-    return train, dev
+    return {position for position, (group, _) in enumerate(graded) if group in drawn}
 
 
 def names_in(label: Label) -> tuple[str, ...]:
@@ -241,40 +236,31 @@ def lone_label(
 
 def draw_dev(examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str) -> Parts:
     """A part of every class, or whole groups of a ranking; the rest must still teach the task."""
-    train, dev = _drawn(examples, kind, seed=seed, name=name)
+    match kind:
+        case TaskKind.SINGLE_LABEL:
+            in_dev = _share_of_labels(examples, seed=seed)
+            lacking = "expected a label with at least 2 distinct texts, to keep one for dev"
+        case TaskKind.RANKING:
+            in_dev = _whole_groups(examples, seed=seed)
+            lacking = "expected 2 queries with a grade above 0, to keep one for dev"
+        case _:
+            in_dev = _texts_to_spare(examples, seed=seed)
+            lacking = (
+                "every distinct text has a label of its own, or all texts are equal, so none can "
+                "be kept for dev"
+            )
+            if len(examples) < 2:
+                lacking = "expected at least 2 examples, to keep one for dev"
+    if not in_dev:
+        raise too_few(name, lacking)
+    train = [read for position, read in enumerate(examples) if position not in in_dev]
+    dev = [read for position, read in enumerate(examples) if position in in_dev]
     if (problem := sameness((it.example.label for it in train), kind)) is not None:
         raise too_few(
             name,
             f"without the dev examples, {problem}; name a dev file or give more train examples",
         )
     return train, dev
-
-
-def _drawn(examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str) -> Parts:
-    match kind:
-        case TaskKind.SINGLE_LABEL:
-            train, dev = split_off_share(examples, seed=seed)
-            if not dev:
-                raise too_few(
-                    name, "expected a label with at least 2 distinct texts, to keep one for dev"
-                )
-            return train, dev
-        case TaskKind.RANKING:
-            groups = sorted({group for group, grade in map(_graded, examples) if grade > 0})
-            if len(groups) < 2:
-                raise too_few(name, "expected 2 queries with a grade above 0, to keep one for dev")
-            return split_off_groups(examples, groups, seed=seed)
-        case _:
-            if len(examples) < 2:
-                raise too_few(name, "expected at least 2 examples, to keep one for dev")
-            train, dev = split_off_named(examples, seed=seed)
-            if not dev:
-                raise too_few(
-                    name,
-                    "every distinct text has a label of its own, or all texts are equal, so none "
-                    "can be kept for dev",
-                )
-            return train, dev
 
 
 def majority(labels: Iterable[Label]) -> tuple[str, float] | None:

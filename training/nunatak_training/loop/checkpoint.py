@@ -44,7 +44,7 @@ from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult
 from nunatak_training.trunk import machine_of
 
-FORMAT = "4"
+FORMAT = "5"
 """Number of the snapshots' format, increased with every change within a release."""
 FACTS = "facts"
 THREADS = "threads"
@@ -242,23 +242,19 @@ class _Facts(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="constants
     epoch: int
     num_done: int
     total_loss: float
-    best_epoch: int
-    best_score: float
-    best_loss: float
+    best: EpochResult | None
     history: tuple[EpochResult, ...]
 
 
 def snapshot(state: LoopState) -> SavedState:
     """The present state. The tensors are not copies."""
-    place, best = state.place, state.best
+    place = state.place
     facts = _Facts(
         num_steps=state.stepper.num_steps,
         epoch=place.epoch,
         num_done=place.num_done,
         total_loss=place.total_loss,
-        best_epoch=best.epoch,
-        best_score=best.score,
-        best_loss=best.loss,
+        best=state.best.result,
         history=tuple(state.history),
     )
     generator = state.randomness
@@ -267,7 +263,7 @@ def snapshot(state: LoopState) -> SavedState:
         random["cuda"] = torch.cuda.get_rng_state(generator.device)
     tensors = {
         **_named(PARAMETERS, state.parameters),
-        **_named(BEST, best.parameters),
+        **_named(BEST, state.best.parameters),
         **_named(MOMENTS, state.stepper.moments()),
         **_named(RANDOM, random),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
@@ -282,9 +278,7 @@ def restore(state: LoopState, held: SavedState) -> None:
             state.parameters[name].copy_(value)
     device = next(iter(state.parameters.values())).device
     best = {name: value.to(device) for name, value in _part(BEST, held.tensors).items()}
-    state.best = Best(
-        epoch=facts.best_epoch, score=facts.best_score, loss=facts.best_loss, parameters=best
-    )
+    state.best = Best(result=facts.best, parameters=best)
     state.stepper.resume(facts.num_steps, _part(MOMENTS, held.tensors))
     state.place = Place(
         epoch=facts.epoch,

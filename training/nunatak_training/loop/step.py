@@ -179,15 +179,20 @@ class Stepper:
 class Best:
     """A copy of the parameters after the best epoch so far."""
 
-    epoch: int = 0
-    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
-    score: float = -math.inf
-    loss: float = math.inf
+    result: EpochResult | None = None
     parameters: Tensors = field(default_factory=Tensors)
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.result is None else self.result.epoch
 
     def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
         # The loss decides between equal scores, which are frequent on small dev sets.
-        if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
+        if self.result is not None and _rank(result) <= _rank(self.result):
             return
-        self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss
+        self.result = result
         self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+
+
+def _rank(result: EpochResult) -> tuple[float, float]:
+    return result.dev_score, -result.dev_loss

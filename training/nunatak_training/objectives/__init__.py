@@ -2,9 +2,7 @@
 
 from nunatak_training.data import TaskData
 from nunatak_training.kinds import TaskKind
-from nunatak_training.objectives.answering import Answering
 from nunatak_training.objectives.base import Objective
-from nunatak_training.objectives.tagging import Tagging
 from nunatak_training.objectives.texts import (
     OUTPUT_BIAS,
     OUTPUT_WEIGHT,
@@ -13,6 +11,7 @@ from nunatak_training.objectives.texts import (
     Regression,
     SingleLabel,
 )
+from nunatak_training.objectives.windows import Answering, Tagging
 
 __all__ = ["OUTPUT_BIAS", "OUTPUT_WEIGHT", "Objective", "objective_of"]
 

@@ -1,22 +1,19 @@
-"""The interface of an objective, and what objectives of whole texts or of windows share."""
+"""The interface of an objective, and what objectives of whole texts share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from nunatak_model import Encoding, TextTokenizer
+from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring.evaluation import Answer, statistics_of
 from nunatak_training.scoring.statistics import Statistics
 
-LabelT = TypeVar("LabelT")
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
 
 
@@ -69,19 +66,6 @@ class OfTexts(Objective):
             targets=tuple(self.targets(examples)),
             sizes=(1,) * len(inputs),
         )
-
-
-def encoded_windows(
-    windows: Sequence[tuple[Encoding, ...]],
-    labels: Iterable[LabelT],
-    targets: Callable[[tuple[Encoding, ...], LabelT], Iterable[Tensor]],
-) -> EncodedSet:
-    """The windows of each text, with the targets that its label gives them."""
-    return EncodedSet(
-        encodings=tuple(chain.from_iterable(windows)),
-        targets=tuple(chain.from_iterable(map(targets, windows, labels))),
-        sizes=tuple(map(len, windows)),
-    )
 
 
 def stacked(

@@ -8,7 +8,6 @@ import pytest
 from doubles.refusals import raises
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import RowFormat, load_labelled, load_task_data
-from nunatak_training.data.sources import load_test_rows
 from nunatak_training.kinds import TaskKind
 
 CLEAN = [f"text {number};{'ab'[number % 2]}" for number in range(20)]
@@ -49,7 +48,7 @@ def test_a_report_stays_short(tmp_path: Path) -> None:
     assert "; and 31 other reasons" in told
 
 
-def test_bad_rows_are_left_out_with_their_reasons(tmp_path: Path) -> None:
+def test_bad_rows_are_left_out_with_the_reasons_of_the_last_run(tmp_path: Path) -> None:
     rejected = tmp_path / "desk.rejected.jsonl"
     spelt = RowFormat(text="Body", label="Queue", rejected=rejected)
 
@@ -61,17 +60,7 @@ def test_bad_rows_are_left_out_with_their_reasons(tmp_path: Path) -> None:
     assert {row["file"] for row in rows} == {"desk.csv"}
     assert {row["code"] for row in rows} == {"invalid_row", "too_few_examples"}
     assert all(row["reason"] and "desk.csv" not in row["reason"] for row in rows)
-
-
-def test_the_file_of_bad_rows_is_of_the_last_run(tmp_path: Path) -> None:
-    rejected = tmp_path / "desk.rejected.jsonl"
-    rejected.write_text("{}\n")
-
-    load_task_data(
-        write(tmp_path, ["Body;Queue", *CLEAN]),
-        spelt=RowFormat(text="Body", label="Queue", rejected=rejected),
-    )
-
+    load_task_data(write(tmp_path, ["Body;Queue", *CLEAN]), spelt=spelt)
     assert not rejected.exists()
 
 
@@ -95,30 +84,6 @@ def test_labels_that_only_dev_has_are_told_and_left_out_like_other_bad_rows(tmp_
     data = load_task_data(train, dev=dev, spelt=RowFormat(rejected=tmp_path / "out.jsonl"))
 
     assert [it.text for it in data.dev.examples] == ["x"]
-
-
-def test_rows_to_score_may_leave_out_bad_rows_too(tmp_path: Path) -> None:
-    path = write(tmp_path, ["text;label", "x;a", "y;c", ";a"])
-    spelt = RowFormat(rejected=tmp_path / "out.jsonl")
-
-    with raises("invalid_row", match="2 of 3 rows"):
-        load_test_rows(path, kind=TaskKind.SINGLE_LABEL, labels=("a", "b"))
-    found = load_test_rows(path, kind=TaskKind.SINGLE_LABEL, labels=("a", "b"), spelt=spelt)
-
-    assert [it.example.text for it in found] == ["x"]
-
-
-def test_two_columns_of_labels_in_one_file_are_two_tasks(tmp_path: Path) -> None:
-    half = [f"text {it};{'ab'[it % 2]};" for it in range(8)]
-    other = [f"text {it};;{'xy'[it % 2]}" for it in range(8, 16)]
-    path = write(tmp_path, ["text;queue;tone", *half, *other])
-
-    data = [
-        load_task_data(path, spelt=RowFormat(label=it, rejected=tmp_path / "out.jsonl"))
-        for it in ("queue", "tone")
-    ]
-
-    assert [it.labels for it in data] == [("a", "b"), ("x", "y")]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ ROWS = [
 ]
 CLASSES = Features({"text": Value("string"), "label": ClassLabel(names=["harsh", "kind"])})
 DATASET = Dataset.from_list(ROWS).cast(CLASSES)
+TWICE = ["text", "label", "label"]
 
 
 @pytest.mark.parametrize(
@@ -104,22 +105,6 @@ def test_decimals_of_a_frame_are_values() -> None:
     assert labels == {it / 4 for it in range(8)}
 
 
-def test_a_number_of_endless_digits_is_no_label() -> None:
-    rows = [{"text": "one", "label": 10**5000}, {"text": "two", "label": "a"}]
-
-    with pytest.raises(NunatakError, match="must have 1 to 200 characters"):
-        load_task_data(rows)
-
-
-def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
-    frame = pd.DataFrame([{**row, "text_pair": None} for row in ROWS])
-    frame.loc[0, "text_pair"] = "a lot"
-
-    _, read = load_labelled(frame)
-
-    assert [it.example.text_pair for it in read] == ["a lot", *[None] * 5]
-
-
 @pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan"), pd.NA, pd.NaT])
 def test_a_missing_value_of_a_row_is_that_of_a_frame(tmp_path: Path, missing: object) -> None:
     rows = [{**row, "text_pair": missing} for row in ROWS]
@@ -131,22 +116,6 @@ def test_a_missing_value_of_a_row_is_that_of_a_frame(tmp_path: Path, missing: ob
     assert [it.example.text_pair for it in read] == [None] * len(ROWS)
     (rejected,) = (tmp_path / "bad.jsonl").read_text().splitlines()
     assert rejected.startswith('{"place": "train[0]", "code": "invalid_row", ')
-
-
-def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:
-    frame = pd.DataFrame({"text": [*"abcde"], "label": ["x", None, "y", "x", "y"]})
-
-    with pytest.raises(NunatakError, match=r"train\[1\]: 'label' must be .*, got nothing"):
-        load_task_data(frame)
-
-
-def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
-    names = ["text", "label", "label"]
-    frame = pd.DataFrame([["a", "x", "y"], ["b", "y", "x"]], columns=names)
-
-    for it in (frame, pa.table([["a", "b"], ["x", "y"], ["y", "x"]], names)):
-        with pytest.raises(NunatakError, match="'label' occurs twice"):
-            load_task_data(it)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +131,13 @@ def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
         ({"dev": ROWS}, "expected the part train"),
         ([{"text": "a"}], r"train\[0\]: no column 'label'"),
         ([], "there are no train examples"),
+        (
+            pd.DataFrame({"text": [*"abcde"], "label": ["x", None, "y", "x", "y"]}),
+            r"train\[1\]: 'label' must be .*, got nothing",
+        ),
+        (pd.DataFrame([["a", "x", "y"]], columns=TWICE), "'label' occurs twice"),
+        (pa.table([["a"], ["x"], ["y"]], TWICE), "'label' occurs twice"),
+        ([{"text": "one", "label": 10**5000}], "must have 1 to 200 characters"),
     ],
 )
 def test_what_is_no_rows_is_refused_with_what_was_expected(data: Data, problem: str) -> None:

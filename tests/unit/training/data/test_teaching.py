@@ -168,14 +168,6 @@ def test_a_label_that_the_teacher_does_not_have_is_a_bad_row() -> None:
         taught([*rows, {"text": "odd", "label": "maybe"}], teacher=asked_by([]))
 
 
-def test_an_error_of_the_teacher_ends_the_reading() -> None:
-    def ask(_: Sequence[TextInput]) -> Iterator[Mapping[str, float]]:
-        raise NunatakError("teacher_failed", problem="HTTP 401")
-
-    with raises("teacher_failed"):
-        taught(GOOD, teacher=asked_by([], ask=ask))
-
-
 @pytest.mark.parametrize(
     ("kind", "teacher"),
     [

@@ -9,6 +9,7 @@ from nunatak_training.data import (
     DataProblem,
     Example,
     ExampleSet,
+    Label,
     LabelSet,
     TaskData,
     data_warnings,
@@ -23,19 +24,21 @@ SHIPPED = sorted(
 )
 
 
-def examples(*rows: tuple[str, str], pair: str | None = None) -> ExampleSet:
+def examples(*rows: tuple[str, Label], pair: str | None = None) -> ExampleSet:
     return ExampleSet(
         examples=tuple(Example(text=text, text_pair=pair, label=label) for text, label in rows)
     )
 
 
 def data_of(
-    train: ExampleSet, dev: ExampleSet | None = None, test: ExampleSet | None = None
+    train: ExampleSet,
+    dev: ExampleSet | None = None,
+    test: ExampleSet | None = None,
+    kind: TaskKind = TaskKind.SINGLE_LABEL,
 ) -> TaskData:
     labels = tuple(sorted({str(example.label) for example in train.examples}))
-    return TaskData(
-        name="toy", train=train, dev=dev or examples(("q", "a")), test=test, labels=labels
-    )
+    dev = dev or examples(("q", "a"))
+    return TaskData(name="toy", kind=kind, train=train, dev=dev, test=test, labels=labels)
 
 
 CLEAN = (("one", "a"), ("two", "b"), ("three", "a"))
@@ -86,25 +89,16 @@ def test_one_text_with_two_labels_is_a_contradiction() -> None:
     assert warning.found == "1 text, such as 'one'"
 
 
-def test_one_text_with_two_values_is_no_contradiction() -> None:
-    train = ExampleSet(examples=(Example(text="one", label=1.0), Example(text="one", label=2.0)))
-    data = TaskData(name="toy", kind=TaskKind.REGRESSION, train=train, dev=train, labels=("value",))
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [(TaskKind.REGRESSION, (1.0, 2.0)), (TaskKind.MULTI_LABEL, (LabelSet(names=("a", "b")),) * 2)],
+)
+def test_values_and_equal_sets_of_labels_are_no_contradiction(
+    kind: TaskKind, labels: tuple[Label, ...]
+) -> None:
+    train = examples(*(("one", it) for it in labels))
 
-    assert DataProblem.CONTRADICTION not in problems(data)
-
-
-def test_equal_label_sets_do_not_contradict_each_other() -> None:
-    both = LabelSet(names=("a", "b"))
-    train = ExampleSet(examples=(Example(text="one", label=both), Example(text="one", label=both)))
-    data = TaskData(
-        name="toy",
-        kind=TaskKind.MULTI_LABEL,
-        train=train,
-        dev=ExampleSet(examples=(Example(text="two", label=both),)),
-        labels=("a", "b"),
-    )
-
-    assert problems(data) == []
+    assert problems(data_of(train, examples(("two", labels[0])), kind=kind)) == []
 
 
 @pytest.mark.parametrize("label", [" a", "a ", "a\u00a0"])

@@ -14,7 +14,7 @@ from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training.cache import CHECKPOINTS_FOLDER, SUFFIX
+from nunatak_training.cache import SUFFIX
 from nunatak_training.data.examples import Teacher
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
@@ -175,19 +175,6 @@ def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path
     assert due == [False, True, False, True]
 
 
-def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path) -> None:
-    with held_checkpoint("run", tmp_path) as checkpoint:
-        assert checkpoint.load() is None
-        checkpoint.save(SavedState(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
-        held = checkpoint.load()
-        checkpoint.discard()
-
-        assert held is not None
-        assert held.facts == '{"step": 1}'
-        assert held.tensors["weight"].equal(torch.ones(2))
-        assert checkpoint.load() is None
-
-
 def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     began, now = before + 2, before + 1
@@ -233,30 +220,36 @@ def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
+@pytest.mark.parametrize("blocked", ["", f"checkpoints/run{SUFFIX}"], ids=["folder", "file"])
+def test_a_place_that_cannot_be_used_is_an_error_that_names_it(
+    tmp_path: Path, blocked: str
+) -> None:
+    cache = tmp_path / "cache"
+    if blocked:
+        (cache / blocked).mkdir(parents=True)
+    else:
+        cache.write_text("")
 
-    with raises("cache_unusable", match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
-        pass
+    with (
+        raises("cache_unusable", match="NUNATAK_CACHE") as caught,
+        held_checkpoint("run", cache) as checkpoint,
+    ):
+        checkpoint.load()
 
-
-def test_a_checkpoint_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with held_checkpoint("run", tmp_path) as checkpoint:
-        blocked = tmp_path / CHECKPOINTS_FOLDER / f"run{SUFFIX}"
-        blocked.mkdir()
-
-        with raises("cache_unusable", match="NUNATAK_CACHE") as caught:
-            checkpoint.load()
-
-    assert str(blocked) in str(caught.value)
+    assert str(cache / blocked) in str(caught.value)
 
 
 def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
     recipe = recipe_of(HeadOnly())
+    modern = tiny_backbone(num_layers=2, family="modernbert")
     keys = {
-        run_key({"tone": DATA}, recipe, BACKBONE),
-        run_key({"tone": DATA}, recipe, BACKBONE),
+        # The dense block from which every head of this family starts.
+        *(
+            run_key({"tone": replace(DATA, kind=kind)}, recipe, backbone)
+            for backbone in (modern, replace(modern, pooler=modern.layers[0].qkv))
+            for kind in (DATA.kind, TaskKind.TOKEN_CLASSIFICATION)
+        ),
+        *(run_key({"tone": DATA}, recipe, BACKBONE) for _ in range(2)),
         run_key({"other": DATA}, recipe, BACKBONE),
         run_key({"tone": toy_data(num_train=32)}, recipe, BACKBONE),
         run_key({"tone": replace(DATA, teacher=TEACHER)}, recipe, BACKBONE),
@@ -267,17 +260,4 @@ def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
         run_key({"tone": DATA}, recipe, replace(BACKBONE, pooler=BACKBONE.layers[0].qkv)),
     }
 
-    assert len(keys) == 9
-
-
-def test_the_dense_block_from_which_every_head_starts_names_the_run() -> None:
-    modern = tiny_backbone(num_layers=2, family="modernbert")
-    recipe, changed = recipe_of(HeadOnly()), replace(modern, pooler=modern.layers[0].qkv)
-
-    keys = {
-        run_key({"tone": replace(DATA, kind=kind)}, recipe, backbone)
-        for backbone in (modern, changed)
-        for kind in (DATA.kind, TaskKind.TOKEN_CLASSIFICATION)
-    }
-
-    assert len(keys) == 4
+    assert len(keys) == 4 + 9

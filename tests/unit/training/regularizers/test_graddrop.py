@@ -189,13 +189,6 @@ def test_gradient_that_is_no_number_does_not_hide_behind_a_mask() -> None:
     assert gradient(tensors["layers.0.qkv"]).isnan().all()
 
 
-def test_epochs_are_drawn_without_replacement_in_equal_parts() -> None:
-    drawn = draw_epochs(torch.zeros(20, 10), NUM_EPOCHS, torch.Generator().manual_seed(0))
-
-    assert drawn.shape == (20, 10)
-    assert torch.equal(drawn.flatten().long().bincount(), torch.tensor([0, 40, 40, 40, 40, 40]))
-
-
 def test_epochs_are_drawn_in_random_places() -> None:
     first, second = (
         draw_epochs(torch.zeros(1000), 2, torch.Generator().manual_seed(seed)) for seed in (0, 1)

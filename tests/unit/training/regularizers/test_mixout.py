@@ -71,15 +71,6 @@ def test_weights_are_pretrained_or_scaled_so_that_their_mean_stays() -> None:
     assert mixed.mean().item() == pytest.approx(OWN, abs=5 * deviation * (away - PRETRAINED))
 
 
-def test_before_any_training_the_mixture_is_the_pretrained_model() -> None:
-    tensors = tuned()
-    mixout = Mixout(tensors, RATE, torch.Generator().manual_seed(0))
-
-    mixout.before_forward()
-
-    assert all((tensor == PRETRAINED).all() for tensor in tensors.values())
-
-
 def test_embeddings_biases_and_head_are_not_mixed() -> None:
     tensors = tuned()
 
@@ -161,44 +152,35 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [it for it in NAMES if it is not RegularizerName.NONE and not it.startswith("gradfreeze")],
-)
-def test_gradient_dropout_and_mixout_take_the_place_of_dropout(name: RegularizerName) -> None:
-    assert recipe_of(name, TopK(num_layers=2)).dropout == 0.0
-    with pytest.raises(InvalidRecipeError, match="replaces dropout"):
-        recipe_of(name, TopK(num_layers=2), dropout=0.1)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_but_gradual_unfreezing_take_the_place_of_dropout(name: RegularizerName) -> None:
+    usual = default_recipe(TopK(num_layers=2)).dropout
+    assert usual > 0
+    keeps = name is RegularizerName.NONE or name.startswith("gradfreeze")
 
-
-@pytest.mark.parametrize("name", [RegularizerName.NONE, RegularizerName.GRADFREEZE_TOPDOWN])
-def test_others_keep_dropout(name: RegularizerName) -> None:
-    assert (
-        recipe_of(name, TopK(num_layers=2)).dropout
-        == default_recipe(TopK(num_layers=2)).dropout
-        > 0
-    )
-
-
-@pytest.mark.parametrize("name", NAMES[1:])
-def test_head_has_no_layers_to_regularize(name: RegularizerName, backbone: Backbone) -> None:
-    with pytest.raises(InvalidRecipeError, match="method head tunes none"):
-        trained(recipe_of(name, HeadOnly()), backbone)
+    assert recipe_of(name, TopK(num_layers=2)).dropout == (usual if keeps else 0.0)
+    if not keeps:
+        with pytest.raises(InvalidRecipeError, match="replaces dropout"):
+            recipe_of(name, TopK(num_layers=2), dropout=0.1)
 
 
 @pytest.mark.parametrize(
-    "name", [it for it in NAMES if it.startswith(("anneal", "graddrop-epoch", "gradfreeze"))]
+    ("name", "method", "epochs", "problem"),
+    [
+        *((it, HeadOnly(), 2, "method head tunes none") for it in NAMES[1:]),
+        *(
+            (it, TopK(num_layers=2), 1, "needs at least 2, got 1")
+            for it in NAMES
+            if it.startswith(("anneal", "graddrop-epoch", "gradfreeze"))
+        ),
+        (RegularizerName.GRADFREEZE_TOPDOWN, TopK(num_layers=1), 2, "at least 2 tuned layers"),
+    ],
 )
-def test_one_epoch_is_too_few_for_what_goes_by_epochs(
-    name: RegularizerName, backbone: Backbone
+def test_a_regularizer_without_layers_or_epochs_to_go_by_is_refused(
+    name: RegularizerName, method: Method, epochs: int, problem: str, backbone: Backbone
 ) -> None:
-    with pytest.raises(InvalidRecipeError, match="needs at least 2, got 1"):
-        trained(recipe_of(name, TopK(num_layers=2), epochs=1), backbone)
-
-
-def test_one_layer_cannot_be_unfrozen_gradually(backbone: Backbone) -> None:
-    with pytest.raises(InvalidRecipeError, match="at least 2 tuned layers"):
-        trained(recipe_of(RegularizerName.GRADFREEZE_TOPDOWN, TopK(num_layers=1)), backbone)
+    with pytest.raises(InvalidRecipeError, match=problem):
+        trained(recipe_of(name, method, epochs=epochs), backbone)
 
 
 def test_mixout_of_vectors_alone_is_refused() -> None:

@@ -95,24 +95,16 @@ CASES = {
         wrong=lambda it: float(-(it % 2)),
         per_unit=2,
     ),
+    TaskKind.REGRESSION: Case(
+        labels=(), metric=Metric.SPEARMAN, label=float, right=float, wrong=lambda it: -float(it)
+    ),
 }
-REGRESSION = Case(
-    labels=(), metric=Metric.SPEARMAN, label=float, right=float, wrong=lambda it: -float(it)
-)
-KINDS = pytest.mark.parametrize("kind", CASES, ids=str)
-ALL_KINDS = pytest.mark.parametrize(
-    ("kind", "case"),
-    [
-        pytest.param(*it, id=it[0].value)
-        for it in (*CASES.items(), (TaskKind.REGRESSION, REGRESSION))
-    ],
-)
 
 
 def compared(
     kind: TaskKind, before: Sequence[ExampleAnswer], after: Sequence[ExampleAnswer]
 ) -> ConvertedScore:
-    case = CASES.get(kind, REGRESSION)
+    case = CASES[kind]
     examples = case.examples(range(len(before)))
     first, second = (
         (evaluation_of(kind, case.labels, examples, said), said) for said in (before, after)
@@ -120,7 +112,7 @@ def compared(
     return compare(case.metric, examples, first, second)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [it for it in CASES if it is not TaskKind.REGRESSION], ids=str)
 @pytest.mark.parametrize(("num_lost", "is_kept"), [(0, True), (1, True), (2, False)])
 def test_a_loss_of_exactly_the_tolerance_is_kept_and_more_is_refused(
     kind: TaskKind,
@@ -139,7 +131,7 @@ def test_a_loss_of_exactly_the_tolerance_is_kept_and_more_is_refused(
 
 
 def moved(by: Callable[[float], float]) -> ConvertedScore:
-    before = REGRESSION.said(range(COUNT))
+    before = CASES[TaskKind.REGRESSION].said(range(COUNT))
     after = [replace(it, value=by(float(str(it.value)))) for it in before]
     return compared(TaskKind.REGRESSION, before, after)
 
@@ -176,7 +168,7 @@ def test_the_f1_of_a_label_is_compared_by_that_label() -> None:
     assert (found.before, found.after) == (1.0, 0.0)
 
 
-@ALL_KINDS
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
 def test_examples_show_a_loss_only_if_there_are_enough(kind: TaskKind, case: Case) -> None:
     for units, problem in ((1, "at least 50"), (49, "at least 50"), (50, None)):
         numbers = range(units * case.per_unit)
@@ -185,7 +177,7 @@ def test_examples_show_a_loss_only_if_there_are_enough(kind: TaskKind, case: Cas
         assert (found is None) == (problem is None), kind
 
 
-@ALL_KINDS
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
 def test_examples_of_one_label_show_no_loss(kind: TaskKind, case: Case) -> None:
     if kind is TaskKind.QUESTION_ANSWERING:
         case = replace(case, label=unanswered)
@@ -201,7 +193,7 @@ def test_examples_of_one_label_show_no_loss(kind: TaskKind, case: Case) -> None:
     )
 
 
-@ALL_KINDS
+@pytest.mark.parametrize(("kind", "case"), CASES.items(), ids=str)
 def test_an_original_of_one_answer_shows_no_loss(kind: TaskKind, case: Case) -> None:
     numbers = range(COUNT * case.per_unit)
     said = [replace(it, value=case.right(0)) for it in case.said(numbers)]

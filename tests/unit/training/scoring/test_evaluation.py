@@ -1,5 +1,6 @@
 """Evaluation against scikit-learn, and against plain loops where scikit-learn has no function."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
+from nunatak_contract.enums import IntervalMethod
+from nunatak_contract.evidence import MetricRecord
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -38,15 +41,16 @@ from nunatak_training.scoring.evaluation import (
 )
 from nunatak_training.scoring.statistics import (
     Item,
+    Statistics,
     Values,
     entities_in,
     exact_match,
+    mean_of,
     ndcg,
     overlap_f1,
     pearson,
     reciprocal_rank,
     spearman,
-    uses_bio,
 )
 
 LABELS = ("a", "b", "c", "never")
@@ -243,6 +247,7 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
     found = evaluation_of(TaskKind.RANKING, (), examples_of(expected), said)
 
     assert found.scores[Metric.MRR].value == pytest.approx((1 + 1 / 2) / 2)
+    assert found.scores[Metric.NDCG].value == pytest.approx((1 + 1 / math.log2(3)) / 2)
     assert found.misses == (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -266,11 +271,6 @@ def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
 )
 def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Item]) -> None:
     assert entities_in(tags.split()) == entities
-
-
-def test_tags_of_words_are_no_entities() -> None:
-    assert uses_bio(["B-PER", "O"])
-    assert not uses_bio(["NOUN", "VERB", "O"])
 
 
 @pytest.mark.parametrize(
@@ -324,16 +324,6 @@ def test_ndcg_matches_scikit_learn(seed: int) -> None:
     assert ndcg(many, many) == 1.0
 
 
-def test_single_document_is_in_its_place() -> None:
-    assert ndcg(np.array([1.0]), np.array([-3.0])) == 1.0
-
-
-def test_reciprocal_rank_is_of_the_first_relevant_document() -> None:
-    gains = np.array([0.0, 2.0, 0.0, 1.0])
-
-    assert reciprocal_rank(gains, np.array([9.0, 1.0, 8.0, 7.0])) == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize("score", [ndcg, reciprocal_rank])
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_scores_earn_nothing_whatever_the_order_of_the_documents(
@@ -368,35 +358,53 @@ def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scores_of_label_sets_match_scikit_learn(seed: int) -> None:
-    source = np.random.default_rng(seed)
-    expected, predicted = (source.random((2, NUM_UNITS, NUM_LABELS)) < 0.4).astype(int)
-    right, said = ([[*map(str, it.nonzero()[0])] for it in side] for side in (expected, predicted))
-
-    found = label_set_statistics(NUMBERS, right, said, "2")
-
-    assert {name: found.value(name) for name in found.by_metric} == pytest.approx(
-        {
-            Metric.F1_MICRO: f1_score(expected, predicted, average="micro"),
-            Metric.F1_MACRO: f1_score(expected, predicted, average="macro"),
-            Metric.ACCURACY: accuracy_score(expected, predicted),
-            Metric.F1: f1_score(expected[:, 2], predicted[:, 2]),
-        }
-    )
-
-
-def test_labels_that_never_occur_do_not_lower_the_mean() -> None:
-    assert label_pair_statistics(NUMBERS, "01", "01").value(Metric.F1_MACRO) == 1.0
-
-
 @pytest.mark.parametrize("metric", [Metric.F1_MICRO, Metric.F1_MACRO])
 def test_nothing_expected_and_nothing_predicted_scores_zero(metric: Metric) -> None:
     assert label_set_statistics("ab", [[]], [[]]).value(metric) == 0.0
 
 
-@pytest.mark.parametrize(("positive", "f1"), [("b", 4 / 5), ("c", 0.0)])
-def test_f1_is_for_the_positive_label(positive: str, f1: float) -> None:
-    found = label_pair_statistics("abc", "aaabbc", "aabbba", positive)
+def share_of_ones(num_units: int, share: float, *, is_proportion: bool = False) -> Statistics:
+    values = (np.arange(num_units) < share * num_units).astype(float)
+    return Statistics(
+        num_units=num_units,
+        by_metric={Metric.ACCURACY: mean_of(values)},
+        proportions=frozenset({Metric.ACCURACY} if is_proportion else ()),
+    )
 
-    assert found.value(Metric.F1) == pytest.approx(f1)
+
+def score_of(statistics: Statistics, *, seed: int = 0) -> MetricRecord:
+    examples = ExampleSet(examples=(Example(text="x", label="a"),) * statistics.num_units)
+    return statistics.scores([Metric.ACCURACY], examples, seed=seed)[Metric.ACCURACY]
+
+
+def test_a_perfect_proportion_of_few_examples_leaves_doubt() -> None:
+    found = score_of(share_of_ones(31, 1.0, is_proportion=True))
+
+    assert found.interval is not None
+    assert found.interval[0] < 0.9
+    assert found.interval[1] == 1.0
+    assert found.interval_method is IntervalMethod.WILSON
+
+
+@pytest.mark.parametrize("num_units", [100, 2500])
+def test_interval_of_a_mean_by_bootstrap_is_that_of_theory(num_units: int) -> None:
+    found = score_of(share_of_ones(num_units, 0.8))
+
+    half = 1.96 * math.sqrt(0.8 * 0.2 / num_units)
+    assert found.interval == pytest.approx((0.8 - half, 0.8 + half), abs=half / 5)
+    assert found.interval_method is IntervalMethod.BOOTSTRAP
+
+
+def test_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
+    first, again, other = (score_of(share_of_ones(50, 0.5), seed=it).interval for it in (1, 1, 2))
+
+    assert first == again != other
+
+
+@pytest.mark.parametrize("value", [1.0, pytest.param(1 / math.log2(3), id="rounded")])
+def test_a_bootstrap_whose_resamples_all_agree_claims_no_interval(value: float) -> None:
+    equal = mean_of(np.full(7, value))
+
+    found = score_of(Statistics(num_units=7, by_metric={Metric.ACCURACY: equal}))
+
+    assert found.interval is found.interval_method is None

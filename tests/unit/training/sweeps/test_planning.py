@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
+from doubles.examples import toy_data, toy_examples, write_jsonl
 from doubles.refusals import raises
 from doubles.sweeps import QUICK, toy_runs
-from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
+from nunatak_contract.methods import Lora
 from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
-from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import RegularizerName, RegularizerSettings
 from nunatak_training.sweeps.planning import Run, cut_data, read_grid
 from nunatak_training.sweeps.reporting import method_label
 from nunatak_training.sweeps.results import Cut
@@ -102,19 +100,14 @@ def test_every_change_of_the_result_changes_the_digest(
     assert not set(digests(toy_runs(folder))) & set(digests(toy_runs(folder, **changes)))
 
 
-def test_names_of_sweep_task_and_folder_do_not_change_the_digest(
+def test_names_of_sweep_task_folder_and_columns_do_not_change_the_digest(
     folder: Path, tmp_path: Path
 ) -> None:
-    moved = tmp_path / "elsewhere.jsonl"
-    dev = tmp_path / "dev.jsonl"
-    write_jsonl(moved, rows_of(toy_examples(24, seed=1)))
-    write_jsonl(dev, rows_of(toy_examples(8, seed=2)))
-    other = toy_runs(
-        folder,
-        name="other",
-        tasks=[{"name": "moved", "data": str(moved), "dev": str(dev)}],
-        data_root=None,
-    )
+    moved: dict[str, JsonValue] = {"text_column": "message", "label_column": "intent"}
+    for seed, (part, count) in enumerate({"data": 24, "dev": 8}.items(), start=1):
+        rows = [{"message": it.text, "intent": it.label} for it in toy_examples(count, seed=seed)]
+        moved[part] = str(write_jsonl(tmp_path / f"{part}.jsonl", rows))
+    other = toy_runs(folder, name="other", tasks=[{"name": "moved", **moved}], data_root=None)
 
     assert digests(other) == digests(toy_runs(folder))
 
@@ -127,19 +120,23 @@ def test_two_names_for_the_same_runs_are_refused(folder: Path) -> None:
 
 
 def test_innermost_setting_wins(folder: Path) -> None:
+    outer = dict.fromkeys(("weight_decay", "warmup_share", "dropout", "learning_rate"), 0.5)
     (run,) = toy_runs(
         folder,
-        recipe={**QUICK, "batch_size": 2, "weight_decay": 0.5, "warmup_share": 0.5, "dropout": 0.5},
+        recipe={**QUICK, **outer, "batch_size": 2, "seed": 7},
         tasks=[
             {"name": "toy", "recipe": {"weight_decay": 0.4, "warmup_share": 0.4, "dropout": 0.4}}
         ],
         methods=[{"kind": "head", "recipe": {"warmup_share": 0.3, "dropout": 0.3}}],
-        regularizers=[{"name": "none", "recipe": {"dropout": 0.2}}],
+        regularizers=[{"name": "none", "recipe": {"dropout": 0.2, "seed": 6}}],
+        learning_rates=[0.1],
+        seeds=[3],
     )
 
     recipe = run.description.recipe
     assert (recipe.batch_size, recipe.weight_decay) == (2, 0.4)
     assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
+    assert (recipe.learning_rate, recipe.seed) == (0.1, 3)
 
 
 def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(folder: Path) -> None:
@@ -151,12 +148,6 @@ def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(folder: 
 
     recipe = run.description.recipe
     assert (recipe.seed, recipe.regularizer.name) == (7, "mixout")
-
-
-def test_named_axes_win_over_the_recipe(folder: Path) -> None:
-    (run,) = toy_runs(folder, seeds=[3], recipe={**QUICK, "seed": 7})
-
-    assert run.description.recipe.seed == 3
 
 
 def test_axes_at_their_defaults_and_named_ones_of_the_same_values_are_the_same_runs(
@@ -193,48 +184,6 @@ def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lis
     ]  # fmt: skip
 
 
-def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path) -> None:
-    runs = toy_runs(
-        folder,
-        recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
-        overrides={"regularizer.name": "graddrop"},
-    )
-
-    expected = RegularizerSettings(name=RegularizerName.GRADDROP)
-    assert runs
-    assert all(run.description.recipe.regularizer == expected for run in runs)
-
-
-def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with raises("invalid_method", match="the backbone has 3 layers"):
-        toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
-
-
-def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: Path) -> None:
-    with pytest.raises(InvalidRecipeError, match="positive_label"):
-        toy_runs(folder, recipe={"metric": "f1"})
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ({"kind": "topk", "frozen": [0]}, TopK(num_layers=3)),
-        ({"kind": "topk", "frozen": [3]}, HeadOnly()),
-        (
-            {"kind": "lora", "targets": ["key", "value"], "alpha": 2},
-            Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        ),
-        ({"kind": "full"}, Full()),
-    ],
-)
-def test_methods_match_the_recipes(
-    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Lora | Full
-) -> None:
-    (run,) = toy_runs(folder, methods=[method])
-
-    assert run.description.recipe.method.kind == expected.kind.value
-
-
 DATA = toy_data(num_train=40, num_dev=20)
 
 
@@ -254,9 +203,12 @@ def test_no_cut_is_the_whole_data() -> None:
     assert cut.test is None
 
 
-def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file() -> None:
-    small, large = (cut_data(DATA, Cut(train=count)).train for count in (5, 15))
+def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file_with_all_labels() -> None:
+    data = replace(DATA, labels=(*DATA.labels, "rare"))
+    cuts = [cut_data(data, Cut(train=count)) for count in (5, 15)]
+    small, large = (it.train for it in cuts)
 
+    assert {it.labels for it in cuts} == {data.labels}
     assert len(small) == 5
     assert is_subsequence(texts(small), texts(large))
     assert is_subsequence(texts(large), texts(DATA.train))
@@ -282,12 +234,6 @@ def test_equal_texts_of_one_train_set_are_not_on_both_sides_of_the_cut() -> None
     assert len(cut.train) == 20
     assert len(cut.dev) > 10
     assert not set(texts(cut.train)) & set(texts(cut.dev))
-
-
-def test_labels_stay_as_in_the_whole_data() -> None:
-    data = replace(DATA, labels=(*DATA.labels, "rare"))
-
-    assert cut_data(data, Cut(train=5)).labels == data.labels
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Laws of running a sweep, in one process and in several."""
+"""Laws of running a sweep, in one process and in several, and of the folder of its results."""
 
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
@@ -8,6 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from doubles.refusals import raises
 from doubles.sweeps import ScriptedRunner, record_of, toy_runs
 from nunatak_contract.progress import Progress, shown_progress
 from nunatak_training.sweeps.planning import Run
@@ -57,43 +58,16 @@ def test_results_follow_the_names_and_places_of_the_sweep_file(
     assert found == {it.description.digest: ("tone", it.origin) for it in renamed}
 
 
-def test_columns_of_other_names_give_the_same_run(folder: Path, results: ResultsFolder) -> None:
-    other = folder / "other"
-    other.mkdir()
-    for path in (folder / "toy").iterdir():
-        text = path.read_text().replace('"text":', '"message":').replace('"label":', '"intent":')
-        (other / path.name).write_text(text)
-    columns: dict[str, JsonValue] = {"text_column": "message", "label_column": "intent"}
-
-    (run,) = toy_runs(folder)
-    (renamed,) = toy_runs(folder, tasks=[{"name": "toy", "data": "other", **columns}])
-    run_sweep([renamed], results, ScriptedRunner(), Progress())
-
-    assert renamed.description.digest == run.description.digest
-    assert [it.origin for it in results.records()] == [renamed.origin]
-
-
-def test_progress_begins_after_the_runs_that_were_done_before(
-    runs: tuple[Run, ...], results: ResultsFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results.add(record_of(runs[2], 0.5))
-
-    with shown_progress() as progress:
-        run_sweep(runs, results, ScriptedRunner(), progress)
-
-    first, *others = capsys.readouterr().err.splitlines()
-    assert first == "4 runs, 1 of them done before"
-    assert [f"({it} of 4 runs, " in line for it, line in enumerate(others, start=2)] == [True] * 3
-
-
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
-    runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
+    recipe: JsonValue = {"epochs": 2, "batch_size": 6, "max_length": 32}
+    runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8, recipe=recipe)
 
     (record,) = map(RunContext().run, runs)
 
     assert isinstance(record.outcome, Finished)
     assert record.outcome.test_scores.keys() == record.outcome.scores.keys()
     assert record.run.data.num_test == 8
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
 
 
 @pytest.mark.slow
@@ -123,15 +97,6 @@ def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
     assert obeyed(printed) == set()
 
 
-def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
-    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
-
-    record = RunContext().run(run)
-
-    assert isinstance(record.outcome, Finished)
-    assert [it.step for it in record.outcome.epochs] == [3, 6]
-
-
 @pytest.mark.parametrize("is_given", [False, True])
 def test_worker_that_dies_before_or_after_it_was_given_a_run_fails_it(
     runs: tuple[Run, ...], monkeypatch: pytest.MonkeyPatch, *, is_given: bool
@@ -153,3 +118,64 @@ def test_worker_that_dies_before_or_after_it_was_given_a_run_fails_it(
 
     assert isinstance(record.outcome, Failed)
     assert record.outcome.code == "worker_died"
+
+
+def test_what_was_added_is_read_back_as_it_was(
+    results: ResultsFolder, runs: tuple[Run, ...]
+) -> None:
+    records = [record_of(runs[0], 0.25, 0.5), record_of(runs[1])]
+    for record in (record_of(runs[0], 0.75), *records):
+        results.add(record)
+
+    ordered = sorted(records, key=lambda it: it.run.digest)
+    assert list(results.records()) == ordered
+    files = sorted(results.path.glob("*.jsonl"))
+    assert [it.stem for it in files] == [it.run.digest for it in ordered]
+    assert [it.read_text().partition("\n")[1:] for it in files] == [("\n", "")] * 2
+
+
+def test_half_written_file_is_no_result(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
+    results.path.mkdir()
+    (results.path / f"{runs[0].description.digest}.jsonl.partial").write_text('{"run": {"dig')
+
+    assert results.records() == ()
+    results.add(record_of(runs[0], 0.5))
+    assert len(results.records()) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no json", '{"run": 1}'])
+def test_file_that_no_sweep_wrote_is_named(results: ResultsFolder, content: str) -> None:
+    results.path.mkdir()
+    (results.path / "notes.jsonl").write_text(content)
+
+    with raises("corrupt_result", match=r"notes\.jsonl is no result"):
+        results.records()
+
+
+def test_result_under_the_digest_of_another_run_is_refused(
+    results: ResultsFolder, runs: tuple[Run, ...]
+) -> None:
+    results.add(record_of(runs[0], 0.5))
+    (path,) = results.path.glob("*.jsonl")
+    path.rename(path.with_stem(runs[1].description.digest))
+
+    with raises("corrupt_result", match="holds the run"):
+        results.records()
+
+
+def test_folder_is_held_by_one_sweep_at_a_time(results: ResultsFolder) -> None:
+    other = ResultsFolder(results.path)
+    with results.held(), raises("sweep_running", match="another sweep"), other.held():
+        pass
+    with other.held():
+        pass
+
+
+def test_dropped_failures_leave_the_others(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
+    finished = record_of(runs[0], 0.5)
+    results.add(finished)
+    results.add(record_of(runs[1]))
+
+    results.drop_failures()
+
+    assert results.records() == (finished,)

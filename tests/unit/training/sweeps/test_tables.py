@@ -63,34 +63,26 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(
     assert label_of(cells[0], cells) != label_of(cells[1], cells)
 
 
-def test_runs_on_other_examples_are_not_averaged_and_a_column_distinguishes_them(
-    tmp_path: Path,
+@pytest.mark.parametrize("column", ["data", "weights"])
+def test_runs_on_other_examples_or_weights_are_not_averaged_and_a_column_tells_them_apart(
+    tmp_path: Path, column: str
 ) -> None:
     folder = toy_folder(tmp_path)
     (before,) = toy_runs(folder)
-    write_jsonl(folder / "toy" / "train.jsonl", rows_of(toy_examples(24, seed=3)))
+    if column == "data":
+        write_jsonl(folder / "toy" / "train.jsonl", rows_of(toy_examples(24, seed=3)))
+    else:
+        save_tiny_backbone(folder / "backbone", num_layers=3, seed=9)
     (after,) = toy_runs(folder)
 
     cells = cells_of([record_of(before, 0.5), record_of(after, 0.9)])
 
     assert [cell.scores for cell in cells] == [(0.5,), (0.9,)]
     header, _, *rows = cells_markdown(cells).splitlines()
-    assert "| data |" in header
-    assert "weights" not in header
+    assert [f"| {it} |" in header for it in ("data", "weights")].count(True) == 1
+    assert f"| {column} |" in header
     assert len({row.split("|")[2] for row in rows}) == 2
     assert label_of(cells[0], cells) != label_of(cells[1], cells)
-
-
-def test_runs_on_other_weights_of_the_same_name_are_not_averaged(tmp_path: Path) -> None:
-    folder = toy_folder(tmp_path)
-    (before,) = toy_runs(folder)
-    save_tiny_backbone(folder / "backbone", num_layers=3, seed=9)
-    (after,) = toy_runs(folder)
-
-    cells = cells_of([record_of(before, 0.5), record_of(after, 0.9)])
-
-    assert [cell.scores for cell in cells] == [(0.5,), (0.9,)]
-    assert "| weights |" in cells_markdown(cells).splitlines()[0]
 
 
 def test_tasks_have_no_column_for_their_examples(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, served
-from nunatak_model import Alignment, Encoding
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -18,13 +17,15 @@ from nunatak_training.data import (
 )
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
-from nunatak_training.objectives.answering import (
+from nunatak_training.objectives.windows import (
     MAX_ANSWER_TOKENS,
+    NO_TARGET,
     NOWHERE,
     answer_tokens,
     best_span,
+    first_tokens,
+    log_probabilities,
 )
-from nunatak_training.objectives.tagging import NO_TARGET, first_tokens
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 CONTEXT = "ab cd ef gh"
@@ -92,20 +93,6 @@ def test_every_word_of_a_long_text_is_tagged_once() -> None:
     assert tagged == [0, 1] * 20
 
 
-def test_token_that_counts_the_space_before_a_word_is_its_first() -> None:
-    alignment = Alignment(
-        tokens=("<s>", "ab", " c", "d"),
-        offsets=((0, 0), (0, 2), (2, 4), (4, 5)),
-        text_ids=(None, 0, 0, 0),
-        word_ids=(None, 0, 1, 1),
-        continues_word=(False, False, False, True),
-    )
-    window = Encoding(token_ids=(0, 1, 2, 3), type_ids=(0,) * 4, alignment=alignment)
-    words = (Word(begin=0, end=2, tag="O"), Word(begin=3, end=5, tag="O"))
-
-    assert first_tokens([window], words) == ({0: 1, 1: 2},)
-
-
 def test_word_whose_first_character_the_tokenizer_drops_is_tagged() -> None:
     data = sentences(sentence(("ab", "O"), ("\u200bcd", "B-X"), (" e", "O")), labels=("B-X", "O"))
 
@@ -152,6 +139,9 @@ def test_every_answer_has_tokens_that_spell_it(family: TokenizerFamily) -> None:
         begin, end = window.alignment.offsets[first][0], window.alignment.offsets[last][1]
         # ModernBERT counts the space before a word as the word's.
         assert (example.text_pair or "")[begin:end].strip() == example.label.spans[0].text
+        row = torch.zeros(window.num_tokens, 2)
+        row[first, 0] = row[last, 1] = 1.0
+        assert best_span(window, log_probabilities(window, row))[1:] == (begin, end)
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)
