@@ -141,7 +141,7 @@ def upgrades(sheet: Sheet) -> Iterator[Figure]:
     """Kill -9 during upgrades of 500 versions, index in SQLite and in PostgreSQL."""
     numbers = itertools.count()
     both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
-    with scratch(in_memory=True) as folder, databases() as database:
+    with scratch(in_memory=True) as folder, databases() as database, fork_server() as forks:
         if database is None:
             return
         old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
@@ -155,7 +155,7 @@ def upgrades(sheet: Sheet) -> Iterator[Figure]:
                 return old.put(f"{place()}blobs={old.blobs}", dialect)
 
             kills, where = NUM_UPGRADE_KILLS, folder / dialect
-            tally = kill_upgrades(old, put_old, where, num_kills=kills, seed=SEED)
+            tally = kill_upgrades(forks, old, put_old, where, num_kills=kills, seed=SEED)
             print(tally.line())
             for name in ("injected", "survived", "lost", "wrong", "dangling", "problems"):
                 setattr(both, name, getattr(both, name) + getattr(tally, name))

@@ -103,7 +103,11 @@ def old(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> OldRegi
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_killed_upgrades_lose_nothing(
-    request: pytest.FixtureRequest, dialect: str, tmp_path: Path, old: OldRegistries
+    request: pytest.FixtureRequest,
+    dialect: str,
+    tmp_path: Path,
+    old: OldRegistries,
+    forks: ForkServer,
 ) -> None:
     numbers = count()
 
@@ -114,7 +118,7 @@ def test_killed_upgrades_lose_nothing(
             place = f"{server.create_database()}&"
         return old.put(f"{place}blobs={old.blobs}", dialect)
 
-    tally = kill_upgrades(old, new_location, tmp_path / "copies", num_kills=2, seed=45)
+    tally = kill_upgrades(forks, old, new_location, tmp_path / "copies", num_kills=2, seed=45)
 
     assert tally.is_clean, (tally.line(), tally.problems)
     assert tally.injected >= 2
