@@ -182,11 +182,13 @@ def scale(sheet: Sheet) -> Iterator[Figure]:
             fill(folder / name, count)
         small, large = (measure(folder / name, repeats=51) for name in ("small", "large"))
     goals = dict.fromkeys(("list_ms", "resolve_ms", "promote_ms"), "<= 20")
-    goals["open_ms"] = f"<= {2 * median(small.open_ms):.3g}"
+    goals["open_ms"] = f"<= {2 * median(small['open_ms']):.3g}"
     unit, start = f"ms with {NUM_VERSIONS} versions", "registry.scale"
     for name, goal in goals.items():
-        yield sheet.record(f"{start}.{name}", getattr(large, name), unit=unit, goal=goal)
-    yield sheet.record(f"{start}.promote_small_ms", small.promote_ms, unit="ms with 100 versions")
+        yield sheet.record(f"{start}.{name}", large[name], unit=unit, goal=goal)
+    yield sheet.record(
+        f"{start}.promote_small_ms", small["promote_ms"], unit="ms with 100 versions"
+    )
 
 
 def report(sheet: Sheet, identifier: str, tally: Tally, of_what: str) -> Figure:

@@ -185,13 +185,6 @@ def test_a_damaged_blob_of_the_source_is_not_copied(folders: Registries, tmp_pat
     assert target.tasks() == []
 
 
-def test_a_task_that_is_not_there_is_not_copied(folders: Registries) -> None:
-    source, target = folders
-
-    with raises("task_not_found"):
-        target.copies.take("nope", source.copies)
-
-
 def test_a_version_with_the_same_content_counts_as_there(folders: Registries) -> None:
     source, target = folders
     draft, blobs = make_draft(task="mood", seed=9)
