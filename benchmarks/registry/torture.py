@@ -141,7 +141,7 @@ def upgrades(sheet: Sheet) -> Iterator[Figure]:
     """Kill -9 during upgrades of 500 versions, index in SQLite and in PostgreSQL."""
     numbers = itertools.count()
     both = Tally(campaign="kill -9 of upgrades, SQLite and PostgreSQL", seed=SEED)
-    with scratch(in_memory=True) as folder, databases() as database:
+    with scratch(in_memory=True) as folder, databases() as database, fork_server() as forks:
         if database is None:
             return
         old = OldRegistries(folder, tiny_backbone(), num_versions=NUM_OLD_VERSIONS)
@@ -155,7 +155,7 @@ def upgrades(sheet: Sheet) -> Iterator[Figure]:
                 return old.put(f"{place()}blobs={old.blobs}", dialect)
 
             kills, where = NUM_UPGRADE_KILLS, folder / dialect
-            tally = kill_upgrades(old, put_old, where, num_kills=kills, seed=SEED)
+            tally = kill_upgrades(forks, old, put_old, where, num_kills=kills, seed=SEED)
             print(tally.line())
             for name in ("injected", "survived", "lost", "wrong", "dangling", "problems"):
                 setattr(both, name, getattr(both, name) + getattr(tally, name))
@@ -182,11 +182,13 @@ def scale(sheet: Sheet) -> Iterator[Figure]:
             fill(folder / name, count)
         small, large = (measure(folder / name, repeats=51) for name in ("small", "large"))
     goals = dict.fromkeys(("list_ms", "resolve_ms", "promote_ms"), "<= 20")
-    goals["open_ms"] = f"<= {2 * median(small.open_ms):.3g}"
+    goals["open_ms"] = f"<= {2 * median(small['open_ms']):.3g}"
     unit, start = f"ms with {NUM_VERSIONS} versions", "registry.scale"
     for name, goal in goals.items():
-        yield sheet.record(f"{start}.{name}", getattr(large, name), unit=unit, goal=goal)
-    yield sheet.record(f"{start}.promote_small_ms", small.promote_ms, unit="ms with 100 versions")
+        yield sheet.record(f"{start}.{name}", large[name], unit=unit, goal=goal)
+    yield sheet.record(
+        f"{start}.promote_small_ms", small["promote_ms"], unit="ms with 100 versions"
+    )
 
 
 def report(sheet: Sheet, identifier: str, tally: Tally, of_what: str) -> Figure:

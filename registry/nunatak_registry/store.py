@@ -1,4 +1,4 @@
-"""The registry: publish, resolve, promote, roll back and delete task versions.
+"""The registry: publish, resolve, promote, roll back and delete task versions, and try candidates.
 
 The order of writes makes the store safe. Blobs are durable before the row that refers to them, and
 outlive the row by a grace period. A killed process leaves at most a blob without a reference.
@@ -11,11 +11,22 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import TaskReference, check_alias_name, check_reader_name
 from nunatak_contract.record import problems_text
-from nunatak_registry.aliases import AliasEvent, AliasEventKind, Traffic, actor, check_expected
+from nunatak_registry.aliases import (
+    AliasEvent,
+    AliasEventKind,
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    Traffic,
+    actor,
+    check_candidate,
+    check_expected,
+)
 from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, BlobStore, digest_of
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.blobs.tensors import read_header
@@ -27,11 +38,11 @@ from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.index import Clock, Index
+from nunatak_registry.index.change import Change
+from nunatak_registry.index.index import Clock, Index, Store
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import parse_location
 from nunatak_registry.replicas import ReplicaStore
-from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import Upkeep
 
 
@@ -73,6 +84,81 @@ def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
         raise InvalidManifestError(
             f"the draft of {draft.task!r} is invalid: {problems_text(error)}"
         ) from error
+
+
+class RolloutStore(Store):
+    """The candidates of one registry."""
+
+    def set(
+        self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None
+    ) -> CandidateEvent:
+        """Let a version run next to an alias, in place of the earlier candidate of its role.
+
+        Compare-and-swap: `candidate_conflict` unless `expected_version` is the candidate of that
+        role now (0: none; None: any or none). An equal candidate stays as it is. Raises
+        `invalid_candidate` if the version cannot run there. `by` is the author of the change;
+        None: the user of the operating system.
+        """
+        task, alias, role = candidate.task, candidate.alias, candidate.role
+        with self._writing() as change:
+            base = TaskReference(task=task, version=change.require_alias(task, alias))
+            wanted = TaskReference(task=task, version=candidate.version)
+            check_candidate(
+                candidate, base=change.find(base).parse(), manifest=change.find(wanted).parse()
+            )
+            current = _expected(change, task, alias, role, expected_version)
+            if candidate == current:
+                return change.candidate_history(task, alias, role)[-1]
+            return self._change(change, CandidateEventKind.SET, candidate, by)
+
+    def end(
+        self,
+        task: str,
+        alias: str,
+        role: CandidateRole,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
+    ) -> CandidateEvent:
+        """End a candidate; the alias's own version gets all requests. Arguments as for `set`."""
+        with self._writing() as change:
+            change.require_alias(task, alias)
+            current = _expected(change, task, alias, role, expected_version)
+            if current is None:
+                raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
+            return self._change(change, CandidateEventKind.END, current, by)
+
+    def get(self, task: str, alias: str, role: CandidateRole) -> Candidate:
+        """Return the candidate of a role of an alias; raise `candidate_not_found` if none is."""
+        with self._index.reading() as snapshot:
+            snapshot.require_alias(task, alias)
+            found = snapshot.candidate(task, alias, role)
+        if found is None:
+            raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
+        return found
+
+    def history(self, task: str, alias: str) -> list[CandidateEvent]:
+        """Return every change of the candidates of an alias, oldest first."""
+        with self._index.reading() as snapshot:
+            snapshot.require_alias(task, alias)
+            return snapshot.candidate_history(task, alias)
+
+    def _change(
+        self, change: Change, kind: CandidateEventKind, candidate: Candidate, by: str | None
+    ) -> CandidateEvent:
+        event = CandidateEvent(kind=kind, candidate=candidate, at=self._clock(), by=actor(by))
+        change.change_candidate(event)
+        return event
+
+
+def _expected(
+    change: Change, task: str, alias: str, role: CandidateRole, version: int | None
+) -> Candidate | None:
+    """Return the candidate of a role, if it has the expected version."""
+    current = change.candidate(task, alias, role)
+    now = current.version if current else None
+    check_expected(version, now, task=task, alias=alias, role=role)
+    return current
 
 
 class Registry(Upkeep):

@@ -1,4 +1,4 @@
-"""The files in deploy/ name only settings, paths and routes that exist."""
+"""The files in deploy/ name only what exists, and Kubernetes, KEDA and llm-d accept theirs."""
 
 import configparser
 import re
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict, Field
 
 from doubles.access import access_by_route
 from nunatak_server.http.access import PREDICT, Access
@@ -20,12 +21,25 @@ HAPROXY = (DEPLOY / "haproxy" / "nunatak.cfg").read_text(encoding="utf-8")
 ENVOY = (DEPLOY / "envoy" / "nunatak.yaml").read_text(encoding="utf-8")
 FILES = [path for path in DEPLOY.rglob("*") if path.is_file()]
 VARIABLES = {f"NUNATAK_{name.upper()}" for name in ServerSettings.model_fields}
+KUBERNETES = DEPLOY / "kubernetes"
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 DEFAULTS = ServerSettings.model_construct()
+RELEASES = ("1.29", "1.37")
+"""The oldest and the newest release of Kubernetes that the files are for."""
 
 
-def manifests() -> dict[str, Any]:
-    text = (DEPLOY / "kubernetes" / "nunatak.yaml").read_text(encoding="utf-8")
-    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((KUBERNETES / name).read_text(encoding="utf-8")))
+
+
+OWN = [it for name in ("nunatak.yaml", "hpa.yaml") for it in documents(name)]
+MANIFESTS: dict[str, Any] = {it["kind"]: it for it in OWN}
+DEPLOYMENT = MANIFESTS["Deployment"]
+POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+STORES = documents("../helm/trial.yaml")
+(SCALED,) = documents("keda.yaml")
+(PICKER,) = documents("llm-d.yaml")
 
 
 def unit() -> configparser.ConfigParser:
@@ -39,10 +53,6 @@ def environment_file() -> dict[str, str]:
     lines = (DEPLOY / "systemd" / "nunatak.env").read_text(encoding="utf-8").splitlines()
     pairs = (line.partition("=") for line in lines if not line.startswith("#"))
     return {name: value for name, _, value in pairs}
-
-
-def pod() -> dict[str, Any]:
-    return manifests()["Deployment"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -63,9 +73,9 @@ def test_the_image_is_made_of_folders_that_exist() -> None:
 
     assert all((ROOT / name).exists() for name in copied)
     assert set(copied) == set(kept)
-    packages = re.findall(r'^  "(\w+)[/\w]*/nunatak_\w+",$', _pyproject(), flags=re.MULTILINE)
+    packages = re.findall(r'^  "(\w+)[/\w]*/nunatak_\w+",$', PYPROJECT, flags=re.MULTILINE)
     assert set(packages) <= set(copied)
-    hooks = re.findall(r'^path = "(\w+)/\w+\.py"$', _pyproject(), flags=re.MULTILINE)
+    hooks = re.findall(r'^path = "(\w+)/\w+\.py"$', PYPROJECT, flags=re.MULTILINE)
     assert len(hooks) == 1
     assert set(hooks) <= set(copied)
 
@@ -74,7 +84,7 @@ def test_the_image_takes_extras_that_exist() -> None:
     (extras,) = re.findall(r"'\.\[([\w,]+)\]'", DOCKERFILE)
 
     for extra in extras.split(","):
-        assert re.search(rf"^{extra} = \[", _pyproject(), flags=re.MULTILINE), extra
+        assert re.search(rf"^{extra} = \[", PYPROJECT, flags=re.MULTILINE), extra
 
 
 def test_the_unit_gives_a_server_the_time_to_end() -> None:
@@ -95,28 +105,26 @@ def test_the_units_values_are_settings_that_a_server_takes() -> None:
 
 
 def test_kubernetes_gives_a_server_the_time_to_end() -> None:
-    (container,) = pod()["containers"]
-    settings = {it["name"]: it["value"] for it in container["env"] if "value" in it}
+    settings = {it["name"]: it["value"] for it in CONTAINER["env"] if "value" in it}
     needed_s = int(settings["NUNATAK_DRAIN_DELAY_S"]) + int(settings["NUNATAK_GRACE_S"])
-    probe = container["readinessProbe"]
+    probe = CONTAINER["readinessProbe"]
 
-    assert pod()["terminationGracePeriodSeconds"] > needed_s
+    assert POD["terminationGracePeriodSeconds"] > needed_s
     assert int(settings["NUNATAK_DRAIN_DELAY_S"]) > probe["periodSeconds"] * (
         probe["failureThreshold"] + 1
     )
 
 
 def test_probes_ask_routes_that_need_no_key() -> None:
-    (container,) = pod()["containers"]
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert access_by_route()["GET", container[name]["httpGet"]["path"]] is None
+        assert access_by_route()["GET", CONTAINER[name]["httpGet"]["path"]] is None
 
 
 def test_the_service_finds_the_pods_and_leaves_the_environment_alone() -> None:
-    labels = manifests()["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
 
-    assert manifests()["Service"]["spec"]["selector"].items() <= labels.items()
-    assert pod()["enableServiceLinks"] is False
+    assert MANIFESTS["Service"]["spec"]["selector"].items() <= labels.items()
+    assert POD["enableServiceLinks"] is False
 
 
 def test_the_proxy_keeps_connections_for_less_time_than_the_server() -> None:
@@ -164,5 +172,106 @@ def test_haproxy_routes_each_task_by_its_name_alone() -> None:
             assert template.split("/")[3].partition(":")[0] == "{task}"
 
 
-def _pyproject() -> str:
-    return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+def check_scaled(document: dict[str, Any]) -> None:
+    """Raise unless KEDA's definition knows every field; a field that it ignores gets lost here."""
+    keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="needs KEDA's schemas")
+    kept = keda.ScaledObject.model_validate(document)
+    assert kept.model_dump(by_alias=True, exclude_unset=True, mode="json") == document
+
+
+def shown_metrics() -> set[str]:
+    """The metrics in the table of the guide, which another test compares with a server."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    kinds = re.findall(r"^\| `(nunatak_\w+)` \| (\w+) \|", text, flags=re.MULTILINE)
+    return {f"{name}_sum" if kind == "histogram" else name for name, kind in kinds}
+
+
+class Strict(BaseModel):
+    """The part of a configuration of llm-d that its documents describe; nothing else is allowed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+
+class Engine(Strict):
+    name: str
+    queued: str = Field(alias="queuedRequestsSpec")
+    running: str = Field(alias="runningRequestsSpec")
+
+
+class Extractor(Strict):
+    default_engine: str = Field(alias="defaultEngine")
+    engine_configs: list[Engine] = Field(alias="engineConfigs")
+
+
+class Source(Strict):
+    interval: str
+    families: list[str]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("document", [*OWN, *STORES], ids=lambda it: it["kind"])
+def test_kubernetes_accepts_each_object(document: dict[str, Any], release: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
+    kubernetes_validate.validate(document, release, strict=True)
+
+
+def test_keda_accepts_the_scaled_object() -> None:
+    check_scaled(SCALED)
+
+
+def test_the_trigger_has_what_keda_needs_of_prometheus() -> None:
+    (trigger,) = SCALED["spec"]["triggers"]
+
+    assert trigger["type"] == "prometheus"
+    assert {"serverAddress", "query", "threshold"} <= trigger["metadata"].keys()
+
+
+def test_every_scaler_scales_the_deployment() -> None:
+    for scaler in (SCALED, MANIFESTS["HorizontalPodAutoscaler"]):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert target["name"] == DEPLOYMENT["metadata"]["name"]
+        assert target.get("kind", "Deployment") == DEPLOYMENT["kind"]
+
+
+def test_every_queried_metric_exists() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in KUBERNETES.iterdir())
+    named = {it for text in texts for it in re.findall(r"\bnunatak_[a-z_]+", text)}
+    # The rule of prometheus-adapter gives this name to a rate.
+    named -= {"nunatak_queued_seconds_per_second"}
+
+    assert "nunatak_queue_seconds_sum" in named
+    assert named <= shown_metrics()
+
+
+def test_the_budget_lets_a_drain_of_nodes_go_on() -> None:
+    budget = MANIFESTS["PodDisruptionBudget"]
+
+    assert budget["spec"]["maxUnavailable"] < DEPLOYMENT["spec"]["replicas"]
+    assert budget["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]
+
+
+def test_the_registry_of_the_example_is_a_location_that_a_server_takes() -> None:
+    text = (KUBERNETES / "nunatak.yaml").read_text(encoding="utf-8")
+    (location,) = re.findall(r"NUNATAK_REGISTRY='(.+?)'", text)
+
+    assert location.startswith("postgresql+psycopg://")
+    assert "blobs=s3://" in location
+
+
+def test_the_picker_reads_the_gauges_of_waiting_and_running_requests() -> None:
+    plugins = {it["type"]: it.get("parameters", {}) for it in PICKER["plugins"]}
+    extractor = Extractor.model_validate(plugins["core-metrics-extractor"])
+    source = Source.model_validate(plugins["metrics-data-source"])
+    (engine,) = extractor.engine_configs
+
+    assert engine.name == extractor.default_engine
+    assert {engine.queued, engine.running} == set(source.families)
+
+
+def test_every_plugin_that_the_picker_names_is_declared() -> None:
+    declared = {it["type"] for it in PICKER["plugins"]}
+    (profile,) = PICKER["schedulingProfiles"]
+    (source,) = PICKER["dataLayer"]["sources"]
+    named = [*profile["plugins"], source, *source["extractors"]]
+
+    assert {it["pluginRef"] for it in named} == declared

@@ -125,11 +125,6 @@ def test_every_error_of_the_exchange_is_documented(code: str) -> None:
     assert f"`{code}`" in INTERCHANGE
 
 
-@pytest.mark.parametrize("code", sorted(OVER_HTTP))
-def test_every_error_code_is_documented(code: str) -> None:
-    assert f"`{code}`" in HTTP
-
-
 def test_the_documents_say_the_status_of_every_error_code() -> None:
     rows = re.findall(r"^\| (\d{3})(?:,[^|]*)? \| (.*) \|$", HTTP, re.MULTILINE)
     said = {(code, int(status)) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}

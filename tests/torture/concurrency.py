@@ -79,7 +79,6 @@ def work(
     seed: int,
     mutant: Mutant | None,
 ) -> None:
-    """Publish and promote in turn, and record the replies."""
     source = random.Random(f"{seed}/{worker}")
     with Registry.open(location) as registry, Path(log).open("w", encoding="utf-8") as file:
         start.wait(START_LIMIT_S)

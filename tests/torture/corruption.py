@@ -26,7 +26,6 @@ Answers = dict[str, bytes | str]
 
 
 def flip(source: random.Random, path: Path) -> None:
-    """Change one byte."""
     data = bytearray(path.read_bytes())
     position = source.randrange(len(data))
     data[position] ^= source.randrange(1, 256)
@@ -34,18 +33,15 @@ def flip(source: random.Random, path: Path) -> None:
 
 
 def truncate(source: random.Random, path: Path) -> None:
-    """Cut the end off."""
     data = path.read_bytes()
     rewrite(path, data[: source.randrange(len(data))])
 
 
 def lengthen(source: random.Random, path: Path) -> None:
-    """Append bytes."""
     rewrite(path, path.read_bytes() + source.randbytes(source.randrange(1, 100)))
 
 
 def garble(source: random.Random, path: Path) -> None:
-    """Invert a range of bytes."""
     data = bytearray(path.read_bytes())
     begin = source.randrange(len(data))
     end = min(len(data), begin + source.randrange(1, 512))
@@ -54,7 +50,6 @@ def garble(source: random.Random, path: Path) -> None:
 
 
 def swap(source: random.Random, path: Path) -> None:
-    """Exchange the contents of two blobs."""
     others = [other for other in path.parent.parent.glob("*/*") if other != path]
     other = source.choice(others)
     mine, theirs = path.read_bytes(), other.read_bytes()
@@ -70,24 +65,20 @@ def link(_: random.Random, path: Path) -> None:
 
 
 def pipe(_: random.Random, path: Path) -> None:
-    """Put a pipe in the file's place."""
     path.unlink()
     os.mkfifo(path)
 
 
 def folder(_: random.Random, path: Path) -> None:
-    """Put a folder in the file's place."""
     path.unlink()
     path.mkdir()
 
 
 def remove(_: random.Random, path: Path) -> None:
-    """Take the file away."""
     path.unlink()
 
 
 def add_file(source: random.Random, path: Path) -> None:
-    """Put a foreign file next to the blobs."""
     (path.parent / "README").write_bytes(source.randbytes(10))
 
 
@@ -105,8 +96,6 @@ def add_link(_: random.Random, path: Path) -> None:
 
 
 class Target(StrEnum):
-    """The damaged part."""
-
     BLOBS = "blobs"
     INDEX = "index"
 
@@ -183,7 +172,6 @@ def corrupt_stores(
 def examine(
     tally: Tally, store: Path, expected: Answers, target: Target, mutant: Mutant | None
 ) -> str | None:
-    """Return the faults of one damaged store."""
     try:
         with open_registry(str(store), mutant) as registry:
             findings = registry.verify(quarantine=True)

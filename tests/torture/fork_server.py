@@ -85,11 +85,12 @@ class ForkServer:
         *,
         fault: Fault | None = None,
         mutant: Mutant | None = None,
+        upgrades_into: Path | None = None,
         kill_when: Callable[[], object] | None = None,
         is_killed_from_birth: bool = False,
     ) -> Death:
         """Run operations in a new process; if `kill_when` is given, kill the process when it
-        returns.
+        returns. With `upgrades_into`, the process only upgrades the registry, and copies it there.
 
         `kill_when` is called once the process is ready, or at the start of the process on request.
         """
@@ -102,6 +103,7 @@ class ForkServer:
                     "log": str(self._log),
                     "fault": None if fault is None else asdict(fault),
                     "mutant": mutant,
+                    "upgrades_into": None if upgrades_into is None else str(upgrades_into),
                 }
             )
         )

@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 
 from doubles import statements
+from doubles.golden import OLDER_STEPS
 from nunatak_contract.errors import NunatakError
+from nunatak_registry.index.upgrade import STEPS, upgrade
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
@@ -30,6 +33,7 @@ FAILED, BROKEN = 3, 4
 def main() -> None:
     """Fork a process for every life asked for, until the input ends."""
     compile_statements()
+    STEPS.update(OLDER_STEPS)
     for line in iter(sys.stdin.readline, ""):
         life = json.loads(line)
         child = os.fork()
@@ -59,6 +63,9 @@ def live(life: Mapping[str, Any]) -> int:
     operations = [Operation(**fields) for fields in life["operations"]]
     mutant = Mutant(life["mutant"]) if life["mutant"] else None
     try:
+        if life["upgrades_into"]:
+            upgrade(life["location"], folder=Path(life["upgrades_into"]), tell=lambda _: None)
+            return 0
         with open_registry(life["location"], mutant) as registry:
             say("ready")
             arm(life["fault"])

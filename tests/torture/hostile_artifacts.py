@@ -21,7 +21,6 @@ from nunatak_versions import load_task
 from torture.tally import Tally
 
 LIMIT_S = 0.1
-REFUSALS = NunatakError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ def contents(folder: Path) -> dict[str, str]:
 def _outcome(attack: Attack) -> str:
     try:
         attack.launch()
-    except REFUSALS as error:
+    except NunatakError as error:
         return error.code
     except Exception as error:  # noqa: BLE001 - the campaign counts every error
         return f"{type(error).__name__}: {error}"

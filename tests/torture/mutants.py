@@ -20,8 +20,6 @@ from nunatak_registry.store import utc_now
 
 
 class Mutant(StrEnum):
-    """The planted bugs."""
-
     SKIP_FILE_SYNC = "skip-file-sync"
     SKIP_FOLDER_SYNC = "skip-folder-sync"
     SKIP_JOURNAL_SYNC = "skip-journal-sync"

@@ -29,7 +29,6 @@ class Operation:
     number: int = 0
 
     def run(self, registry: Registry) -> None:
-        """Make the call."""
         match self.kind:
             case "publish":
                 registry.publish(*draft_of(self.task, self.number))
@@ -72,7 +71,6 @@ class State:
     tasks: dict[str, TaskState] = field(default_factory=lambda: {t: TaskState() for t in TASKS})
 
     def after(self, operation: Operation) -> "State":
-        """Return the state that the operation leads to."""
         state = deepcopy(self)
         task = state.tasks[operation.task]
         match operation.kind:
@@ -97,7 +95,6 @@ class State:
         return state
 
     def observable(self) -> dict[str, object]:
-        """Return the content for a reader."""
         return {
             name: (
                 dict(sorted(task.versions.items())),

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,16 +18,6 @@ from nunatak_registry.store import number_draft
 
 NUM_TASKS = 100
 PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """Milliseconds of each call."""
-
-    list_ms: list[float]
-    resolve_ms: list[float]
-    promote_ms: list[float]
-    open_ms: list[float]
 
 
 def fill(folder: Path, num_versions: int) -> None:
@@ -70,8 +59,8 @@ def publish_in_turn(
     engine.dispose()
 
 
-def measure(folder: Path, *, repeats: int) -> Timings:
-    """Time each call, on tasks spread over the registry."""
+def measure(folder: Path, *, repeats: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each kind of call, on tasks spread over the registry."""
     with Registry.open(folder) as registry:
         newest = registry.task("task1").versions[-1]
 
@@ -81,12 +70,13 @@ def measure(folder: Path, *, repeats: int) -> Timings:
         def open_anew(_: int) -> None:
             Registry.open(folder).close()
 
-        return Timings(
-            list_ms=_times(lambda _: registry.tasks(), repeats),
-            resolve_ms=_times(lambda turn: registry.resolve(f"task{turn % NUM_TASKS}"), repeats),
-            promote_ms=_times(promote, repeats),
-            open_ms=_times(open_anew, repeats),
-        )
+        calls: dict[str, Callable[[int], object]] = {
+            "list_ms": lambda _: registry.tasks(),
+            "resolve_ms": lambda turn: registry.resolve(f"task{turn % NUM_TASKS}"),
+            "promote_ms": promote,
+            "open_ms": open_anew,
+        }
+        return {name: _times(call, repeats) for name, call in calls.items()}
 
 
 def _times(call: Callable[[int], object], repeats: int) -> list[float]:

@@ -138,7 +138,6 @@ def strike_every_step(
 
 
 def sampled(cases: Iterable[Case], number: int, seed: int) -> list[Case]:
-    """Return some of the cases."""
     every = list(cases)
     return random.Random(seed).sample(every, min(number, len(every)))
 

@@ -22,12 +22,10 @@ class Tally:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the registry survived all faults."""
         return self.injected == self.survived and not (self.lost or self.wrong or self.dangling)
 
     @property
     def failures(self) -> int:
-        """Number of broken laws."""
         return self.lost + self.wrong + self.dangling
 
     def note(self, problem: str) -> None:
@@ -36,7 +34,6 @@ class Tally:
             self.problems.append(problem)
 
     def line(self) -> str:
-        """Return the summary."""
         return (
             f"{self.campaign}: {self.injected} injected / {self.survived} survived / "
             f"{self.lost} lost / {self.wrong} wrong / {self.dangling} dangling (seed {self.seed})"

@@ -1,18 +1,14 @@
 """Kill -9 of upgrades at random times, on registries of many versions of the layout before."""
 
-import json
 import random
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import torch
-from sqlalchemy import URL, MetaData, insert
+from sqlalchemy import MetaData, insert
 
 from doubles.golden import FIRST, GOLDEN, UNDONE, Rows, engine_of, lost_rows, rows_of
 from doubles.tasks import tiny_task
@@ -20,17 +16,14 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
-from nunatak_registry.blobs.blobs import BlobStore
-from nunatak_registry.index.index import Index
-from nunatak_registry.store import number_draft
 from nunatak_versions import load_task
+from torture.fork_server import ForkServer, after_seconds
+from torture.scale import publish_in_turn
 from torture.tally import Tally
 
 BEFORE: Final = "2"
 NUM_TASKS: Final = 20
 TEXTS: Final = ("where is my parcel?", "all is well", "")
-PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
-LIFE_LIMIT_S = 60
 MAX_KILLS: Final = 3
 """Most kills of the upgrades of one registry."""
 
@@ -45,22 +38,12 @@ class OldRegistries:
     ) -> None:
         self.blobs, self.backbone = folder / "source" / "blobs", backbone
         source = folder / "source"
+        drafts = [
+            tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
+            for number in range(num_tasks)
+        ]
+        publish_in_turn(source, drafts, num_versions)
         with Registry.open(source) as registry:
-            drafts = [
-                tiny_task(backbone, task=f"task{number}", method=HeadOnly(), seed=number)
-                for number in range(num_tasks)
-            ]
-            store = BlobStore.open(str(self.blobs))
-            for _, blobs in drafts:
-                store.put(blobs["parameters"])
-            index = Index.open(URL.create("sqlite", database=str(source / "index.sqlite3")))
-            with index.writing() as change:
-                for number in range(num_versions):
-                    draft, _ = drafts[number % num_tasks]
-                    noted = draft.model_copy(update={"note": f"version {number}"})
-                    manifest = number_draft(noted, change.take_version(draft.task))
-                    change.add_version(manifest, PUBLISHED_AT)
-            index.close()
             for draft, _ in drafts:
                 registry.promote(draft.task, "prod", 2)
         self.answers = answers_of(str(source), backbone)
@@ -84,66 +67,47 @@ class OldRegistries:
 
 
 def kill_upgrades(
-    old: OldRegistries, new_location: Callable[[], str], scratch: Path, *, num_kills: int, seed: int
+    forks: ForkServer,
+    old: OldRegistries,
+    new_location: Callable[[], str],
+    scratch: Path,
+    *,
+    num_kills: int,
+    seed: int,
 ) -> Tally:
     """Kill upgrades until `num_kills` of them have died; look at the registry after each."""
     tally, source = Tally(campaign="kill -9 of upgrades", seed=seed), random.Random(seed)
     scratch.mkdir()
     whole_s = 0.0
-    with Forks() as forks:
-        while tally.injected < num_kills:
-            location = new_location()
-            before = rows_of(location)
-            # The last life ends by itself, however slow the machine has become.
-            deaths_s = [source.uniform(0, whole_s) for _ in range(MAX_KILLS)] if whole_s else []
-            for longest_s in (*deaths_s, None):
-                signal_number, lived_s = forks.upgrade(location, scratch, longest_s)
-                lost = lost_rows(before, rows_of(location))
-                tally.lost += len(lost)
-                for problem in lost:
-                    tally.note(problem)
-                if signal_number != signal.SIGKILL:
-                    break
-                tally.injected += 1
-                tally.survived += not lost
-            whole_s = lived_s
-            if signal_number:
-                tally.wrong += 1
-                tally.note(f"the upgrade of {location} ended with {signal_number}")
-            _judge(tally, old, location)
+    while tally.injected < num_kills:
+        location = new_location()
+        before = rows_of(location)
+        # The last life ends by itself, however slow the machine has become.
+        deaths_s = [source.uniform(0, whole_s) for _ in range(MAX_KILLS)] if whole_s else []
+        for longest_s in (*deaths_s, None):
+            began = time.monotonic()
+            death = forks.run(
+                location,
+                [],
+                upgrades_into=scratch,
+                kill_when=None if longest_s is None else after_seconds(longest_s),
+                is_killed_from_birth=longest_s is not None,
+            )
+            lived_s = time.monotonic() - began
+            lost = lost_rows(before, rows_of(location))
+            tally.lost += len(lost)
+            for problem in lost:
+                tally.note(problem)
+            if not death.was_killed:
+                break
+            tally.injected += 1
+            tally.survived += not lost
+        whole_s = lived_s
+        if problem := death.refusal or death.breakage:
+            tally.wrong += 1
+            tally.note(f"the upgrade of {location} ended with {problem}")
+        _judge(tally, old, location)
     return tally
-
-
-class Forks:
-    """A process that forks upgrades, see `upgrade_life`."""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torture.upgrade_life"],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=LIFE_LIMIT_S)
-
-    def upgrade(self, location: str, folder: Path, lives_s: float | None) -> tuple[int, float]:
-        """Upgrade, but kill the process after some time.
-
-        Returns the signal that ended the process, and the seconds that the process has lived.
-        """
-        commands, answers = self._process.stdin, self._process.stdout
-        assert commands is not None
-        assert answers is not None
-        commands.write(json.dumps([location, str(folder), lives_s]) + "\n")
-        commands.flush()
-        signal_number, lived_s = json.loads(answers.readline())
-        return signal_number, lived_s
 
 
 def answers_of(location: str, backbone: Backbone) -> Answers:

@@ -30,7 +30,13 @@ from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.index.change import Change
-from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow, check_layout, layout_of
+from nunatak_registry.index.schema import (
+    SCHEMA_VERSION,
+    Base,
+    StateRow,
+    check_layout,
+    require_current,
+)
 from nunatak_registry.index.snapshot import Generation, Snapshot
 
 Clock = Callable[[], datetime]
@@ -332,7 +338,7 @@ def _create_tables(writer: sa.Engine) -> None:
 
 def _check_layout(reader: sa.Engine) -> None:
     with reader.connect() as connection, connection.begin():
-        layout_of(connection).require_current()
+        require_current(connection)
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:

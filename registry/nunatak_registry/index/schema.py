@@ -7,8 +7,6 @@ The number is negative while an upgrade is under way, or after an upgrade that w
 no release opens the index meanwhile.
 """
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -201,55 +199,45 @@ class QuestionRow(DocumentRow, Base):
     __tablename__ = "nunatak_questions"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexLayout:
-    number: int
-    is_upgrading: bool = False
-    """Whether an upgrade to a later layout has begun and has not ended."""
-
-    @property
-    def is_current(self) -> bool:
-        return self.number == SCHEMA_VERSION and not self.is_upgrading
-
-    def require_current(self) -> None:
-        """Raise `StoreUnavailableError` for an index that must not be read."""
-        if self.is_upgrading:
-            raise StoreUnavailableError(
-                f"the index is being upgraded, and has reached layout {self.number} of "
-                f"{SCHEMA_VERSION}; wait for the end of `nunatak registry upgrade`, or run it "
-                "again if it was killed"
-            )
-        if not self.is_current:
-            raise StoreUnavailableError(
-                f"the index has layout {self.number}, and this release reads layout "
-                f"{SCHEMA_VERSION}; stop all servers of the older release and run `nunatak "
-                "registry upgrade`, or use the release that wrote the index"
-            )
-
-
-def layout_of(connection: sa.Connection) -> IndexLayout:
-    """Return the layout of an index that has its tables.
+def layout_of(connection: sa.Connection) -> int:
+    """Return the number of the layout of an index that has its tables, also a negative one.
 
     Raises:
         StoreUnavailableError: this release cannot upgrade from the layout.
     """
-    version = connection.execute(sa.select(StateRow.schema_version)).scalar_one()
-    number = abs(version)
+    number = connection.execute(sa.select(StateRow.schema_version)).scalar_one()
     # Code before the first release gave out 1 to 5, and made no table of question cards.
     if not sa.inspect(connection).has_table(QuestionRow.__tablename__):
         raise StoreUnavailableError(
             "the index was made by code from before the first release, and no release reads it; "
             "publish its tasks again, to a new registry"
         )
-    if not 1 <= number <= SCHEMA_VERSION:
+    if not 1 <= abs(number) <= SCHEMA_VERSION:
         raise StoreUnavailableError(
-            f"the index has layout {number}, which this release does not know (its own is "
+            f"the index has layout {abs(number)}, which this release does not know (its own is "
             f"{SCHEMA_VERSION}); use the release that wrote the index, or a later one"
         )
-    return IndexLayout(number=number, is_upgrading=version < 0)
+    return number
+
+
+def require_current(connection: sa.Connection) -> None:
+    """Raise `StoreUnavailableError` for an index that must not be read."""
+    number = layout_of(connection)
+    if number < 0:
+        raise StoreUnavailableError(
+            f"the index is being upgraded, and has reached layout {-number} of "
+            f"{SCHEMA_VERSION}; wait for the end of `nunatak registry upgrade`, or run it "
+            "again if it was killed"
+        )
+    if number != SCHEMA_VERSION:
+        raise StoreUnavailableError(
+            f"the index has layout {number}, and this release reads layout "
+            f"{SCHEMA_VERSION}; stop all servers of the older release and run `nunatak "
+            "registry upgrade`, or use the release that wrote the index"
+        )
 
 
 def check_layout(connection: sa.Connection, number: int) -> None:
     """Raise `StoreUnavailableError` if an upgrade has begun since a process opened the index."""
     if number != SCHEMA_VERSION:
-        layout_of(connection).require_current()
+        require_current(connection)

@@ -29,7 +29,7 @@ from nunatak_registry.blobs.files import sync_folder
 from nunatak_registry.errors import StoreUnavailableError
 from nunatak_registry.index.change import raise_generation
 from nunatak_registry.index.index import Index, writer_of
-from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, IndexLayout, StateRow, layout_of
+from nunatak_registry.index.schema import SCHEMA_VERSION, HoldRow, StateRow, layout_of
 from nunatak_registry.locations import parse_location
 
 STEPS: dict[int, Callable[[], None]] = {}  # by the layout that each reaches
@@ -67,11 +67,11 @@ def upgrade(
     with writer_of(url, missing) as writer:
         with _locked(writer) as (connection, found):
             backup = None
-            if not (found.is_current or found.is_upgrading):
+            if 0 < found < SCHEMA_VERSION:
                 _require_no_readers(connection, now)
                 backup = _back_up(connection, found, folder or _folder_of(url))
                 tell(f"the index as it was: {backup}")
-                _note(connection, -found.number)
+                _note(connection, -found)
         steps = tuple(_steps(writer, tell))
     return _outcome(url, found, steps, backup)
 
@@ -85,7 +85,7 @@ def rehearse(
         made = tempfile.TemporaryDirectory(dir=folder)
     with made as scratch:
         with writer_of(url, missing) as writer, _locked(writer) as (connection, found):
-            if not (found.is_current or found.is_upgrading):
+            if 0 < found < SCHEMA_VERSION:
                 _require_no_readers(connection, now)
             copy = sa.URL.create("sqlite", database=str(_back_up(connection, found, Path(scratch))))
         with writer_of(copy, missing) as writer:
@@ -103,8 +103,8 @@ def _folder_of(url: sa.URL) -> Path:
 
 
 @contextmanager
-def _locked(writer: sa.Engine) -> Generator[tuple[sa.Connection, IndexLayout]]:
-    """Yield the connection of the only writer, and the layout that the writer found."""
+def _locked(writer: sa.Engine) -> Generator[tuple[sa.Connection, int]]:
+    """Yield the connection of the only writer, and the number that the writer found."""
     with writer.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             # A lock of the row would end in a deadlock with writers that wait for the row, as soon
@@ -116,18 +116,18 @@ def _locked(writer: sa.Engine) -> Generator[tuple[sa.Connection, IndexLayout]]:
 def _steps(writer: sa.Engine, tell: Told) -> Iterator[str]:
     while True:
         with _locked(writer) as (connection, found):
-            if found.number == SCHEMA_VERSION:
-                if found.is_upgrading:
+            number = abs(found)
+            if number == SCHEMA_VERSION:
+                if found < 0:
                     _note(connection, SCHEMA_VERSION)
                     raise_generation(connection)
                 return
-            number = found.number + 1
-            step = STEPS[number]
+            step = STEPS[number + 1]
             with Operations.context(MigrationContext.configure(connection)):
                 step()
-            _note(connection, -number)
-        tell(f"layout {found.number} -> {number}: {step.__doc__}")
-        yield str(number)
+            _note(connection, -number - 1)
+        tell(f"layout {number} -> {number + 1}: {step.__doc__}")
+        yield str(number + 1)
 
 
 def _note(connection: sa.Connection, number: int) -> None:
@@ -142,12 +142,13 @@ def _require_no_readers(connection: sa.Connection, now: datetime | None) -> None
         raise NunatakError("registry_in_use", readers=", ".join(readers))
 
 
-def _back_up(connection: sa.Connection, found: IndexLayout, folder: Path) -> Path:
+def _back_up(connection: sa.Connection, found: int, folder: Path) -> Path:
     """Write a copy of the index, as a SQLite index of its layout, and return the file.
 
     The name has a digest of the bytes, so no copy takes the place of another.
     """
-    unfinished = folder / f"index-layout-{found.number}-{secrets.token_hex(4)}.unfinished"
+    name = f"index-layout-{abs(found)}"
+    unfinished = folder / f"{name}-{secrets.token_hex(4)}.unfinished"
     with _copying(folder), ExitStack() as cleanup:
         cleanup.callback(unfinished.unlink, missing_ok=True)
         unfinished.write_bytes(b"")
@@ -163,7 +164,7 @@ def _back_up(connection: sa.Connection, found: IndexLayout, folder: Path) -> Pat
         with unfinished.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        made = unfinished.replace(folder / f"index-layout-{found.number}-{digest[:12]}.sqlite3")
+        made = unfinished.replace(folder / f"{name}-{digest[:12]}.sqlite3")
         sync_folder(folder)
     return made
 
@@ -197,13 +198,11 @@ def _copy_rows(source: sa.Connection, target: Path) -> None:
         engine.dispose()
 
 
-def _outcome(
-    url: sa.URL, found: IndexLayout, steps: tuple[str, ...], backup: Path | None
-) -> Upgraded:
+def _outcome(url: sa.URL, found: int, steps: tuple[str, ...], backup: Path | None) -> Upgraded:
     with closing(Index.open(url)) as index, index.reading() as snapshot:
         records = snapshot.all_versions()
     return Upgraded(
-        found=str(found.number),
+        found=str(abs(found)),
         layout=str(SCHEMA_VERSION),
         steps=steps,
         backup=backup,

@@ -232,7 +232,7 @@ async def test_an_older_registrys_shadow_on_another_backbone_disturbs_no_request
     def accept(*_: object, **__: object) -> None:
         """Check nothing, as older releases did."""
 
-    monkeypatch.setattr("nunatak_registry.rollouts.check_candidate", accept)
+    monkeypatch.setattr("nunatak_registry.store.check_candidate", accept)
     shadow = Candidate(
         task="shadowed", alias="prod", role=CandidateRole.SHADOW, version=2, share=1.0
     )

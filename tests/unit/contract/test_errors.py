@@ -24,14 +24,10 @@ def test_braces_in_a_value_are_no_fields() -> None:
     assert str(NunatakError("invalid_recipe", problem="got {where}")) == "got {where}"
 
 
-def test_a_code_that_nobody_listed_is_a_bug() -> None:
+@pytest.mark.parametrize("code", ["no_such_code", "invalid_text"], ids=["unlisted", "no-value"])
+def test_a_code_that_nobody_listed_or_without_a_value_of_its_message_is_a_bug(code: str) -> None:
     with pytest.raises(KeyError):
-        NunatakError("no_such_code")
-
-
-def test_an_error_without_a_value_of_its_message_is_a_bug() -> None:
-    with pytest.raises(KeyError):
-        NunatakError("invalid_text")
+        NunatakError(code)
 
 
 def test_a_long_name_is_quoted_in_part() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from nunatak_exchange.reference import (
 from nunatak_model import load_backbone
 from nunatak_model.checkpoint import added_backbones
 
+Damage = Callable[[Path], object]
 FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
 
 
@@ -198,48 +200,41 @@ def test_a_variant_that_is_not_available_is_refused_by_name(
     assert not (store / "base").exists()
 
 
-@pytest.mark.parametrize("name", HOSTILE_CONFIGS)
-def test_a_size_that_no_model_has_is_refused_before_anything_is_made(
-    tmp_path: Path, store: Path, name: str
-) -> None:
-    folder = save_tiny_backbone(tmp_path / "base")
-    edit_json(folder / "config.json", HOSTILE_CONFIGS[name])
-
-    refuse(folder, store)
+def edited(file: str, changes: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, Damage]]:
+    return {
+        name: (file, lambda path, change=change: edit_json(path, change))
+        for name, change in changes.items()
+    }
 
 
-@pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
-def test_a_tokenizer_without_bounds_is_refused(
+def linked_to_itself(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+def with_many_names(path: Path) -> None:
+    names = {f"{number:x}": entry(0, 0, (0,)) for number in range(50_000)}
+    path.write_bytes(document(names, 0))
+
+
+BOUNDLESS: dict[str, tuple[str, Damage]] = {
+    **edited("config.json", HOSTILE_CONFIGS),
+    **edited("tokenizer.json", HOSTILE_TOKENIZERS),
+    **{
+        f"link-{file}": (file, linked_to_itself)
+        for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+    },
+    "many-names": ("model.safetensors", with_many_names),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDLESS)
+def test_a_file_without_bounds_is_refused_before_anything_is_made(
     tmp_path: Path, store: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_tiny_backbone(tmp_path / "base")
-    edit_json(folder / "tokenizer.json", HOSTILE_TOKENIZERS[name])
-
-    refuse(folder, store)
-
-    assert "panicked" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
-)
-def test_a_link_to_itself_is_refused(tmp_path: Path, store: Path, name: str) -> None:
-    folder = save_tiny_backbone(tmp_path / "base")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(name)
-
-    refuse(folder, store)
-
-
-def test_names_of_many_tensors_are_not_read(tmp_path: Path, store: Path) -> None:
-    folder = save_tiny_backbone(tmp_path / "base")
-    names = {f"{number:x}": entry(0, 0, (0,)) for number in range(50_000)}
-    (folder / "model.safetensors").write_bytes(document(names, 0))
-
-    refuse(folder, store)
-
-
-def refuse(folder: Path, store: Path) -> None:
+    file, damage = BOUNDLESS[name]
+    damage(folder / file)
     begin = time.process_time(), psutil.Process().memory_info().rss
 
     with pytest.raises(NunatakError) as refused:
@@ -249,6 +244,7 @@ def refuse(folder: Path, store: Path) -> None:
     assert time.process_time() - begin[0] < 30
     assert psutil.Process().memory_info().rss - begin[1] < 2**30
     assert not (store / "base").exists()
+    assert "panicked" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])

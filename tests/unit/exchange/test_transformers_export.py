@@ -181,15 +181,6 @@ def test_what_no_class_computes_is_refused_with_the_alternative(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_holds_something_is_left_alone(bert: TwinFactory, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-
-    with raises("folder_in_use"):
-        exported(bert, bert.twin(HeadOnly()), tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 def test_an_empty_folder_is_filled(bert: TwinFactory, tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()

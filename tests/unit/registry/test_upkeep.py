@@ -11,6 +11,8 @@ from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import Finding, FindingKind
 
+DATA = make_draft()[1]["parameters"]
+
 
 @dataclass
 class ManualClock:
@@ -55,7 +57,7 @@ def test_deleted_version_can_be_read_until_it_is_collected(
 
     clock.advance(3599)
     early = registry.gc()
-    assert registry.read_blob(held) == make_draft()[1]["parameters"]
+    assert registry.read_blob(held) == DATA
     assert (early.removed_blobs, early.kept_young) == ((), 1)
 
     clock.advance(2)
@@ -124,37 +126,28 @@ def moved_file(folder: Path, finding: Finding) -> Path:
     return folder / "blobs" / finding.moved_to
 
 
-def test_damaged_blob_is_quarantined_whole_and_the_others_are_served(
+def test_damaged_blob_is_quarantined_whole_for_all_its_versions_and_the_others_are_served(
     registry: Registry, folder: Path
 ) -> None:
-    publish_one(registry, "bad", seed=0)
+    publish_one(registry, "a")
+    publish_one(registry, "b")
     good = publish_one(registry, "good", seed=1)
     path = path_of(folder, 0)
     path.chmod(0o644)
     path.write_bytes(b"damaged")
 
-    (finding,) = registry.verify(quarantine=True)
+    first, second = registry.verify(quarantine=True)
 
-    assert (finding.subject, finding.kind) == ("bad/1", FindingKind.BLOB)
-    assert moved_file(folder, finding).read_bytes() == b"damaged"
+    assert [(it.subject, it.kind) for it in (first, second)] == [
+        ("a/1", FindingKind.BLOB),
+        ("b/1", FindingKind.BLOB),
+    ]
+    assert moved_file(folder, first).read_bytes() == b"damaged"
+    assert first.moved_to == second.moved_to
     assert not path.exists()
     assert registry.read_blob(good) == make_draft(seed=1)[1]["parameters"]
     assert registry.verify("good") == []
-    assert found_and_moved(registry) == [(FindingKind.BLOB, False)]
-
-
-def test_blob_shared_by_two_versions_is_moved_once_and_reported_twice(
-    registry: Registry, folder: Path
-) -> None:
-    publish_one(registry, "a")
-    publish_one(registry, "b")
-    path_of(folder, 0).chmod(0o644)
-    path_of(folder, 0).write_bytes(b"damaged")
-
-    first, second = registry.verify(quarantine=True)
-
-    assert (first.subject, second.subject) == ("a/1", "b/1")
-    assert first.moved_to == second.moved_to is not None
+    assert found_and_moved(registry) == [(FindingKind.BLOB, False)] * 2
 
 
 def make_stranger(kind: str, path: Path) -> None:
@@ -172,7 +165,9 @@ def make_stranger(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "file"])
-@pytest.mark.parametrize("place", ["sha256/ab/stranger", "sha256/ab/" + "c" * 64])
+@pytest.mark.parametrize(
+    "place", ["sha256/ab/stranger", "sha256/ab/" + "c" * 64, f"sha256/00/{digest_of(DATA)}"]
+)
 def test_stranger_among_the_blobs_is_quarantined(
     registry: Registry, folder: Path, kind: str, place: str
 ) -> None:

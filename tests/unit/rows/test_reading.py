@@ -59,15 +59,6 @@ def test_a_quote_that_stays_open_stops_the_reader_before_rows_are_lost(
         rows_of(path)
 
 
-def test_a_field_may_span_lines(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text('text;more\n"a\nb";c\nd;e\n')
-
-    found = rows_of(path)
-
-    assert [(row.number, row.values["text"]) for row in found] == [(2, "a\nb"), (4, "d")]
-
-
 def test_a_named_delimiter_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("text|label\none, two; three|a\n")

@@ -53,14 +53,6 @@ def test_write_ahead_log_is_used_only_where_it_is_safe(
     assert journal_mode(version) == mode
 
 
-def test_no_journal_is_left_to_undo_a_commit(registry: Registry, folder: Path) -> None:
-    registry.publish(*make_draft())
-
-    journals = [path.stat().st_size for path in folder.glob("index.sqlite3-journal")]
-
-    assert journals in ([], [0])
-
-
 WRITES: dict[str, Callable[[Registry, int], object]] = {
     "beat": lambda it, number: beat(it, f"replica{number}"),
     "hold": lambda it, number: it.hold(f"reader{number}", [("intent", 1)], seconds=60),
