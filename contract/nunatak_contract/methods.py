@@ -33,30 +33,12 @@ class _MethodRecord(Record, frozen=True):
     @property
     def width(self) -> int | None:
         """The one number that tells the method from others of its kind, if there is one."""
-        match self:
-            case Bottleneck():
-                return self.size
-            case Lora():
-                return self.rank
-            case _:
-                return None
+        return None
 
     @property
     def text(self) -> str:
-        """The method with what tells it from others of its kind, as people read it."""
-        match self:
-            case TopK():
-                told = counted(self.num_layers, "layer")
-            case Bottleneck():
-                told = f"size {self.size}"
-            case Lora():
-                told = f"rank {self.rank}"
-            case Ia3():
-                number = len(self.scaled_outputs) + len(self.scaled_inputs)
-                told = f"{counted(number, 'vector')} a layer"
-            case _:
-                return self.kind.value
-        return f"{self.kind}, {told}"
+        """The method with its width, as people read it."""
+        return self.kind.value
 
 
 class TopK(_MethodRecord, frozen=True):
@@ -64,6 +46,11 @@ class TopK(_MethodRecord, frozen=True):
 
     kind: Literal[MethodKind.TOPK] = MethodKind.TOPK
     num_layers: Annotated[int, Field(ge=1, le=1000)]
+
+    @property
+    def text(self) -> str:
+        """The method with the number of its layers."""
+        return f"{self.kind}, {counted(self.num_layers, 'layer')}"
 
 
 class HeadOnly(_MethodRecord, frozen=True):
@@ -83,6 +70,16 @@ class Bottleneck(_MethodRecord, frozen=True):
     activation: Activation = Field(default=Activation.TANH, description="activation of an adapter")
     norms: Norms = Field(default=Norms.OWN, description="layer norms after adapted blocks")
 
+    @property
+    def width(self) -> int:
+        """The width of the adapters."""
+        return self.size
+
+    @property
+    def text(self) -> str:
+        """The method with the width of its adapters."""
+        return f"{self.kind}, size {self.size}"
+
 
 class Lora(_MethodRecord, frozen=True):
     """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
@@ -95,6 +92,16 @@ class Lora(_MethodRecord, frozen=True):
         Field(min_length=1, max_length=6, description="maps that have an update"),
     ]
     first_layer: FirstLayer = 0
+
+    @property
+    def width(self) -> int:
+        """The rank of the updates."""
+        return self.rank
+
+    @property
+    def text(self) -> str:
+        """The method with the rank of its updates."""
+        return f"{self.kind}, rank {self.rank}"
 
     @property
     def scale(self) -> float:
@@ -113,6 +120,12 @@ class Ia3(_MethodRecord, frozen=True):
         tuple[LinearMap, ...], Field(max_length=3, description="maps whose input is scaled")
     ] = (LinearMap.FEEDFORWARD_OUT,)
     first_layer: FirstLayer = 0
+
+    @property
+    def text(self) -> str:
+        """The method with the number of its vectors."""
+        number = len(self.scaled_outputs) + len(self.scaled_inputs)
+        return f"{self.kind}, {counted(number, 'vector')} a layer"
 
 
 class Full(_MethodRecord, frozen=True):
