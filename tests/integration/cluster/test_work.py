@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place, score
@@ -17,8 +18,7 @@ from nunatak_training.sweeps.running import RunContext
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 of_all_nodes = pytest.mark.usefixtures("nodes")
 NUM_NODES = 4
-NUM_RUNS = 24
-NUM_CHUNKS = 60
+WHOLE, DYING = "whole", "nodes-die"
 
 
 class Doomed:
@@ -52,22 +52,22 @@ def make_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_place(tmp_path_factory.mktemp("place"))
 
 
-def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_runs", "kills"), [(2, 0), (24, NUM_NODES - 1)], ids=[WHOLE, DYING])
+def test_a_sweep_gives_the_weights_of_runs_alone(num_runs: int, kills: int, tmp_path: Path) -> None:
     from nunatak_cluster.runs import OnRay  # noqa: PLC0415 - as above
 
-    runs = toy_runs(
-        toy_folder(tmp_path), seeds=[*range(NUM_RUNS)], recipe={"epochs": 100, "max_length": 32}
-    )
+    recipe: JsonValue = {"epochs": 100, "max_length": 32}
+    runs = toy_runs(toy_folder(tmp_path), seeds=list(range(num_runs)), recipe=recipe)
     alone = {it.run.digest: it.outcome for it in map(RunContext().run, runs)}
 
     found = dict[str, object]()
     with doomed_nodes() as doomed:
         for record in OnRay(checkpoints=tmp_path / "results")(runs):
             found[record.run.digest] = record.outcome
-            if len(found) % 4 == 2:
+            if len(found) % 4 == 3:
                 doomed.kill()
 
-    assert doomed.num_killed == NUM_NODES - 1
+    assert doomed.num_killed == kills
     assert found == alone
     digests = [it.weights_digest for it in found.values() if isinstance(it, Finished)]
     assert len(set(digests)) == len(runs) == len(digests)
@@ -86,8 +86,11 @@ def test_the_command_prints_what_each_run_cost(tmp_path: Path) -> None:
     assert len(ResultsFolder(results).records()) == 2
 
 
-def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(place: Path, tmp_path: Path) -> None:
-    num_rows, written = NUM_CHUNKS * CHUNK_ROWS, list[object]()
+@pytest.mark.parametrize(("chunks", "kills"), [(8, 0), (60, NUM_NODES - 1)], ids=[WHOLE, DYING])
+def test_a_corpus_has_the_bytes_of_one_machine(
+    chunks: int, kills: int, place: Path, tmp_path: Path
+) -> None:
+    num_rows, written = chunks * CHUNK_ROWS, list[object]()
     corpus = make_corpus(tmp_path / "in.jsonl", num_rows, broken=(3, 40))
     score(place, corpus, tmp_path / "here.jsonl", tasks=TASKS)
 
@@ -95,13 +98,13 @@ def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(place: Path, tmp_
 
         def advance(chunk: object) -> None:
             written.append(chunk)
-            if len(written) % 15 == 1:
+            if len(written) % 15 == 9:
                 doomed.kill()
 
         there = tmp_path / "there.jsonl"
         score(place, corpus, there, tasks=TASKS, on_chunk=advance, on="ray", scorers=NUM_NODES)
 
-    assert doomed.num_killed == NUM_NODES - 1
+    assert doomed.num_killed == kills
     assert there.read_bytes().count(b"\n") == num_rows - 2
     for kind in ("jsonl", "rejected.jsonl"):
         mine, theirs = (tmp_path / f"{it}.{kind}" for it in ("here", "there"))
