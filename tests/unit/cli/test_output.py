@@ -15,9 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli import failures
-from nunatak_cli.failures import FailureGroup, Program, print_failure
-from nunatak_cli.output import console, print_json, print_json_line, print_outcome, print_text
+from nunatak_cli import output
+from nunatak_cli.output import (
+    FailureGroup,
+    Program,
+    console,
+    print_failure,
+    print_json,
+    print_json_line,
+    print_outcome,
+    print_text,
+)
 from nunatak_client import NotFoundError
 from nunatak_contract.errors import MissingExtraError, needs_extra
 from nunatak_registry import TaskNotFoundError
@@ -164,7 +172,7 @@ def test_an_error_that_is_no_bug_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failures, "_drop_output", lambda: None)
+    monkeypatch.setattr(output, "_drop_output", lambda: None)
     with pytest.raises(SystemExit) as left:
         program_that_raises(error)(["fail"])
 

@@ -134,14 +134,8 @@ def _entity(entity: "Entity") -> Item:
     return {"entity_group" if is_group else "entity": entity.label, **place}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedInput:
-    """An input and the place it was read from, for messages: `texts.csv:17`."""
-
-    where: str
-    source: Input
-
-
+PlacedInput = tuple[str, Input]
+"""The place that an input was read from, for messages (`texts.csv:17`), and the input."""
 STANDARD_INPUT = "-"
 
 
@@ -180,4 +174,4 @@ def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Itera
 def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
-    return PlacedInput(where=row.where, source=row_input(row, spelt))
+    return row.where, row_input(row, spelt)

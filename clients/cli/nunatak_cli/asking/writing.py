@@ -96,17 +96,13 @@ class AnswerColumns:
         if answer.predicted is None:
             return [cast("JsonValue", items)]
         predicted = answer.predicted[place]
-        scores: dict[str, JsonValue]
-        found: list[JsonValue]
-        match predicted:
-            case str():
-                scores = {str(item["label"]): item["score"] for item in items}
-                found = [predicted, scores[predicted]]
-            case tuple():
-                scores = {str(item["label"]): item["score"] for item in items}
-                found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
-            case _:
-                return [predicted]
+        if not isinstance(predicted, str | tuple):
+            return [predicted]
+        scores: dict[str, JsonValue] = {str(item["label"]): item["score"] for item in items}
+        if isinstance(predicted, str):
+            found: list[JsonValue] = [predicted, scores[predicted]]
+        else:
+            found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
         return [*found, scores] if self.has_all_scores else found
 
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MoveOptions:
-    """The options about a move of an alias."""
-
     alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")] = "prod"
     expect: Annotated[
         int | None,
@@ -201,7 +199,6 @@ def shadow(
 def _change(
     role: CandidateRole, named: str, asked: CandidateOptions, proving: ProvingOptions
 ) -> None:
-    """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
 
     alias, share = asked.alias, asked.share
