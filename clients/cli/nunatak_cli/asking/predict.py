@@ -110,9 +110,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         inputs = open_inputs(file, file_format, columns.spelt)
         with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
-    elif text in {None, "-"} or file_format is not None:
+    elif text in {None, "-"} or file_format is not None or columns != options.TextColumns():
         raise invalid_option(
-            "expected a TEXT, or --file (with --format where needed); --file - is standard input"
+            "expected a TEXT, or --file (with --format, columns and --delimiter where needed); "
+            "--file - is standard input"
         )
     else:
         source = _source(text, pair=pair, question=question, documents=document or ())

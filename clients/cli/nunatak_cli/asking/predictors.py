@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
@@ -57,6 +57,8 @@ def open_predictor(
 ) -> Generator[Predictor]:
     """Without a server, tasks compute on `backbone`, or each on its own."""
     if server is not None:
+        if backbone is not None:
+            raise invalid_option("--backbone computes in this process; leave it out with --server")
         from nunatak_client import Client
 
         with Client(server) as client:

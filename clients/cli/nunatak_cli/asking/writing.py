@@ -96,7 +96,7 @@ class AnswerColumns:
         if answer.predicted is None:
             return [cast("JsonValue", items)]
         predicted = answer.predicted[place]
-        if not isinstance(predicted, str | tuple):
+        if not isinstance(predicted, (str, tuple)):
             return [predicted]
         scores: dict[str, JsonValue] = {str(item["label"]): item["score"] for item in items}
         if isinstance(predicted, str):

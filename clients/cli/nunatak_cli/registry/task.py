@@ -190,9 +190,14 @@ def shadow(
     proving: ProvingOptions,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
-    if report:
+    if report and not asked.end and asked.share is None:
         _report(candidate, asked.alias, server=server, as_json=proving.as_json)
         return
+    if report or server is not None:
+        raise invalid_option(
+            "--report takes --server, and no --share or --end; a change goes to the registry, "
+            "and its servers follow"
+        )
     _change(CandidateRole.SHADOW, candidate, asked, proving)
 
 

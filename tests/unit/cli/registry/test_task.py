@@ -383,6 +383,8 @@ def test_the_history_shows_what_ran_next_to_the_alias(
         (("canary", "intent/3", "--end"), "invalid_option"),
         (("shadow", "intent"), "invalid_option"),
         (("shadow", "intent", "--report"), "invalid_option"),
+        (("shadow", "intent", "--report", "--server", "http://x", "--end"), "invalid_option"),
+        (("shadow", "intent/3", "--server", "http://x", "--unprobed"), "invalid_option"),
         (("canary", "intent", "--end"), "candidate_not_found"),
         (("canary", *VERSION, "--expect", "1"), "candidate_conflict"),
         (("canary", "intent/2", "--share", "1", "--unprobed"), "invalid_candidate"),
