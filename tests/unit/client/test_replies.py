@@ -112,6 +112,7 @@ def test_timing_header_that_is_no_duration_counts_as_absent(value: str) -> None:
     ("body", "num_inputs"),
     [
         (prediction([[URGENT]]), 2),
+        ({**prediction([[URGENT], [CALM]]), "predicted": ["urgent"]}, 2),
         (prediction([[]]), 1),
         (prediction([]), None),
         ({**prediction([]), "head": "ranking"}, None),
