@@ -149,11 +149,6 @@ def full(name: str) -> OSError:
         (TaskNotFoundError("tone"), 1, "error [task_not_found]: no task 'tone' "),
         (NotFoundError(code="a_code", status=404, detail="no"), 1, "error [a_code]: no"),
         (
-            full("ENOSPC"),
-            1,
-            f"{NO_OUTPUT}: No space left on device; make room, and repeat the command\n",
-        ),
-        (
             full("EDQUOT"),
             1,
             f"{NO_OUTPUT}: Disk quota exceeded; make room, and repeat the command\n",

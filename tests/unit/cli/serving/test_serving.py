@@ -84,7 +84,7 @@ def test_a_registry_of_the_environment_is_shown_as_such(monkeypatch: pytest.Monk
         ("loadtest run --task tone --json", "connection_failed", ""),
         # The file is read before the server is asked.
         ("loadtest run --json --text-file no.txt", "unreadable_file", "no.txt: cannot be read"),
-        ("loadtest run absent", "invalid_settings", "no scenario 'absent'"),
+        ("loadtest run absent", "invalid_settings", "no scenario 'absent'; expected one of users,"),
         ("savings --tasks 2 --backbone ./nothing-here", "backbone_not_found", ""),
     ],
 )

@@ -42,26 +42,23 @@ def test_a_task_says_more_than_what_all_share(tmp_path: Path) -> None:
     assert names.named == {"epochs": 5, "learning_rate": "1e-4", "method": "lora", "rank": 4}
 
 
-def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> None:
-    shared = "shared: {layers: auto, target: 0.9}\ntasks: {a: {data: a}, b: {data: b, layers: 2}}"
-
-    auto, counted = read_task_file(written(tmp_path, shared)).tasks.values()
-
-    assert auto.named == {"layers": "auto", "target": 0.9}
-    assert counted.named == {"layers": 2}
-
-
-def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its_own(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("shared", "own", "named"),
+    [
+        ("layers: auto", "", {"layers": "auto", "target": 0.9}),
+        ("layers: auto", "layers: 2", {"layers": 2}),
+        ("layers: 2", "layers: auto", {"layers": "auto", "target": 0.9}),
+        ("layers: 2", "layers: auto, target: 0.8", {"layers": "auto", "target": 0.8}),
+    ],
+)
+def test_only_a_task_that_chooses_its_layers_keeps_the_shared_share(
+    tmp_path: Path, shared: str, own: str, named: dict[str, object]
 ) -> None:
-    shared = (
-        "shared: {layers: 2, target: 0.9}\n"
-        "tasks: {a: {data: a, layers: auto}, b: {data: b, layers: auto, target: 0.8}}"
-    )
+    text = f"shared: {{{shared}, target: 0.9}}\ntasks: {{a: {{data: a, {own}}}}}"
 
-    one, other = read_task_file(written(tmp_path, shared)).tasks.values()
+    (task,) = read_task_file(written(tmp_path, text)).tasks.values()
 
-    assert (one.named["layers"], one.named["target"], other.named["target"]) == ("auto", 0.9, 0.8)
+    assert task.named == named
 
 
 def test_shared_settings_of_methods_reach_the_tasks_of_these_methods(tmp_path: Path) -> None:
