@@ -98,14 +98,12 @@ class RayScorers:
         """The type of device and the number format of all actors."""
 
     def start(self) -> None:
-        """Start all actors, and wait for the first."""
         for _ in range(self._count):
             self._start()
         while not self.numerics:
             self._take()
 
     def close(self) -> None:
-        """End all actors, also those that start."""
         starting = (worker for worker, chunk in self._pending.values() if chunk is None)
         for worker in (*self._workers, *starting):
             ray.kill(worker.actor)

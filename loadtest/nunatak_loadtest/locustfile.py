@@ -208,7 +208,6 @@ class ScenarioShape(LoadTestShape):
 
 
 def forget(runner: Runner) -> None:
-    """Forget the requests so far."""
     runner.stats.reset_all()
     RUN.details.reset_all()
 

@@ -16,8 +16,6 @@ FEWEST_USERS, MOST_USERS = 16, 2000
 
 
 class Asks(StrEnum):
-    """The route of the requests."""
-
     PREDICT = "predict"
     FAN_OUT = "fan-out"
     VERDICT = "verdict"

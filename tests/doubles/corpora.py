@@ -12,7 +12,7 @@ from doubles.processes import ended
 from doubles.tasks import publish_tiny_task
 from nunatak_cli.asking.chunks import Chunk, OnBatch
 from nunatak_cli.asking.predict_file import CorpusJob, CorpusOptions, Outcome, run_job
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, Kernels, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
@@ -116,8 +116,14 @@ def score(
     on_batch: OnBatch = lambda *_: None,
     **options: Any,  # noqa: ANN401 - those of the command
 ) -> Outcome | None:
-    """Score a corpus in this process, in small chunks."""
-    settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
+    """Score a corpus in small chunks."""
+    settings = ServerSettings(
+        registry=str(place / "registry"),
+        backbone=str((place / "backbone").absolute()),
+        compute_threads=1,
+        # Only the process of the tests hides the installed operators.
+        kernels=Kernels.PLAIN,
+    )
     asked = CorpusOptions(**options)
     job = CorpusJob(
         corpus=str(corpus), out=out, references=(*tasks,), options=asked, chunk_rows=CHUNK_ROWS

@@ -1,5 +1,6 @@
 """A tiny sweep over toy data, and reports that record their calls."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,16 +25,27 @@ def toy_folder(folder: Path, *, num_train: int = 24, num_dev: int = 8) -> Path:
     return folder
 
 
-def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
+def toy_axes(folder: Path, **changes: JsonValue) -> dict[str, JsonValue]:
     """A sweep of heads over the toy task, with axes in place of its own."""
-    axes: dict[str, JsonValue] = {
+    return {
         "backbones": [str(folder / "backbone")],
         "data_root": str(folder),
         "tasks": [{"name": "toy"}],
         "methods": [{"kind": "head"}],
         "recipe": QUICK,
+        **changes,
     }
-    return read_grid(None, {**axes, **changes})
+
+
+def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
+    """The sweep as it is read."""
+    return read_grid(None, toy_axes(folder, **changes))
+
+
+def toy_file(folder: Path, **changes: JsonValue) -> Path:
+    """The file of the sweep, written to `folder`."""
+    (file := folder / "sweep.yaml").write_text(json.dumps(toy_axes(folder, **changes)))
+    return file
 
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:

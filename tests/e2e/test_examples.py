@@ -154,30 +154,28 @@ def llm() -> Generator[tuple[str, list[str]]]:
 @contextlib.contextmanager
 def proxy(python: Path, config: Path) -> Generator[str]:
     """A running LiteLLM proxy; gives its address."""
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    log = config.with_suffix(".log")
-    words = [str(python.parent / "litellm"), "--config", str(config), "--port", str(port)]
+    words = [str(python.parent / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
     local = {
         "LITELLM_MASTER_KEY": KEY,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_USE_CHAT_COMPLETIONS_URL_FOR_ANTHROPIC_MESSAGES": "True",
         "PYTHONPATH": os.pathsep.join(map(str, (config.parent, *SOURCES))),
     }
-    with (
-        log.open("w") as output,
-        subprocess.Popen(  # noqa: S603 - the page's own call
-            [*words, "--host", "127.0.0.1"],
-            env={**os.environ, **local},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
+    with started([*words, "--port"], "/health/liveliness", **local) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def started(words: list[str], ready: str, **environment: str) -> Generator[str]:
+    """A running server, whose last word is its port; gives its address once `ready` answers."""
+    port = free_port()
+    address, own = f"http://127.0.0.1:{port}", {**os.environ, **environment}
+    with subprocess.Popen([*words, str(port)], cwd=ROOT, env=own) as process:  # noqa: S603 - the page's own call
         try:
             limit = time.monotonic() + START_LIMIT_S
-            while not is_up(f"{address}/health/liveliness"):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < limit, log.read_text()
+            while not is_up(address + ready):
+                assert process.poll() is None
+                assert time.monotonic() < limit
                 threading.Event().wait(0.2)
             yield address
         finally:
@@ -192,6 +190,7 @@ def is_up(url: str) -> bool:
 
 
 KEY = "sk-5c1f0d7a94be43b28a6e1f90d3c7b245"
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.mark.slow
@@ -212,7 +211,7 @@ def test_litellm_passes_a_question_to_the_llm_and_blocks_an_attack(
             named = {"role": "user", "content": HARMLESS, "name": ATTACK}
             hidden = httpx.post(
                 f"{gateway}/v1/chat/completions",
-                headers={"authorization": f"Bearer {KEY}"},
+                headers=AUTHORIZED,
                 json={"model": "chat", "messages": [named]},
                 timeout=60,
             )
@@ -330,11 +329,11 @@ def ended(
     )
 
 
-def live_and_dead(case: str, url: str, folder: Path) -> tuple[Path, Path]:
+def live_and_dead(case: str, url: str, folder: Path, **more: str) -> tuple[Path, Path]:
     """Copies of an example that ask the server, and a server that is away."""
     for name, address in (("live", url), ("dead", "http://127.0.0.1:1")):
         (folder / name).mkdir()
-        copied(case, folder / name, port8080=address)
+        copied(case, folder / name, port8080=address, **more)
     return folder / "live", folder / "dead"
 
 
@@ -441,13 +440,11 @@ def test_an_answer_is_masked_while_it_streams_and_blocked_without_a_server(
     cites = program_text.replace('"choices": [', '"citations": ["Maria"], "choices": [')
     (tmp_path / "llm.py").write_text(cites, encoding="utf-8")
     with program(tmp_path / "llm.py") as llm_url:
-        for name, address in (("live", url), ("dead", "http://127.0.0.1:1")):
-            (tmp_path / name).mkdir()
-            copied("stream", tmp_path / name, port8080=address, port4001=llm_url)
-        with guarded(tmp_path / "live" / way) as gateway:
+        live, dead = live_and_dead("stream", url, tmp_path, port4001=llm_url)
+        with guarded(live / way) as gateway:
             shown = list(streamed(gateway))
             judged = whole(gateway) if way == "gateway.yaml" else None
-        with guarded(tmp_path / "dead" / way) as gateway:
+        with guarded(dead / way) as gateway:
             blocked = list(streamed(gateway))
             refused = whole(gateway) if way == "gateway.yaml" else None
             foreign = whole(gateway, to="messages", stream=True) if refused else None
@@ -488,35 +485,25 @@ def test_litellm_shows_nothing_of_a_streamed_answer_before_its_verdict(
     assert "Of course" not in refused.text
 
 
-@contextlib.contextmanager
-def guarded(path: Path) -> Generator[str]:
+def guarded(path: Path) -> contextlib.AbstractContextManager[str]:
     """A running gateway of the example of streams."""
-    if path.suffix == ".py":
-        with program(path) as address:
-            yield address
-    else:
-        with proxy(environment("llm-gateway"), path) as address:
-            yield address
+    return program(path) if path.suffix == ".py" else proxy(environment("llm-gateway"), path)
 
 
 def whole(gateway: str, *, to: str = "chat/completions", stream: bool = False) -> httpx.Response:
     """The whole reply to a call."""
     messages = [{"role": "user", "content": "Whom?"}]
     asked = {"model": "chat", "messages": messages, "max_tokens": 500, "stream": stream}
-    key = {"authorization": f"Bearer {KEY}"}
-    return httpx.post(f"{gateway}/v1/{to}", json=asked, headers=key, timeout=60)
+    return httpx.post(f"{gateway}/v1/{to}", json=asked, headers=AUTHORIZED, timeout=60)
 
 
 def streamed(gateway: str) -> Iterator[tuple[float, str]]:
     """The parts of an answer, with the seconds until each."""
     asked = {"model": "chat", "messages": [{"role": "user", "content": "Whom?"}], "stream": True}
     begun, finished, finish = time.monotonic(), False, None
-    with (
-        httpx.Client(
-            base_url=gateway, timeout=60, headers={"authorization": f"Bearer {KEY}"}
-        ) as client,
-        client.stream("POST", "/v1/chat/completions", json=asked) as answer,
-    ):
+    with httpx.stream(
+        "POST", f"{gateway}/v1/chat/completions", json=asked, headers=AUTHORIZED, timeout=60
+    ) as answer:
         for line in answer.iter_lines():
             finished = finished or line == "data: [DONE]"
             assert "citations" not in line
@@ -534,31 +521,18 @@ def test_the_output_rail_of_nemo_guardrails_ends_an_answer_at_a_name(
     url: str, tmp_path: Path
 ) -> None:
     python = environment("nemo-guardrails")
-    shown = list[str]()
     with program(EXAMPLES / "stream" / "llm.py") as llm_url:
-        for name, address in (("live", url), ("dead", "http://127.0.0.1:1")):
-            (tmp_path / name).mkdir()
-            here = copied("stream", tmp_path / name, port8080=address, port4001=llm_url)
-            shown.append(run([str(python), str(here / "rails.py"), "Whom can I ask?"]))
+        asked, refused = (
+            run([str(python), str(here / "rails.py"), "Whom can I ask?"])
+            for here in live_and_dead("stream", url, tmp_path, port4001=llm_url)
+        )
 
-    assert shown[0].startswith("Of course.")
-    assert "content_blocked" in shown[0]
-    assert "maria.keller@" not in shown[0]
-    assert shown[1].startswith('{"error"')
+    assert asked.startswith("Of course.")
+    assert "content_blocked" in asked
+    assert "maria.keller@" not in asked
+    assert refused.startswith('{"error"')
 
 
-@contextlib.contextmanager
-def program(path: Path) -> Generator[str]:
-    """A running server of an example, which takes its port; gives its address."""
-    port = free_port()
-    words = [sys.executable, str(path), str(port)]
-    with subprocess.Popen(words, cwd=ROOT) as process:  # noqa: S603 - the page's own call
-        try:
-            limit = time.monotonic() + START_LIMIT_S
-            while not is_up(f"http://127.0.0.1:{port}/docs"):
-                assert process.poll() is None
-                assert time.monotonic() < limit
-                threading.Event().wait(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
+def program(path: Path) -> contextlib.AbstractContextManager[str]:
+    """A running server of an example; gives its address."""
+    return started([sys.executable, str(path)], "/docs")

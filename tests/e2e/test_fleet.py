@@ -1,8 +1,6 @@
 """A fleet under load: real processes, PostgreSQL and HAProxy."""
 
 import contextlib
-import http.client
-import json
 import shutil
 import signal
 import socket
@@ -15,9 +13,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 
 from doubles.backbones import save_tiny_backbone
@@ -36,6 +36,8 @@ NUM_VERSIONS: Final = 8
 TOLERANCE: Final = 1e-4
 SOCKET: Final = ".s.PGSQL.5432"
 NO_ANSWER: Final = 0
+NUM_CALLERS: Final = 6
+NUM_REPLICAS: Final = 2
 Oracle = Mapping[int, Mapping[str, float]]
 """The logits of each version for `TEXT`, by label."""
 LEASE_S = 6
@@ -137,21 +139,11 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def running_fleet(
-    folder: Path,
-    postgres: PostgresServer,
-    *,
-    replicas: int = 3,
-    blobs: str = "",
-    **settings: object,
-) -> Generator[Fleet]:
-    """Publish `NUM_VERSIONS` versions of one task, promote the first, and start the replicas.
-
-    `blobs` is the location of the blobs, a folder if empty.
-    """
+def running_fleet(folder: Path, postgres: PostgresServer, **settings: object) -> Generator[Fleet]:
+    """Publish `NUM_VERSIONS` versions of one task, promote the first, and start the replicas."""
     folder.mkdir()
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
-    direct = f"{postgres.create_database()}&blobs={blobs or folder / 'blobs'}"
+    direct = f"{postgres.create_database()}&blobs={folder / 'blobs'}"
     oracle = dict[int, dict[str, float]]()
     with ExitStack() as stack:
         registry = stack.enter_context(Registry.open(direct))
@@ -160,7 +152,7 @@ def running_fleet(
             (logits,) = logits_alone(backbone, [TEXT], seed=seed)
             oracle[manifest.version] = dict(zip(LABELS, logits, strict=True))
         registry.promote(TASK, "prod", 1)
-        wires = [Wire(postgres.socket_folder) for _ in range(replicas)]
+        wires = [Wire(postgres.socket_folder) for _ in range(NUM_REPLICAS)]
         for wire in wires:
             stack.callback(wire.close)
         fleet = Fleet(
@@ -174,7 +166,7 @@ def running_fleet(
             ports=[free_port() for _ in wires],
         )
         with ThreadPoolExecutor() as pool:
-            list(pool.map(fleet.start, range(replicas)))
+            list(pool.map(fleet.start, range(NUM_REPLICAS)))
         yield fleet
 
 
@@ -203,13 +195,13 @@ class Move:
 class Load:
     """Callers on threads, each with one connection, who ask the task until the end."""
 
-    def __init__(self, port: int, trusted: ssl.SSLContext, oracle: Oracle, *, callers: int) -> None:
+    def __init__(self, port: int, trusted: ssl.SSLContext, oracle: Oracle) -> None:
         self._port = port
         self._trusted = trusted
         self._oracle = oracle
         self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(callers)
-        self._asking = [self._pool.submit(self._ask, number) for number in range(callers)]
+        self._pool = ThreadPoolExecutor(NUM_CALLERS)
+        self._asking = [self._pool.submit(self._ask, number) for number in range(NUM_CALLERS)]
         self.num_answers = 0
 
     def wait_for(self, num_answers: int) -> None:
@@ -225,32 +217,33 @@ class Load:
         return sorted(found, key=lambda it: it.started)
 
     def _ask(self, number: int) -> list[Answered]:
-        found = list[Answered]()
-        connection = self._connection()
-        while not self._is_over.is_set():
-            started = time.monotonic()
-            try:
-                status, replica, result = _asked(connection, names_the_task=bool(number % 2))
-            except (http.client.HTTPException, OSError):
-                connection.close()
-                connection = self._connection()
-                found.append(_unanswered(started))
-            else:
-                found.append(self._judged(started, status, replica, result))
-            self.num_answers += 1
-        connection.close()
+        """Ask by the route of one task or of several."""
+        body: dict[str, Any] = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
+        path = f"/v1/tasks/{TASK}/predict"
+        if number % 2:
+            path, body = "/v1/predict", {**body, "tasks": [TASK]}
+        found, place = list[Answered](), f"https://127.0.0.1:{self._port}"
+        with httpx.Client(
+            base_url=place, verify=self._trusted, headers={"host": HOST}, timeout=LIMIT_S
+        ) as client:
+            while not self._is_over.is_set():
+                started = time.monotonic()
+                try:
+                    answer = client.post(path, json=body)
+                except httpx.TransportError:
+                    ended = time.monotonic()
+                    found.append(Answered(started=started, ended=ended, status=NO_ANSWER))
+                else:
+                    found.append(self._judged(started, answer))
+                self.num_answers += 1
         return found
 
-    def _connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(
-            "127.0.0.1", self._port, context=self._trusted, timeout=LIMIT_S
-        )
-
-    def _judged(
-        self, started: float, status: int, replica: str, result: Mapping[str, Any]
-    ) -> Answered:
-        ended = time.monotonic()
-        if status != http.client.OK or "outputs" not in result:
+    def _judged(self, started: float, answer: httpx.Response) -> Answered:
+        ended, status = time.monotonic(), answer.status_code
+        replica = answer.headers.get("x-replica-id", "")
+        told = answer.json() if status == HTTPStatus.OK else {}
+        result = told.get("results", [told])[0]
+        if "outputs" not in result:
             status = result.get("error", {}).get("status", status)
             return Answered(started=started, ended=ended, status=status, replica=replica)
         expected = self._oracle[result["version"]]
@@ -269,15 +262,13 @@ class Load:
 
 
 @contextlib.contextmanager
-def loaded(
-    folder: Path, fleet: Fleet, *, callers: int = 6, changed: Callable[[str], str] = str
-) -> Generator[Load]:
+def loaded(folder: Path, fleet: Fleet, changed: Callable[[str], str] = str) -> Generator[Load]:
     """Put HAProxy with the shipped file before the replicas, and let callers ask through it."""
     with haproxy(folder, *fleet.places, changed=changed) as client:
         trusted = ssl.create_default_context(cafile=folder / "tls.crt")
         port = client.base_url.port
         assert port is not None
-        load = Load(port, trusted, fleet.oracle, callers=callers)
+        load = Load(port, trusted, fleet.oracle)
         try:
             yield load
         finally:
@@ -290,26 +281,23 @@ def without_retries(text: str) -> str:
     return "".join(lines).replace("retries 2", "retries 0").replace("option redispatch 1", "")
 
 
-def moves_of(
-    fleet: Fleet, load: Load, *, waits: bool, num_answers: int, pause_s: float = 0.2
-) -> list[Move]:
+def moves_of(fleet: Fleet, load: Load, num_answers: int) -> list[Move]:
     """Promote one version after another until the callers have so many answers."""
     number = fleet.registry.resolve(TASK).version
     moves = [Move(begun=0.0, returned=0.0, version=number)]
     while load.num_answers < num_answers:
         number += 1
-        moves.append(promote(fleet, 1 + (number - 1) % NUM_VERSIONS, waits=waits))
-        time.sleep(pause_s)
+        moves.append(promote(fleet, 1 + (number - 1) % NUM_VERSIONS))
+        time.sleep(0.2)
     return moves
 
 
-def promote(fleet: Fleet, version: int, *, waits: bool, seconds: float = 30) -> Move:
-    """Promote a version, and wait for the replicas if `waits`; a wait may end in vain."""
+def promote(fleet: Fleet, version: int) -> Move:
+    """Promote a version, and wait for the replicas; a wait may end in vain."""
     begun = time.monotonic()
     fleet.registry.promote(TASK, "prod", version)
-    if waits:
-        with contextlib.suppress(NunatakError):
-            fleet.registry.replicas.wait(seconds)
+    with contextlib.suppress(NunatakError):
+        fleet.registry.replicas.wait(30)
     return Move(begun=begun, returned=time.monotonic(), version=version)
 
 
@@ -323,37 +311,14 @@ def stale(answers: Sequence[Answered], moves: Sequence[Move]) -> list[Answered]:
     for answer in answers:
         last = bisect_right(returned, answer.started) - 1
         later = (it.version for it in moves[last:] if it.begun <= answer.ended)
-        if answer.status == http.client.OK and answer.version not in set(later):
+        if answer.status == HTTPStatus.OK and answer.version not in set(later):
             found.append(answer)
     return found
 
 
 def failed(answers: Sequence[Answered]) -> list[Answered]:
     """Return the requests without an answer of the task."""
-    return [it for it in answers if it.status != http.client.OK]
-
-
-def _unanswered(started: float) -> Answered:
-    return Answered(started=started, ended=time.monotonic(), status=NO_ANSWER)
-
-
-def _asked(
-    connection: http.client.HTTPConnection, *, names_the_task: bool
-) -> tuple[int, str, dict[str, Any]]:
-    """Ask by the route of one task or of several; return status, replica and result."""
-    body: dict[str, Any] = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
-    path = f"/v1/tasks/{TASK}/predict" if names_the_task else "/v1/predict"
-    if not names_the_task:
-        body["tasks"] = [TASK]
-    headers = {"content-type": "application/json", "host": HOST}
-    connection.request("POST", path, json.dumps(body).encode(), headers)
-    answer = connection.getresponse()
-    content = answer.read()
-    replica = answer.headers.get("x-replica-id", "")
-    if answer.status != http.client.OK:
-        return answer.status, replica, {}
-    found = json.loads(content)
-    return answer.status, replica, found if names_the_task else found["results"][0]
+    return [it for it in answers if it.status != HTTPStatus.OK]
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +327,7 @@ def fleet(
 ) -> Generator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet") / "site"
     with running_fleet(
-        folder, postgres_server, replicas=2, registry_lease_s=LEASE_S, drain_delay_s=3
+        folder, postgres_server, registry_lease_s=LEASE_S, drain_delay_s=3
     ) as running:
         yield running
 
@@ -371,7 +336,7 @@ def test_no_answer_is_of_the_old_version_after_a_promotion_that_waits(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     with loaded(tmp_path / "proxy", fleet) as load:
-        moves = moves_of(fleet, load, waits=True, num_answers=1500)
+        moves = moves_of(fleet, load, 1500)
         answers = load.end()
 
     assert failed(answers) == []
@@ -387,7 +352,7 @@ def test_a_replica_that_has_lost_its_registry_gives_no_old_answer(
     with loaded(tmp_path / "proxy", fleet) as load:
         load.wait_for(100)
         fleet.wires[0].cut()
-        moves = [promote(fleet, 1, waits=True), promote(fleet, 2, waits=True)]
+        moves = [promote(fleet, 1), promote(fleet, 2)]
         time.sleep(AFTER_S)
         fleet.wires[0].mend()
         wait_for_both(fleet)
@@ -401,7 +366,7 @@ def test_a_replica_that_has_lost_its_registry_gives_no_old_answer(
 
 def test_a_killed_replica_loses_no_request(fleet: Fleet, tmp_path: Path) -> None:
     for changed, may_fail in ((str, False), (without_retries, True)):
-        with loaded(tmp_path / f"proxy-{may_fail}", fleet, changed=changed) as load:
+        with loaded(tmp_path / f"proxy-{may_fail}", fleet, changed) as load:
             load.wait_for(200)
             fleet.running[0].process.kill()
             time.sleep(AFTER_S)
@@ -431,7 +396,7 @@ def test_a_restart_of_postgresql_fails_no_request(
         load.wait_for(100)
         postgres_server.restart()
         time.sleep(AFTER_S)
-        moves = [promote(fleet, 3, waits=True)]
+        moves = [promote(fleet, 3)]
         time.sleep(AFTER_S)
         answers = load.end()
 

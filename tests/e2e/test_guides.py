@@ -1,4 +1,4 @@
-"""The programs of the guides, run as written: HTTP, clients, the first guard, Python, exchange."""
+"""The programs of the README and the guides, run as written."""
 
 import importlib.util
 import json
@@ -149,6 +149,32 @@ def test_the_program_in_javascript_is_answered(url: str) -> None:
     printed = run("node", "--input-type=module", "-e", program.replace(ADDRESS, url))
 
     assert re.fullmatch(r"\w+ 0\.\d+\n", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_readme_works_as_written(tmp_path: Path) -> None:
+    def runs(*words: str) -> str:
+        # The default registry lies in the user's data directory.
+        return ran(*words, folder=tmp_path, XDG_DATA_HOME=str(tmp_path), COLUMNS="120")
+
+    def commands(block: str) -> list[str]:
+        lines = (line.partition("  #")[0].strip() for line in block.splitlines())
+        return [line for line in lines if line.startswith("nunatak ")]
+
+    before, asking, moving = filter(None, map(commands, blocks("../README.md", "sh")))
+    (snippet,) = blocks("../README.md", "python")
+    assert before.pop() == "nunatak serve --port 8080"
+
+    for command in before:
+        runs(PROGRAM, *shlex.split(command)[1:])
+    with ServerProcess(tmp_path / "nunatak" / "registry", log=tmp_path / "log") as server:
+        for command in [*asking, *moving]:
+            runs(PROGRAM, *shlex.split(command.replace(ADDRESS, server.url))[1:])
+        printed = runs(sys.executable, "-c", snippet.replace(ADDRESS, server.url))
+
+    assert "of the memory saved" in printed
+    assert "attack" in printed
 
 
 @pytest.mark.slow

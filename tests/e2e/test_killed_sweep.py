@@ -1,6 +1,5 @@
 """A killed sweep continues after its last result."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from signal import SIGINT, SIGKILL, Signals, default_int_handler, signal
 
 import pytest
 
-from doubles.sweeps import toy_folder
+from doubles.sweeps import toy_file, toy_folder
 from doubles.terminals import nunatak
 from nunatak_training.sweeps.results import ResultsFolder
 
@@ -21,15 +20,7 @@ def test_killed_sweep_keeps_its_results_and_does_the_others(
     tmp_path: Path, jobs: int, by: Signals
 ) -> None:
     folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
-    grid = {
-        "tasks": [{"name": "tone", "data": str(folder / "toy")}],
-        "methods": [{"kind": "head"}],
-        "backbones": [str(folder / "backbone")],
-        "seeds": list(range(40)),
-        "recipe": {"epochs": 30, "max_length": 32},
-    }
-    file = tmp_path / "sweep.yaml"
-    file.write_text(json.dumps(grid))
+    file = toy_file(folder, seeds=list(range(40)), recipe={"epochs": 30, "max_length": 32})
     signal(SIGINT, default_int_handler)  # or the sweep would ignore it in the background too
     command = ["sweep", "run", str(file), "--results", str(results), "--jobs", str(jobs)]
     with subprocess.Popen(  # noqa: S603 - our own interpreter; no shell

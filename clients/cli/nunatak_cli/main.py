@@ -15,9 +15,8 @@ from typer.core import TyperCommand
 from nunatak_cli.asking.policy import judge, policy_app
 from nunatak_cli.asking.predict import predict
 from nunatak_cli.asking.predict_file import predict_file
-from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.options import example, group, spread
-from nunatak_cli.output import print_text
+from nunatak_cli.output import FailureGroup, Program, print_text
 from nunatak_cli.registry import task
 from nunatak_cli.registry.documents import question_app
 from nunatak_cli.registry.exchange import backbone_app

@@ -176,16 +176,12 @@ RevisionOption = Annotated[
 
 
 class OnBadRow(StrEnum):
-    """What becomes of rows that cannot be read."""
-
     REFUSE = "refuse"
     SKIP = "skip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns:
-    """The options of a command that reads texts from a file."""
-
     text_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of the text, if it is not `text`.")
     ] = None
@@ -248,16 +244,12 @@ class LabelledRows(TextColumns):
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryOptions:
-    """The options of a command that asks a registry and prints the outcome."""
-
     registry: RegistryOption = None
     as_json: JsonOption = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """The options of a command that computes in this process."""
-
     device: DeviceOption = DeviceName.CPU
     threads: ThreadsOption = None
 
@@ -387,7 +379,6 @@ def settings_given(
 
 
 def version_named(reference: str) -> tuple[str, int]:
-    """Return the task and the number of a version that `reference` must name."""
     found = TaskReference.parse(reference)
     if found.version is None:
         raise invalid_option(f"expected a task version, as in {found.task}/3, got {reference!r}")
@@ -403,7 +394,6 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
 
 
 def file_set_option(example: str) -> Any:  # noqa: ANN401 - typer.Option has this type
-    """Return the description of `--set` for a command that reads a file of settings."""
     return typer.Option(
         "--set",
         metavar="PATH=VALUE",
@@ -450,7 +440,6 @@ class SettingsCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> object:  # pyrefly: ignore[bad-override] - see above
-        """Run the command; the context holds the settings that were given."""
         own = {param.name for param in self.params}
         ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
         return super().invoke(ctx)

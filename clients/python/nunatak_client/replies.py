@@ -449,11 +449,11 @@ def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[s
     said |= {name: body[name] for name in SAID if body.get(name) is not None}
     if num_inputs is None:
         said |= {name: [said[name]] for name in ("outputs", "predicted") if name in said}
-    outputs = said["outputs"]
-    if not (isinstance(outputs, (list, tuple)) and len(cast("Any", outputs)) == (num_inputs or 1)):
-        raise InvalidResponseError(
-            f"asked about {num_inputs or 1} inputs, got outputs for another number"
-        )
+    for it in (said["outputs"], said.get("predicted", said["outputs"])):
+        if not (isinstance(it, (list, tuple)) and len(cast("Any", it)) == (num_inputs or 1)):
+            raise InvalidResponseError(
+                f"asked about {num_inputs or 1} inputs, got outputs for another number"
+            )
     return {**body, "head_outputs": said}
 
 

@@ -75,7 +75,7 @@ export class Client {
     }
     const path = `/v1/tasks/${parts.map(segment).join("/")}/predict`;
     const answer = await this.ask<Prediction<I>>(call(path, { inputs }, options));
-    checkOutputs(inputs, answer.outputs);
+    checkOutputs(inputs, answer);
     return answer;
   }
 
@@ -88,7 +88,7 @@ export class Client {
     const asked = call("/v1/predict", { inputs, tasks }, options);
     const { results } = await this.ask<{ results?: TaskResult<I>[] }>(asked);
     checkTasks(tasks, results?.map((it) => it?.reference) ?? []);
-    for (const result of results ?? []) if (!("error" in result)) checkOutputs(inputs, result.outputs);
+    for (const result of results ?? []) if (!("error" in result)) checkOutputs(inputs, result);
     return results ?? [];
   }
 
@@ -104,7 +104,7 @@ export class Client {
     try {
       for await (const line of this.lines(opened)) {
         const result = parse<TaskResult<I>>(line);
-        if (!("error" in result)) checkOutputs(inputs, result.outputs);
+        if (!("error" in result)) checkOutputs(inputs, result);
         answered.push(result.reference);
         yield result;
       }
@@ -301,9 +301,9 @@ function checkVerdict(found: Verdict | null | undefined): Verdict {
   throw new InvalidResponseError("expected a verdict with an action; is this a Nunatak server?");
 }
 
-function checkOutputs(inputs: Inputs, outputs: unknown): void {
-  const isWhole = Array.isArray(outputs) && (!Array.isArray(inputs) || outputs.length === inputs.length);
-  if (!isWhole) throw new InvalidResponseError("got outputs for another number of inputs; is this a Nunatak server?");
+function checkOutputs(inputs: Inputs, { outputs, predicted }: { outputs: unknown; predicted?: unknown }): void {
+  const isWhole = (it: unknown) => !Array.isArray(inputs) || (Array.isArray(it) && it.length === inputs.length);
+  if (!Array.isArray(outputs) || !isWhole(outputs) || !isWhole(predicted ?? outputs)) throw new InvalidResponseError("got outputs for another number of inputs; is this a Nunatak server?");
 }
 
 function checkTasks(tasks: readonly string[], answered: readonly string[]): void {

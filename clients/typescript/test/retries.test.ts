@@ -286,6 +286,7 @@ test("the options of a call become headers and a part of the body", async () => 
 test.each([
   ["no JSON", new Response("<html>")],
   ["a list of outputs of another length", ok({ ...ANSWER, outputs: [] })],
+  ["a list of labels of another length", ok({ ...ANSWER, predicted: [] })],
 ])("%s is no answer", async (_, response) => {
   await expect(client([response]).made.predict("tone", ["hello"])).rejects.toBeInstanceOf(api.InvalidResponseError);
 });

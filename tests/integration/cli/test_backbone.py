@@ -109,10 +109,7 @@ def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
 
 @pytest.mark.parametrize("words", [("show", "nothing"), ("verify", "nothing")])
 def test_an_unknown_name_is_an_error(words: tuple[str, str]) -> None:
-    failed = nunatak("backbone", *words)
-
-    assert failed.exit_code == 1
-    assert "error [backbone_not_found]" in failed.stderr
+    nunatak("backbone", *words).assert_refused("backbone_not_found")
 
 
 def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: Path) -> None:
@@ -120,14 +117,12 @@ def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: 
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, "model_type": "funnel"}))
 
-    failed = nunatak("backbone", "add", str(folder))
+    failed = nunatak("backbone", "add", str(folder), "--quiet")
 
-    assert failed.exit_code == 1
-    assert (
-        "error [unsupported_import]: cannot import 'tiny': model_type must be one of"
-        in failed.stderr
+    failed.assert_refused(
+        *("unsupported_import", "cannot import 'tiny': model_type must be one of"),
+        "got 'funnel'; take a checkpoint without it",
     )
-    assert "got 'funnel'; take a checkpoint without it" in failed.stderr
     assert not (data / "tiny").exists()
 
 
@@ -142,8 +137,4 @@ def test_without_transformers_the_error_names_the_extra(
     words = ("task", "import", str(folder), "--task", "tone", "--backbone", str(folder), *registry)
     monkeypatch.setitem(sys.modules, "transformers", None)  # as without the installed package
 
-    failed = nunatak(*words)
-
-    assert failed.exit_code == 1
-    assert "error [missing_extra]" in failed.stderr
-    assert "nunatak[model]" in failed.stderr
+    nunatak(*words, "--quiet").assert_refused("missing_extra", "nunatak[model]")

@@ -85,14 +85,6 @@ def test_no_command_prints_what_a_terminal_obeys(kind: str, world: World, *, sty
     assert "evil[b]" in output.replace("\\[", "[").replace("\\]", "]")
 
 
-def test_json_keeps_what_texts_say(world: World) -> None:
-    result = CliRunner().invoke(app, ("task", "show", "tone", "--json", *world.local[:2]))
-
-    shown = json.loads(result.stdout)["manifest"]
-    assert (shown["note"], shown["data"]["name"]) == (HOSTILE, HOSTILE)
-    assert shown["recipe"]["settings"][HOSTILE] == HOSTILE
-
-
 def test_file_names_that_are_no_text_are_printed(world: World) -> None:
     name = os.fsdecode(b"evil\xff\x1b[2J.jsonl")
 

@@ -112,10 +112,7 @@ def test_a_slip_in_the_last_task_stops_before_the_first_is_trained(
         folder, {"tone": {"data": "tone.jsonl"}, "slip": {"data": "tone.jsonl", **settings}}
     )
 
-    assert ran.exit_code == 1
-    assert "error [invalid_task_file]" in ran.stderr
-    assert "tasks.slip" in ran.stderr
-    assert problem in ran.stderr
+    ran.assert_refused("invalid_task_file", "tasks.slip", problem)
     assert not (folder / "registry").exists()
 
 

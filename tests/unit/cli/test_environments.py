@@ -17,7 +17,7 @@ from nunatak_rows import Dialect, check_rows_file, file_of_rows, read_rows, writ
 from nunatak_rows.written import dialect_like
 
 PROGRAM = (
-    "from nunatak_cli.failures import FailureGroup, Program\n"
+    "from nunatak_cli.output import FailureGroup, Program\n"
     "from nunatak_cli.output import print_part\n"
     "program = Program(cls=FailureGroup)\n"
     "program.callback()(lambda: None)\n"

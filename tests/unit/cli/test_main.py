@@ -22,6 +22,7 @@ from nunatak_server.settings import ServerSettings
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SOURCES = ("registry", "training", "server", "clients")
+OF_DEVICES = ("train", "train-all", "multitask", "doubts", "sweep run", "sweep publish")
 
 
 def command_at(path: tuple[str, ...]) -> TyperCommand:
@@ -165,6 +166,9 @@ def test_waiting_threads_of_torch_let_other_programs_have_the_cores(
         ("tarin", "train"),
         ("init new --with tune", "'--with': 'tune' is not one of"),
         ("train --task a --data b --threads 0", "'--threads': expected at least 1"),
+        ("train --task a", "Missing option '--data'"),
+        ("train --data a", "Missing option '--task'"),
+        *((f"{it} --device gpu", "'cpu', 'cuda'") for it in OF_DEVICES),
     ],
 )
 def test_misspelt_command_is_a_usage_error(typed: str, told: str) -> None:

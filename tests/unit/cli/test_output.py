@@ -1,6 +1,12 @@
-"""The console spells out control characters in every text and every wrapping."""
+"""The console spells out control characters. An error is one line, a stable code, what to do."""
 
+import errno
 import json
+import logging
+import os
+import re
+import sys
+import warnings
 
 import pytest
 from rich.console import Group, RenderableType
@@ -9,9 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_cli import output
 from nunatak_cli.output import (
+    FailureGroup,
     PlainConsole,
+    Program,
     facts_table,
+    print_failure,
     print_json,
     print_json_line,
     print_outcome,
@@ -19,6 +29,9 @@ from nunatak_cli.output import (
     print_text,
     remark,
 )
+from nunatak_client import NotFoundError
+from nunatak_contract.errors import MissingExtraError, needs_extra
+from nunatak_registry import TaskNotFoundError
 
 
 def table() -> Table:
@@ -103,6 +116,129 @@ def test_json_has_equal_values_and_commands_no_terminal(
     assert json.loads(printed) == {HOSTILE: HOSTILE, "readable": "Füße"}
     assert obeyed(printed) == set()
     assert "Füße" in printed
+
+
+def program_that_raises(error: BaseException) -> Program:
+    program = Program(cls=FailureGroup)
+
+    @program.callback()
+    def group() -> None:
+        pass
+
+    @program.command()
+    def fail() -> None:
+        raise error
+
+    return program
+
+
+class ForeignError(Exception):
+    """An error with a code, from another project."""
+
+    code = "foreign"
+
+
+NO_OUTPUT = "error [output_failed]: the output cannot be written"
+
+
+def full(name: str) -> OSError:
+    number = getattr(errno, name)
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (TaskNotFoundError("tone"), 1, "error [task_not_found]: no task 'tone' "),
+        (NotFoundError(code="a_code", status=404, detail="no"), 1, "error [a_code]: no"),
+        (
+            full("EDQUOT"),
+            1,
+            f"{NO_OUTPUT}: Disk quota exceeded; make room, and repeat the command\n",
+        ),
+        (full("EFBIG"), 1, f"{NO_OUTPUT}: File too large\n"),
+        (full("EIO"), 1, f"{NO_OUTPUT}: Input/output error\n"),
+        (NotADirectoryError(20, "Not a directory", "a/x"), 1, f"{NO_OUTPUT}: a/x: Not a directory"),
+        (KeyboardInterrupt(), 130, "interrupted: the command did not end; repeat it\n"),
+    ],
+    ids=repr,
+)
+def test_an_error_that_is_no_bug_is_one_line(
+    error: BaseException,
+    status: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "_drop_output", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(error)(["fail"])
+
+    assert left.value.code == status
+    printed = capsys.readouterr().err
+    assert printed.startswith(told)
+    assert printed.count("\n") == 1
+
+
+def test_missing_module_names_the_extra_to_install() -> None:
+    with (
+        pytest.raises(MissingExtraError, match=re.escape("pip install 'nunatak[server]'")),
+        needs_extra("server"),
+    ):
+        raise ModuleNotFoundError("No module named 'fastapi.responses'", name="fastapi.responses")
+
+
+def test_missing_module_of_our_own_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError), needs_extra("server"):
+        raise ModuleNotFoundError("No module named 'nunatak_server.x'", name="nunatak_server.x")
+
+
+def test_a_failure_of_hostile_words_is_one_line_printed_in_full(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_failure(HOSTILE, f"rings\a\nonce [bold]{'x' * 300}")
+
+    out, printed = capsys.readouterr()
+    assert (out, obeyed(printed)) == ("", set())
+    assert "evil[b] [red]y[/]" in printed
+    assert printed.endswith(f"rings\\x07 once [bold]{'x' * 300}\n")
+    assert printed.count("\n") == 1
+
+
+@pytest.fixture(name="process")
+def undo_changes_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("kind", [ForeignError, ValueError, OSError])
+def test_a_traceback_says_all_and_commands_no_terminal(
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(kind(HOSTILE))(["fail"])
+
+    printed = capsys.readouterr().err
+    assert left.value.code == 1
+    assert printed.startswith("Traceback (most recent call last):\n")
+    assert "in fail\n" in printed
+    assert f"{kind.__name__}: evil[b] [red]y[/]" in printed
+    assert obeyed(printed) == set()
+
+
+@pytest.mark.usefixtures("process")
+def test_warnings_and_remarks_of_other_packages_command_no_terminal() -> None:
+    with pytest.raises(SystemExit):
+        program_that_raises(ValueError())(["fail"])
+
+    warned = warnings.formatwarning(HOSTILE, UserWarning, "other.py", 1)
+    record = logging.LogRecord("other", logging.WARNING, "other.py", 1, HOSTILE, (), None)
+    assert logging.lastResort is not None
+    for printed in (warned, logging.lastResort.format(record)):
+        assert "evil[b]" in printed
+        assert obeyed(printed) == set()
 
 
 LONG = "word " * 40

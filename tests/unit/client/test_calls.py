@@ -1,6 +1,5 @@
 """Laws of the wire format of requests."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from nunatak_client.calls import (
     json_body,
     judge,
     path_segment,
-    predict_body,
     task_target,
     wire_inputs,
 )
@@ -120,10 +118,6 @@ def test_columns_of_tables_are_lists_of_texts() -> None:
     column = pd.Series(["a", "b"], index=[7, 8])
 
     assert wire_inputs(column).value == ["a", "b"]  # pyrefly: ignore[bad-argument-type]
-
-
-def test_absent_parameters_are_not_sent() -> None:
-    assert json.loads(predict_body(wire_inputs("a"))) == {"inputs": "a"}
 
 
 def test_text_travels_as_utf8() -> None:

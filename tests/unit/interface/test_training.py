@@ -42,15 +42,18 @@ def make_places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "registry", backbone
 
 
-def trained(
-    places: tuple[Path, Path], *data: object, task: str = "tone", **changes: object
-) -> nunatak.Trained:
+def options(places: tuple[Path, Path], **changes: object) -> dict[str, Any]:
     registry, backbone = places
-    arguments = {
+    return {
         "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
         "max_length": 32, "show_progress": False, **changes,
     }  # fmt: skip
-    return nunatak.train(task, *data, **arguments)  # pyrefly: ignore[bad-argument-type]
+
+
+def trained(
+    places: tuple[Path, Path], *data: object, task: str = "tone", **changes: object
+) -> nunatak.Trained:
+    return nunatak.train(task, *data, **options(places, **changes))  # pyrefly: ignore[bad-argument-type]
 
 
 def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[Path, Path]) -> None:
@@ -215,11 +218,7 @@ def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Pa
 
 
 def test_a_task_or_probabilities_teach_a_task(places: tuple[Path, Path]) -> None:
-    registry, backbone = places
-    common: dict[str, Any] = {
-        "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
-        "max_length": 32, "show_progress": False,
-    }  # fmt: skip
+    common = options(places)
     rows = [{"text": it, "probabilities": {"a": 0.25, "b": 0.75}} for it in TEXTS[::2]]
     rows += [{"text": it, "probabilities": {"a": 0.75, "b": 0.25}} for it in TEXTS[1::2]]
 

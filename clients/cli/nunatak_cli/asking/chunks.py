@@ -35,8 +35,6 @@ GLOB_CHARACTERS: Final = frozenset("*?[")
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """Consecutive rows of a corpus, with the inputs that they make."""
-
     index: int
     rows: list[FileRow]
     """Empty if an earlier run has written the chunk."""
@@ -116,7 +114,6 @@ def _all_rows(files: Sequence[FileOfRows], spelt: RowFormat) -> Iterator[tuple[F
 
 
 def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None:
-    """Fill the inputs of a chunk, and the problems of the other rows."""
     for place, row in enumerate(chunk.rows):
         problem = row.problem or _find_collision(row, taken)
         if problem is None:

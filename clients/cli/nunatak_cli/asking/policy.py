@@ -297,7 +297,6 @@ class WrongRows:
 
 
 def _caught(condition: "Condition", label: str, manifest: "TaskManifest") -> dict[str, int | None]:
-    """Return what one label of a condition finds in the examples that chose the best epoch."""
     head, calibration, confusion = manifest.head, manifest.calibration, manifest.confusion
     threshold = condition.threshold
     if threshold is None and head.problem_type is ProblemType.MULTI_LABEL:

@@ -110,9 +110,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         inputs = open_inputs(file, file_format, columns.spelt)
         with open_predictor(server, task, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
-    elif text in {None, "-"} or file_format is not None:
+    elif text in {None, "-"} or file_format is not None or columns != options.TextColumns():
         raise invalid_option(
-            "expected a TEXT, or --file (with --format where needed); --file - is standard input"
+            "expected a TEXT, or --file (with --format, columns and --delimiter where needed); "
+            "--file - is standard input"
         )
     else:
         source = _source(text, pair=pair, question=question, documents=document or ())
@@ -138,22 +139,22 @@ def _ask_file(
 ) -> bool:
     """Print one line for every input, in order; return whether a task failed."""
     asked, unanswered = tee(inputs)
-    answered = predictor.ask((it.source for it in asked), tasks, parameters=parameters)
+    answered = predictor.ask((source for _, source in asked), tasks, parameters=parameters)
     has_failed = False
     # Answers on a terminal are progress enough.
     with shown_progress(quiet=sys.stdout.isatty()) as progress:
         progress.begin(Work("asked", unit="input"))
         try:
-            for answers, placed in zip(answered, unanswered, strict=True):
+            for answers, (where, _) in zip(answered, unanswered, strict=True):
                 has_failed = has_failed or any(it.error is not None for it in answers)
                 results: list[JsonValue] = [_answer_json(answer) for answer in answers]
-                print_json_line({"place": placed.where, "results": results})
+                print_json_line({"place": where, "results": results})
                 progress.advance()
         except NunatakError as error:
             if error.position is None:
                 raise
             # The answers to all inputs before the refused one are printed.
-            raise bad_row(next(unanswered).where, error.problem) from error
+            raise bad_row(next(unanswered)[0], error.problem) from error
     return has_failed
 
 

@@ -128,6 +128,8 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("server"):
         from nunatak_server.configuration import configure
 
+    if asked.scorers is not None and asked.on is None:
+        raise invalid_option("--scorers counts processes of a cluster; name the cluster with --on")
     job = CorpusJob(corpus=corpus, out=out.expanduser(), references=tuple(task), options=asked)
     given = {"registry": registry, "backbone": backbone}
     settings = configure({name: it for name, it in given.items() if it is not None}).settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
@@ -57,6 +57,8 @@ def open_predictor(
 ) -> Generator[Predictor]:
     """Without a server, tasks compute on `backbone`, or each on its own."""
     if server is not None:
+        if backbone is not None:
+            raise invalid_option("--backbone computes in this process; leave it out with --server")
         from nunatak_client import Client
 
         with Client(server) as client:
@@ -134,14 +136,8 @@ def _entity(entity: "Entity") -> Item:
     return {"entity_group" if is_group else "entity": entity.label, **place}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedInput:
-    """An input and the place it was read from, for messages: `texts.csv:17`."""
-
-    where: str
-    source: Input
-
-
+PlacedInput = tuple[str, Input]
+"""The place that an input was read from, for messages (`texts.csv:17`), and the input."""
 STANDARD_INPUT = "-"
 
 
@@ -180,4 +176,4 @@ def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Itera
 def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
-    return PlacedInput(where=row.where, source=row_input(row, spelt))
+    return row.where, row_input(row, spelt)

@@ -96,17 +96,13 @@ class AnswerColumns:
         if answer.predicted is None:
             return [cast("JsonValue", items)]
         predicted = answer.predicted[place]
-        scores: dict[str, JsonValue]
-        found: list[JsonValue]
-        match predicted:
-            case str():
-                scores = {str(item["label"]): item["score"] for item in items}
-                found = [predicted, scores[predicted]]
-            case tuple():
-                scores = {str(item["label"]): item["score"] for item in items}
-                found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
-            case _:
-                return [predicted]
+        if not isinstance(predicted, (str, tuple)):
+            return [predicted]
+        scores: dict[str, JsonValue] = {str(item["label"]): item["score"] for item in items}
+        if isinstance(predicted, str):
+            found: list[JsonValue] = [predicted, scores[predicted]]
+        else:
+            found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
         return [*found, scores] if self.has_all_scores else found
 
 
@@ -183,11 +179,11 @@ class PartLayout:
 
         schema = self._arrow_schema()
         kept = _kept_table([it.row for it in rows], list(self.kept or ()))
-        answers = [
-            pa.array([_json_text(it.answers[place], kind) for it in rows], type=_arrow_type(kind))
-            for place, kind in enumerate(self.answers.values())
-        ]
-        columns = [*(kept.columns if kept is not None else ()), *answers]
+        columns = list(kept.columns) if kept is not None else []
+        for place, kind in enumerate(self.answers.values()):
+            values = [it.answers[place] for it in rows]
+            texts = map(json_text, values) if kind is ColumnType.JSON else values
+            columns.append(pa.array(texts, type=_arrow_type(kind)))
         written = io.BytesIO()
         table = pa.table(columns, schema=schema) if rows else schema.empty_table()
         parquet.write_table(table, written)
@@ -309,10 +305,6 @@ def _arrow_type(kind: ColumnType) -> "DataType":
 
     types = {ColumnType.NUMBER: pa.float64(), ColumnType.FLAG: pa.bool_()}
     return types.get(kind, pa.string())
-
-
-def _json_text(value: JsonValue, kind: ColumnType) -> JsonValue:
-    return json_text(value) if kind is ColumnType.JSON else value
 
 
 def _copy(parts: Iterable[Path], target: BinaryIO | gzip.GzipFile) -> None:

@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import typer
 
-from nunatak_cli.failures import content_of
 from nunatak_cli.options import JsonOption, RegistryOption, RegistryOptions, group
-from nunatak_cli.output import plain_table, print_json, print_outcome, print_part, wire_json
+from nunatak_cli.output import (
+    content_of,
+    plain_table,
+    print_json,
+    print_outcome,
+    print_part,
+    wire_json,
+)
 from nunatak_cli.registry.registries import existing_registry, place_of, published_line
 from nunatak_cli.registry.show import moment
 from nunatak_contract.errors import needs_extra

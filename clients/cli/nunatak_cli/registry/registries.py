@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from nunatak_cli.failures import print_failure
 from nunatak_cli.options import (
     CreateOption,
     JsonOption,
@@ -19,7 +18,7 @@ from nunatak_cli.options import (
     RegistryOptions,
     group,
 )
-from nunatak_cli.output import plain_table, print_outcome, print_part, remark
+from nunatak_cli.output import plain_table, print_failure, print_outcome, print_part, remark
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import counted
 from nunatak_contract.progress import Work, shown_progress

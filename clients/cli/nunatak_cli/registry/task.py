@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MoveOptions:
-    """The options about a move of an alias."""
-
     alias: Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")] = "prod"
     expect: Annotated[
         int | None,
@@ -192,16 +190,20 @@ def shadow(
     proving: ProvingOptions,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
-    if report:
+    if report and not asked.end and asked.share is None:
         _report(candidate, asked.alias, server=server, as_json=proving.as_json)
         return
+    if report or server is not None:
+        raise invalid_option(
+            "--report takes --server, and no --share or --end; a change goes to the registry, "
+            "and its servers follow"
+        )
     _change(CandidateRole.SHADOW, candidate, asked, proving)
 
 
 def _change(
     role: CandidateRole, named: str, asked: CandidateOptions, proving: ProvingOptions
 ) -> None:
-    """Set a candidate of an alias, or end it, and print the change."""
     from nunatak_registry import Candidate
 
     alias, share = asked.alias, asked.share

@@ -63,8 +63,6 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class ProvingOptions:
-    """The options of a command that proves a version before the version gets requests."""
-
     backbone: BackboneOption = None
     unprobed: Annotated[
         bool,
@@ -76,7 +74,6 @@ class ProvingOptions:
     as_json: JsonOption = False
 
     def prove(self, opened: "Registry", task: str, version: int) -> None:
-        """Load a version as a server does, including its parity probe."""
         if self.unprobed:
             return
         with needs_extra("server"):

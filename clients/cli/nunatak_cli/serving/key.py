@@ -79,23 +79,40 @@ def create(  # noqa: PLR0913 - one parameter per option is how typer works
     max_tokens_per_day: Annotated[int | None, _quota("tokens", "day")] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
-    now = datetime.now(UTC).replace(microsecond=0)
+    with needs_extra("server"):
+        from nunatak_server.access.keys import KeyRecord, change_keys, digest_of, new_key
+
+    key, now = new_key(), datetime.now(UTC).replace(microsecond=0)
     quotas = {
         "requests_per_minute": max_requests_per_minute,
         "requests_per_day": max_requests_per_day,
         "tokens_per_minute": max_tokens_per_minute,
         "tokens_per_day": max_tokens_per_day,
     }
-    key = _create_key(
-        file,
-        name=name,
-        scopes=[each.value for each in scope or (ScopeName.PREDICT,)],
-        tasks=task or ["*"],
-        weight=weight,
-        created_at=now,
-        expires_at=None if days is None else now + timedelta(days=days),
-        quotas={name: most for name, most in quotas.items() if most is not None} or None,
-    )
+    members = {
+        "name": name,
+        "scopes": [each.value for each in scope or (ScopeName.PREDICT,)],
+        "tasks": task or ["*"],
+        "weight": weight,
+        "created_at": now,
+        "expires_at": None if days is None else now + timedelta(days=days),
+        "quotas": {name: most for name, most in quotas.items() if most is not None} or None,
+        "sha256": digest_of(key.encode()),
+    }
+    try:
+        record = KeyRecord.model_validate(members)
+    except ValidationError as error:
+        given = error.errors(include_url=False, include_context=False)[0]["input"]
+        raise invalid_option(f"{problems_text(error)}, got {given!r}") from error
+
+    def add(keys: "Keys") -> "Keys":
+        if any(each.name == record.name for each in keys):
+            raise invalid_option(
+                f"there is a key named {record.name!r} already; choose another name or revoke it"
+            )
+        return (*keys, record)
+
+    change_keys(file, add)
     print_text(key + "\n")
     remark("store this key now: it is never shown again; programs read it from NUNATAK_API_KEY")
 
@@ -141,29 +158,6 @@ def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
 
     change_keys(file, remove)
     print_part(f"revoked {name}")
-
-
-def _create_key(file: Path, **members: object) -> str:
-    """Make a key, write its digest to the file, and return the key."""
-    with needs_extra("server"):
-        from nunatak_server.access.keys import KeyRecord, change_keys, digest_of, new_key
-
-    key = new_key()
-    try:
-        record = KeyRecord.model_validate({**members, "sha256": digest_of(key.encode())})
-    except ValidationError as error:
-        given = error.errors(include_url=False, include_context=False)[0]["input"]
-        raise invalid_option(f"{problems_text(error)}, got {given!r}") from error
-
-    def add(keys: "Keys") -> "Keys":
-        if any(each.name == record.name for each in keys):
-            raise invalid_option(
-                f"there is a key named {record.name!r} already; choose another name or revoke it"
-            )
-        return (*keys, record)
-
-    change_keys(file, add)
-    return key
 
 
 key_app = group(

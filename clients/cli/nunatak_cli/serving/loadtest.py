@@ -16,16 +16,6 @@ from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 
 
-def find_locust() -> None:
-    """Check that Locust is there without importing it, because its import patches the process.
-
-    Raises:
-        ModuleNotFoundError: it is not.
-    """
-    if find_spec("locust") is None:
-        raise ModuleNotFoundError(name="locust")
-
-
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     scenario: Annotated[
@@ -90,7 +80,9 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Send the requests of a scenario to a server; exit 1 if a request fails."""
     with needs_extra("loadtest"):
-        find_locust()
+        # Only looked for, because its import patches the process.
+        if find_spec("locust") is None:
+            raise ModuleNotFoundError(name="locust")
         from nunatak_loadtest.process import run_locust
         from nunatak_loadtest.report import render
     title = scenario_named(scenario).title

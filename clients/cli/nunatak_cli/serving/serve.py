@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, SettingsCommand, made_options
-from nunatak_cli.output import print_text
+from nunatak_cli.output import print_failure, print_text
 from nunatak_contract.enums import LogFormat
 from nunatak_contract.errors import NunatakError, invalid_settings, needs_extra
 

@@ -19,9 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.failures import content_of, print_failure
 from nunatak_cli.options import LabelledRows, OnBadRow
-from nunatak_cli.output import facts_table, plain_table, remark, tell_rejected
+from nunatak_cli.output import (
+    content_of,
+    facts_table,
+    plain_table,
+    print_failure,
+    remark,
+    tell_rejected,
+)
 from nunatak_cli.registry.registries import promoted, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS, score_of
 from nunatak_contract.cards import facts
@@ -186,8 +192,6 @@ class SharedSettings(BaseModel):
 
 
 class TaskSettings(SharedSettings):
-    """Settings of one task; only `data` is required."""
-
     data: str
     dev: Path | None = None
 

@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 
 from nunatak_cli import options
-from nunatak_cli.failures import print_failure
-from nunatak_cli.output import plain_table, print_outcome, print_part, print_text
+from nunatak_cli.output import plain_table, print_failure, print_outcome, print_part, print_text
 from nunatak_cli.registry import registries
 from nunatak_contract.errors import NunatakError, invalid_option, needs_extra
 from nunatak_contract.plain_text import counted, visible

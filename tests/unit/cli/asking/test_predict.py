@@ -199,6 +199,8 @@ def test_questions_documents_and_aggregation_are_sent(server: CannedServer) -> N
         (("Come.", "--file", "-"), "invalid_option", "--file"),
         ((), "invalid_option", "--file"),
         (("-",), "invalid_option", "--file -"),
+        (("Come.", "--text-column", "body"), "invalid_option", "or --file"),
+        (("Come.", "--server", "http://x", "--backbone", "b"), "invalid_option", "--backbone"),
         (("Come.", "--server", "http://127.0.0.1:9"), "connection_failed", "127.0.0.1:9"),
         (("Come.", "--server", "localhost"), "invalid_input", "localhost"),
         (("--file", "-", "--format", "parquet"), "unreadable_file", "name a file FILE.parquet"),

@@ -299,6 +299,7 @@ def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) ->
         ("x.csv", "", "o.csv", (), "the file is empty"),
         ("x.jsonl", "", "o.jsonl", ("--task", "tone"), "names one reference twice"),
         ("x.jsonl", "", "o.jsonl", ("--task", "gone"), "no task 'gone'"),
+        ("x.jsonl", "", "o.jsonl", ("--scorers", "2"), "name the cluster with --on"),
         ("x.jsonl", "", "no/o.jsonl", (), "cannot be made"),
         ("x.jsonl", "", "x.jsonl", (), "x.jsonl exists; remove it"),
         ("o.rejected.jsonl", "", "o.jsonl", (), "o.rejected.jsonl exists; remove it"),

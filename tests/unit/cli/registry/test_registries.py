@@ -125,8 +125,9 @@ def test_the_default_registry_is_made_at_its_first_use(
     nunatak("task", "pull", str(tmp_path / "absent"))
     made = nunatak("task", "list")
 
-    assert made.exit_code == 0
+    assert (made.exit_code, made.stdout) == (0, "")
     assert made.stderr.startswith(f"no tasks yet in {tmp_path / 'nunatak' / 'registry'};")
+    assert made.stderr.endswith("`nunatak train`\n")
 
 
 def test_a_named_registry_is_made_only_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Laws of files that list tasks."""
+"""Laws of files that list tasks, and of `nunatak sweep`."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
+from doubles.sweeps import toy_file, toy_folder
+from doubles.terminals import Ran, nunatak
 from nunatak_cli.options import LabelledRows, OnBadRow
 from nunatak_cli.training.runs import TaskSettings, in_order, read_task_file, runs_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, TopK
@@ -40,26 +42,23 @@ def test_a_task_says_more_than_what_all_share(tmp_path: Path) -> None:
     assert names.named == {"epochs": 5, "learning_rate": "1e-4", "method": "lora", "rank": 4}
 
 
-def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> None:
-    shared = "shared: {layers: auto, target: 0.9}\ntasks: {a: {data: a}, b: {data: b, layers: 2}}"
-
-    auto, counted = read_task_file(written(tmp_path, shared)).tasks.values()
-
-    assert auto.named == {"layers": "auto", "target": 0.9}
-    assert counted.named == {"layers": 2}
-
-
-def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its_own(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("shared", "own", "named"),
+    [
+        ("layers: auto", "", {"layers": "auto", "target": 0.9}),
+        ("layers: auto", "layers: 2", {"layers": 2}),
+        ("layers: 2", "layers: auto", {"layers": "auto", "target": 0.9}),
+        ("layers: 2", "layers: auto, target: 0.8", {"layers": "auto", "target": 0.8}),
+    ],
+)
+def test_only_a_task_that_chooses_its_layers_keeps_the_shared_share(
+    tmp_path: Path, shared: str, own: str, named: dict[str, object]
 ) -> None:
-    shared = (
-        "shared: {layers: 2, target: 0.9}\n"
-        "tasks: {a: {data: a, layers: auto}, b: {data: b, layers: auto, target: 0.8}}"
-    )
+    text = f"shared: {{{shared}, target: 0.9}}\ntasks: {{a: {{data: a, {own}}}}}"
 
-    one, other = read_task_file(written(tmp_path, shared)).tasks.values()
+    (task,) = read_task_file(written(tmp_path, text)).tasks.values()
 
-    assert (one.named["layers"], one.named["target"], other.named["target"]) == ("auto", 0.9, 0.8)
+    assert task.named == named
 
 
 def test_shared_settings_of_methods_reach_the_tasks_of_these_methods(tmp_path: Path) -> None:
@@ -169,3 +168,89 @@ def test_the_file_of_bad_rows_is_never_hidden(data: str) -> None:
     rows = LabelledRows(on_bad_row=OnBadRow.SKIP)
 
     assert rows.spelt_in(data).rejected == Path("data.rejected.jsonl")
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = toy_folder(tmp_path_factory.mktemp("sweep"))
+    toy_file(folder, recipe={"epochs": 1, "max_length": 32})
+    return folder
+
+
+def sweep(folder: Path, results: Path, *options: str) -> Ran:
+    return nunatak("sweep", "run", str(folder / "sweep.yaml"), "--results", str(results), *options)
+
+
+def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    both = "methods=[{kind: head}, {kind: bottleneck, size: [4]}]"
+    first = sweep(folder, results)
+    second = sweep(folder, results, "--set", "seeds=[0,1]", "--set", both)
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "1 run, 0 of them done before" in first.stderr
+    assert "4 runs, 1 of them done before" in second.stderr
+    assert len(list(results.glob("*.jsonl"))) == 4
+
+    printed = nunatak("sweep", "report", str(results))
+    assert printed.exit_code == 0
+    assert printed.stdout.startswith("| task |")
+    assert nunatak("sweep", "report", str(results), "--out", str(tmp_path / "out")).exit_code == 0
+    assert (tmp_path / "out" / "table.md").read_text() == printed.stdout
+
+
+def test_failed_run_is_reported_and_tried_again_only_when_asked(
+    folder: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    senseless = ("--set", "regularizers=[{name: graddrop}]")
+
+    runs = [sweep(folder, results, *senseless, *it) for it in ((), (), ("--retry-failed",))]
+
+    assert [it.exit_code for it in runs] == [1, 1, 1]
+    assert ["failed [invalid_recipe]" in it.stderr for it in runs] == [True, False, True]
+    assert [it.stderr.count("error [invalid_recipe]: toy") for it in runs] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("gone=1", "gone: there is no such field"),
+        ("seeds", "--set expects NAME=VALUE"),
+        ("tasks.first=1", "tasks has no settings with names"),
+    ],
+)
+def test_changes_that_make_no_sweep_are_refused(
+    folder: Path, tmp_path: Path, change: str, problem: str
+) -> None:
+    ran = sweep(folder, tmp_path / "results", "--set", change)
+
+    assert ran.exit_code == 1
+    assert problem in ran.stderr
+
+
+def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    nunatak("sweep", "report", str(tmp_path)).assert_refused("invalid_sweep")
+
+
+def test_a_run_that_is_published_twice_is_one_version(folder: Path, tmp_path: Path) -> None:
+    sweep(folder, tmp_path / "results")
+    place = ("--registry", str(tmp_path / "registry"), "--create", "--promote", "prod")
+    words = ("sweep", "publish", str(tmp_path / "results"), "--task", "tone", *place)
+
+    first, again, told = (nunatak(*words, *it).stdout for it in ((), (), ("--json",)))
+
+    assert "published tone/1\ntone@prod -> version 1 (new)\n" in first
+    assert "tone/1 was there already with the same content; nothing was published\n" in again
+    assert "tone@prod -> version 1 (it was there already; nothing moved)\n" in again
+    assert '"is_new": false,\n  "alias": "prod"' in told
+
+
+def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    sweep(folder, results)
+
+    ran = nunatak("sweep", "publish", str(results), "--task", "tone", "--of", "gone")
+
+    assert ran.exit_code == 1
+    assert "expected one of the tasks toy, got 'gone'" in ran.stderr

@@ -1,6 +1,8 @@
-"""Laws of the options of `nunatak train`; training itself is tried end to end."""
+"""Laws of the options of `nunatak train`, `adopt`, `multitask` and `cache`."""
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
 from nunatak_cli.options import ComputeOptions, TextColumns
+from nunatak_contract.questions import TypedQuestion
 from nunatak_model import Encoding, load_backbone
 from nunatak_registry import Registry
+from nunatak_server.decisions.collection import Collection
 from nunatak_training.kinds import TaskKind
 from nunatak_training.report import Report
 from nunatak_training.run_settings import all_settings
@@ -34,31 +38,38 @@ def assert_publishes_nothing(ran: Ran, folder: Path, code: str, *words: str) -> 
         assert registry.tasks() == []
 
 
+TRAIN = "train --task tone --data a.jsonl --registry registry"
+MULTITASK = "multitask shared --data tone=a.jsonl"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("command", "problem"),
     [
-        (("--set", "epochs"), "--set expects NAME=VALUE, got 'epochs'"),
-        (("--set", "seed=1", "--set", "seed=2"), "--set names 'seed' twice"),
-        (("--learning-rate", "1", "--set", "learning_rate=1"), "--learning-rate and --set"),
-        (("--epochs", "0"), "epochs: expected at least 1"),
-        (("--kind", "poem"), "kind must be one of single-label, multi-label"),
-        (("--set", "thresholds=f1"), "thresholds 'f1' needs calibrate true"),
-        (("--calibrate", "--set", "thresholds=f2"), "thresholds: expected 'f1'"),
+        (f"{TRAIN} --set epochs", "--set expects NAME=VALUE, got 'epochs'"),
+        (f"{TRAIN} --set seed=1 --set seed=2", "--set names 'seed' twice"),
+        (f"{TRAIN} --learning-rate 1 --set learning_rate=1", "--learning-rate and --set"),
+        (f"{TRAIN} --epochs 0", "epochs: expected at least 1"),
+        (f"{TRAIN} --kind poem", "kind must be one of single-label, multi-label"),
+        (f"{TRAIN} --set thresholds=f1", "thresholds 'f1' needs calibrate true"),
+        (f"{TRAIN} --calibrate --set thresholds=f2", "thresholds: expected 'f1'"),
+        ("multitask shared --data tone", "--data expects NAME=VALUE, got 'tone'"),
+        (f"{MULTITASK} --data tone=b", "--data names 'tone' twice"),
+        (f"{MULTITASK} --kind tone=poem", "kind must be one of"),
+        (f"{MULTITASK} --kind mood=ranking", "one of tone before =, got 'mood'"),
+        (f"{MULTITASK} --data mood=b --kind tone=poem", "b: no such file"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(
-    tmp_path: Path, arguments: tuple[str, ...], problem: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, problem: str
 ) -> None:
-    data = tmp_path / "x.jsonl"
-    data.touch()
-    place = ("--data", str(data), "--registry", str(tmp_path / "registry"))
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
 
-    ran = nunatak("train", "--task", "tone", *place, *arguments)
+    ran = nunatak(*command.split())
 
-    assert ran.exit_code == 1
+    assert (ran.exit_code, ran.stderr.count("\n")) == (1, 1)
     assert problem in ran.stderr
-    assert ran.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [data]
+    assert [it.name for it in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +109,6 @@ def test_help_lists_every_setting_with_what_it_may_be() -> None:
     assert "most tokens that are read of a text" in rows["max_length"]
 
 
-@pytest.mark.parametrize("missing", ["--task", "--data"])
-def test_task_and_data_are_required(missing: str) -> None:
-    given = {"--task": "tone", "--data": "x.jsonl"}
-    del given[missing]
-
-    assert nunatak("train", *(part for pair in given.items() for part in pair)).exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
@@ -130,15 +133,6 @@ def test_wrong_data_and_options_are_one_line(
     ran.assert_refused(code, says)
     # Options are checked before anything is made, and data after the registry is.
     assert (tmp_path / "registry").exists() == (code == "missing_column")
-
-
-@pytest.mark.parametrize(
-    "command", ["train", "train-all", "multitask", "doubts", "sweep run", "sweep publish"]
-)
-def test_only_cpu_and_cuda_are_devices(command: str) -> None:
-    ran = nunatak(*command.split(), "--device", "gpu")
-
-    assert (ran.exit_code, "'cpu', 'cuda'" in ran.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(3, 3), (None, 1)])
@@ -253,23 +247,105 @@ def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: 
     assert 0 <= told["scores"]["tone"]["accuracy"] <= 1
 
 
+TEXTS = [{"text": it.text} for it in toy_examples(60, seed=4)]
+UPSTREAM = ("--upstream", "http://x")
+QUESTION = {"type": "noul", "instructions": "Is it late?"}
+
+
+def adopted(folder: Path, *options: str) -> Ran:
+    place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
+    texts = ("--texts", str(folder / "texts.jsonl"), "--max-length", "16")
+    return nunatak("adopt", "small", *texts, *place, *options)
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backbone, texts, and a registry with the full fine-tune `big`."""
+    folder = tmp_path_factory.mktemp("adopt")
+    save_tiny_backbone(folder / "backbone", num_layers=2)
+    write_jsonl(folder / "texts.jsonl", TEXTS)
+    data = write_jsonl(folder / "big.jsonl", rows_of(toy_examples(80, seed=3)))
+    ran = nunatak(
+        *("train", "--task", "big", "--data", str(data), "--method", "full", "--epochs", "3"),
+        *("--registry", str(folder / "registry"), "--create", "--max-length", "16"),
+        *("--backbone", str(folder / "backbone")),
+    )
+    assert ran.exit_code == 0, ran.stderr
+    return folder
+
+
+def test_a_task_of_the_registry_teaches_a_new_one(folder: Path) -> None:
+    ran = adopted(folder, "--from", "big", "--layers", "1", "--promote", "prod", "--json")
+
+    told = ran.json()
+    assert (told["reference"], told["alias"]) == ("small/1", "prod")
+    assert told["teacher"]["name"] == "big/1"
+    assert told["teacher"]["num_texts"] == len(TEXTS)
+    assert 0 <= told["teacher"]["agreement"]["value"] <= 1
+    events = [json.loads(line) for line in ran.stderr.splitlines()]
+    works = [it["work"] for it in events if it["event"] == "begin"]
+    assert works == ["small (teacher)", "small (trunk)", "small (trunk)", "small"]
+    assert [it["epoch"] for it in events if it["event"] == "step"] == [
+        it["epoch"] for it in told["epochs"]
+    ]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("options", "code", "problem"),
     [
-        (["--data", "tone"], "--data expects NAME=VALUE, got 'tone'"),
-        (["--data", "tone=a", "--data", "tone=b"], "--data names 'tone' twice"),
-        (["--data", "tone=a", "--kind", "tone=poem"], "kind must be one of"),
-        (["--data", "tone=a", "--kind", "mood=ranking"], "one of tone before =, got 'mood'"),
-        (["--data", "tone=a", "--data", "mood=b", "--kind", "tone=poem"], "b: no such file"),
+        ((), "missing_column", "no column 'probabilities'"),
+        (("--from", "nothing"), "task_not_found", "nothing"),
+        (("--from", "big", *UPSTREAM, "--question", "q"), "invalid_option", "expect"),
+        (UPSTREAM, "invalid_option", "an upstream and its question"),
+        (("--question", "late"), "invalid_option", "an upstream and its question"),
+        ((*UPSTREAM, "--question", "late"), "question_not_found", "late"),
+        ((*UPSTREAM, "--question", "no.json"), "invalid_question_file", "no.json"),
+        ((*UPSTREAM, "--question", "late.v2"), "question_not_found", "late.v2"),
+        ((*UPSTREAM, "--question", "./late"), "invalid_question_file", "late"),
+        (("--upstream-model", "m"), "invalid_option", "an upstream and its question"),
+        (("--upstream", ""), "invalid_option", "an upstream and its question"),
+        (("--from", "big", "--upstream", ""), "invalid_option", "expected a task"),
+        (("--from", "big", "--kind", "multi-label"), "invalid_option", "a single-label task"),
+        (("--from", "big", "--rank", "2"), "invalid_recipe", "rank belongs to method lora"),
     ],
 )
-def test_malformed_options_are_refused(
-    arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_teacher_is_one_line_and_publishes_nothing(
+    folder: Path, options: tuple[str, ...], code: str, problem: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").touch()
-    result = nunatak("multitask", "shared", *(it.replace("=a", "=a.jsonl") for it in arguments))
+    adopted(folder, *options).assert_refused(code, problem)
 
-    assert result.exit_code == 1
-    assert problem in result.stderr
-    assert not Path("shared").exists()
+
+def test_the_texts_that_a_server_collected_are_adopted_as_they_are(
+    folder: Path, tmp_path: Path
+) -> None:
+    question = TypedQuestion.model_validate(QUESTION)
+    collection = Collection(tmp_path / "collected", max_rows=100, max_days=1)
+    collection.open()
+    for place, row in enumerate(TEXTS):
+        yes = 0.9 if place % 2 else 0.2
+        collection.add(question, row["text"], {"no": 1 - yes, "yes": yes})
+    (kept,) = collection.questions()
+
+    ran = adopted(folder, "--texts", str(kept.file), "--method", "head", "--epochs", "1", "--json")
+
+    told = ran.json()["teacher"]
+    assert (told["name"], told["num_texts"]) == (kept.file.name, len(TEXTS))
+
+
+@pytest.mark.parametrize("content", [QUESTION, {"question": QUESTION, "name": "a", "task": "b"}])
+def test_a_file_holds_a_question_or_a_card(folder: Path, content: object, tmp_path: Path) -> None:
+    (file := tmp_path / "late.json").write_text(json.dumps(content))
+
+    ran = adopted(folder, "--upstream", "http://me:secret@host", "--question", str(file))
+
+    assert "no user, query or fragment" in ran.stderr
+    assert "secret" not in ran.stderr
+
+
+def test_all_options_of_train_but_task_and_data_are_options_of_adopt() -> None:
+    def options(command: str) -> set[str]:
+        shown = nunatak(command, "--help").stdout
+        return set(re.findall(r"(?<= )--[a-z-]+(?= )", shown))
+
+    assert options("train") - options("adopt") == {"--task", "--data"}
+    assert {"--texts", "--from", "--upstream", "--question"} <= options("adopt")
