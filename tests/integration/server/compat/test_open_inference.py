@@ -46,45 +46,6 @@ async def infer(
     return {"whole": answer, **{it["name"]: it for it in answer["outputs"]}}
 
 
-async def test_open_inference_classifies_as_the_task_does(client: httpx.AsyncClient) -> None:
-    expected = await native(client, "topic", [TEXT, OTHER])
-
-    found = await infer(client, "topic", tensor("text", TEXT, OTHER), id="seven")
-    pinned = await infer(client, "topic/versions/1", tensor("text", TEXT))
-
-    assert found["whole"]["id"] == "seven"
-    assert (found["whole"]["model_name"], found["whole"]["model_version"]) == ("topic", "2")
-    assert pinned["whole"]["model_version"] == "1"
-    assert found["label"]["shape"] == found["score"]["shape"] == [2, 2]
-    assert found["label"]["data"] == [it["label"] for row in expected for it in row]
-    assert found["score"]["data"] == SCORE([it["score"] for row in expected for it in row])
-
-
-async def test_open_inference_answers_every_kind_of_head(client: httpx.AsyncClient) -> None:
-    question = {"question": OTHER, "context": TEXT}
-    (answer,) = await native(client, "answers", question)
-    ranked = await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS})
-    spans = await native(client, "names", TEXT, aggregation_strategy="simple")
-
-    found = await infer(client, "answers", tensor("question", OTHER), tensor("context", TEXT))
-    order = await infer(client, "ranks", tensor("query", OTHER), tensor("documents", *DOCUMENTS))
-    named = await infer(
-        client, "names", tensor("text", TEXT), parameters={"aggregation_strategy": "simple"}
-    )
-    stars = await infer(client, "stars", tensor("text", TEXT))
-
-    assert {name: found[name]["data"] for name in answer} == {
-        name: [value if isinstance(value, str) else SCORE(value)] for name, value in answer.items()
-    }
-    assert order["score"]["data"] == SCORE(
-        [it["score"] for it in sorted(ranked, key=lambda it: it["index"])]
-    )
-    (text,) = named["entities"]["data"]
-    found_spans = httpx.Response(200, text=text).json()
-    assert [it["word"] for it in found_spans] == [it["word"] for it in spans]
-    assert stars["score"]["shape"] == [1, 1]
-
-
 async def test_open_inference_describes_tasks_as_it_answers_them(client: httpx.AsyncClient) -> None:
     told = {
         "topic": (tensor("text", TEXT),),
@@ -126,35 +87,6 @@ async def test_open_inference_takes_a_no_to_what_it_does_not_offer(
     path = "/v2/models/topic/infer"
 
     assert await post(client, path, refusing, 200) == await post(client, path, plain, 200)
-
-
-async def test_kserve_predicts_as_the_task_does(client: httpx.AsyncClient) -> None:
-    rows = await native(client, "topic", [TEXT, OTHER])
-    pair = {"text": TEXT, "text_pair": OTHER}
-    (paired,) = await native(client, "topic", [pair])
-    (value,) = await native(client, "stars", [TEXT])
-
-    found = await post(client, "/v1/models/topic:predict", {"instances": [TEXT, OTHER]})
-    both = await post(client, "/v1/models/topic:predict", {"instances": [pair]})
-    stars = await post(client, "/v1/models/stars:predict", {"instances": [TEXT]})
-
-    assert found.keys() == {"predictions"}
-    for prediction, row in zip(found["predictions"], rows, strict=True):
-        assert prediction == SCORE({it["label"]: it["score"] for it in row})
-    assert both["predictions"] == [SCORE({it["label"]: it["score"] for it in paired})]
-    assert stars["predictions"] == SCORE([value[0]["score"]])
-
-
-async def test_kserve_answers_every_kind_of_head(client: httpx.AsyncClient) -> None:
-    asked: dict[str, object] = {
-        "names": TEXT,
-        "answers": {"question": OTHER, "context": TEXT},
-        "ranks": {"query": OTHER, "documents": DOCUMENTS},
-    }
-    for task, instance in asked.items():
-        expected = await native(client, task, [instance])
-        path = f"/v1/models/{task}:predict"
-        assert (await post(client, path, {"instances": [instance]}))["predictions"] == expected
 
 
 async def test_a_server_that_is_about_to_leave_asks_for_no_more_by_any_protocol(
@@ -330,17 +262,3 @@ async def test_a_body_of_another_media_type_is_refused(client: httpx.AsyncClient
     headers = {"content-type": "text/plain"}
     answer = await client.post("/v2/models/topic/infer", content=b"{}", headers=headers)
     assert answer.status_code == 415
-
-
-async def test_equal_requests_get_equal_answers_in_both_forms(client: httpx.AsyncClient) -> None:
-    (row,) = await native(client, "topic", [TEXT])
-    head = orjson.dumps({**request_of(len(element(TEXT.encode())))})
-    answer = await client.post(
-        "/v2/models/topic/infer",
-        content=head + element(TEXT.encode()),
-        headers={HEADER: str(len(head))},
-    )
-    assert answer.status_code == 200, answer.text
-    found = {it["name"]: it["data"] for it in answer.json()["outputs"]}
-    assert found["label"] == [it["label"] for it in row]
-    assert found["score"] == SCORE([it["score"] for it in row])

@@ -14,7 +14,7 @@ import pytest
 from cohere.core.api_error import ApiError
 
 from doubles.access import add_key
-from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, native, outputs, post
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, outputs, post
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
@@ -26,100 +26,28 @@ LABELS = ("calm", "urgent")
 RERANK: dict[str, Any] = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
 
 
-async def ranking(client: httpx.AsyncClient, **parameters: object) -> list[dict[str, Any]]:
-    return await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS}, **parameters)
-
-
-def in_order(ranked: list[dict[str, Any]]) -> list[float]:
-    return [it["score"] for it in sorted(ranked, key=lambda it: it["index"])]
-
-
-async def test_vllm_classifies_as_the_task_does(client: httpx.AsyncClient) -> None:
-    expected = await native(client, "topic", [TEXT, OTHER])
+async def test_vllm_names_what_answers_and_counts_what_was_read(client: httpx.AsyncClient) -> None:
     read = (await client.post("/v1/tasks/topic/predict", json={"inputs": [TEXT, OTHER]})).json()
 
     found = await post(client, "/classify", {"model": "topic", "input": [TEXT, OTHER]})
     single = await post(client, "/classify", {"model": "topic", "input": TEXT})
+    scored = await post(client, "/score", {"model": "ranks", "text_1": TEXT, "text_2": TEXT})
 
-    assert found["object"] == "list"
-    assert found["model"] == "topic"
+    assert (found["object"], found["model"]) == ("list", "topic")
     assert found["id"].startswith("classify-")
     assert found["usage"]["prompt_tokens"] == sum(read["tokens"])
-    for index, (item, row) in enumerate(zip(found["data"], expected, strict=True)):
-        scores = {it["label"]: it["score"] for it in row}
-        assert item["index"] == index
-        assert item["label"] == row[0]["label"]
-        assert item["probs"] == SCORE([scores[label] for label in LABELS])
-        assert item["num_classes"] == 2
+    assert [it["index"] for it in found["data"]] == [0, 1]
     assert single["data"] == [found["data"][0] | {"probs": SCORE(found["data"][0]["probs"])}]
+    assert [it["object"] for it in scored["data"]] == ["score"]
 
 
-async def test_vllm_gives_logits_versions_and_values(client: httpx.AsyncClient) -> None:
-    logits = await native(client, "topic", TEXT, function_to_apply="none")
-    stars = await native(client, "stars", TEXT)
-    first = await native(client, "topic/1", TEXT)
+async def test_vllm_shows_the_best_documents_on_request(client: httpx.AsyncClient) -> None:
+    found = await post(client, "/rerank", RERANK)
+    best = await post(client, "/rerank", {**RERANK, "top_n": 1, "return_documents": False})
 
-    raw = await post(
-        client, "/classify", {"model": "topic", "input": TEXT, "use_activation": False}
-    )
-    value = await post(client, "/classify", {"model": "stars", "input": TEXT})
-    pinned = await post(client, "/classify", {"model": "topic/1", "input": TEXT})
-
-    assert sorted(raw["data"][0]["probs"], reverse=True) == SCORE([it["score"] for it in logits])
-    assert value["data"][0]["probs"] == SCORE([stars[0]["score"]])
-    assert max(pinned["data"][0]["probs"]) == SCORE(first[0]["score"])
-
-
-async def test_vllm_cuts_a_long_text_only_on_request(client: httpx.AsyncClient) -> None:
-    body = {"model": "topic", "input": TOO_LONG}
-    whole = await native(client, "topic", TOO_LONG)
-    cut = await native(client, "topic", TOO_LONG, on_long="cut")
-
-    found = await post(client, "/classify", body)
-    shortened = await post(client, "/classify", {**body, "truncate_prompt_tokens": -1})
-
-    assert max(found["data"][0]["probs"]) == SCORE(whole[0]["score"])
-    assert max(shortened["data"][0]["probs"]) == SCORE(cut[0]["score"])
-
-
-@pytest.mark.parametrize("path", ["/score", "/v1/score"])
-@pytest.mark.parametrize(
-    "names",
-    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
-)
-async def test_vllm_scores_pairs_in_their_order(
-    client: httpx.AsyncClient, path: str, names: tuple[str, str]
-) -> None:
-    first, second = names
-
-    expected = in_order(await ranking(client))
-
-    one = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS[1]})
-    many = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS})
-    pairs = await post(client, path, {"model": "ranks", first: [OTHER] * 3, second: DOCUMENTS})
-
-    assert [it["score"] for it in one["data"]] == SCORE(expected[1:2])
-    assert [it["score"] for it in many["data"]] == SCORE(expected)
-    assert [it["score"] for it in pairs["data"]] == SCORE(expected)
-    assert [it["index"] for it in pairs["data"]] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-async def test_vllm_reranks_as_the_task_ranks(client: httpx.AsyncClient, path: str) -> None:
-    expected = await ranking(client)
-
-    found = await post(client, path, RERANK)
-    best = await post(client, path, {**RERANK, "top_n": 1, "return_documents": False})
-    as_objects = [{"text": it} for it in DOCUMENTS]
-    objects = await post(client, path, {**RERANK, "documents": as_objects, "top_n": 0})
-
-    assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
-    scores = [it["relevance_score"] for it in found["results"]]
-    assert scores == SCORE([it["score"] for it in expected])
     for it in found["results"]:
         assert it["document"] == {"text": DOCUMENTS[it["index"]]}
     assert best["results"] == [{k: found["results"][0][k] for k in ("index", "relevance_score")}]
-    assert objects["results"] == found["results"]
     assert found["usage"]["total_tokens"] > 0
 
 
