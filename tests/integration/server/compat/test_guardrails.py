@@ -447,13 +447,3 @@ async def test_openai_gets_each_text_by_the_categories_of_the_rules(
     scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
     assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
     assert allowed.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
-
-
-def test_openai_gets_its_own_errors(moderator: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no policy 'omni-moderation-latest'"):
-        moderator.moderations.create(model="omni-moderation-latest", input=TEXT)
-    with pytest.raises(openai.UnprocessableEntityError):
-        moderator.moderations.create(input=TEXT)
-    image: Any = [{"type": "image_url", "image_url": {"url": "https://nowhere/"}}]
-    with pytest.raises(openai.UnprocessableEntityError):
-        moderator.moderations.create(model="allow", input=image)

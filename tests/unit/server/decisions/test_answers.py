@@ -22,7 +22,7 @@ from nunatak_server.decisions.answers import (
     probabilities_of,
 )
 from nunatak_server.decisions.decider import answer_of
-from nunatak_server.predict.types import TaskFailure, TaskPrediction
+from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.tokenization import Extent
 
 SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, ProblemType.REGRESSION
@@ -147,13 +147,3 @@ def test_a_text_with_unread_characters_has_no_answer_unless_the_card_lets_them_p
 
     assert isinstance(answer, QuestionAnswer) == bool(unjudged)
     assert unjudged or (isinstance(answer, NunatakError) and answer.code == "text_unread")
-
-
-def test_the_failure_of_a_task_is_the_failure_of_its_question() -> None:
-    question = {"type": "noul", "instructions": "?"}
-    card = Published(document=card_of(question), version=1, published_at=CREATED_AT, by="ann")
-    error = NunatakError("task_not_found", task="tone")
-
-    failed = TaskFailure(reference="tone", error=error)
-
-    assert answer_of(card, card.document.question, failed) is error

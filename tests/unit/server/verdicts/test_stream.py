@@ -143,16 +143,6 @@ async def test_text_is_released_once_its_windows_are_closed_and_words_stay_whole
     assert first < len(text) / 2
 
 
-async def test_a_certain_block_ends_the_stream_while_text_still_comes() -> None:
-    bench = StreamBench(BERT, guard())
-    said = Said(bench.admission)
-    chunks = by_word(" ".join(texts(200, seed=1)))
-    found = await bench.streamed(said.recorded(chunks))
-
-    assert (found.final.action, found.final.is_by_failure) == (BLOCK, False)
-    assert len(said.arrived) < len("".join(chunks)) / 2
-
-
 async def test_a_dry_run_shows_the_whole_text_and_decides_as_usual() -> None:
     bench = StreamBench(BERT, guard(mode=PolicyMode.DRY_RUN))
     for text in texts(4, seed=2):
