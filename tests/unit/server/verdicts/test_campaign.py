@@ -2,9 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from zlib import crc32
 
 from doubles.backbones import tiny_backbone
@@ -17,13 +17,13 @@ from doubles.tasks import random_branch
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
-from nunatak_contract.policies import Condition, Policy
+from nunatak_contract.policies import Policy
 from nunatak_registry import CorruptBlobError, PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
-from nunatak_server.verdicts.judge import Judge, Judgement
+from nunatak_server.verdicts.judge import Judge
 from nunatak_server.verdicts.rules import decide
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
@@ -34,19 +34,6 @@ DEADLINE_S = 0.02
 FAULT_SHARE = 0.02
 FAULTS = ("late", "sick", "broken")
 COUNT = 500
-
-
-@dataclass(slots=True)
-class Tally:
-    """The outcome of a campaign."""
-
-    decisions: int = 0
-    wrong: list[str] = field(default_factory=list[str])
-    by_failure: int = 0
-    blocks: int = 0
-    promotions: int = 0
-    evictions: int = 0
-    """Versions that left memory, by hand or for others that needed the room."""
 
 
 class DrawnEngine(FakeEngine):
@@ -77,25 +64,27 @@ class Campaign:
 
     def __init__(self, *, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.tally = Tally()
+        self.wrong, self.counts = list[str](), Counter[str]()
         backbone = tiny_backbone(num_layers=2)
-        branch = random_branch(backbone, TopK(num_layers=1))
-        self.store, self.engine = (FakeStore(branch), DrawnEngine(self.chance))
-        admission = Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000)
-        self.observer = RecordingObserver()
+        self.store = FakeStore(random_branch(backbone, TopK(num_layers=1)))
+        self.engine, self.observer = DrawnEngine(self.chance), RecordingObserver()
         self.bench = make_service(
             backbone,
             self.store,
             self.engine,
-            admission=admission,
+            admission=Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000),
             observer=self.observer,
             room_for=ROOM_FOR,
         )
-        self.versions = dict.fromkeys(TASKS, 0)
-        self.policies = list[PublishedPolicy]()
+        self.versions, self.policies = dict.fromkeys(TASKS, 0), list[PublishedPolicy]()
+        self.facts = make_facts(self.store, policy=self._look_up)
+        service, metrics = self.bench.service, self.bench.metrics
+        self.judge = Judge(facts=self.facts, service=service, metrics=metrics)
         for task in TASKS:
             self.promote(task)
-        self.change_policy()
+
+    async def _look_up(self, _: str) -> PublishedPolicy:
+        return self.policies[-1]
 
     def promote(self, task: str) -> None:
         """Publish a version that says other things; one in ten cannot be loaded."""
@@ -105,83 +94,56 @@ class Campaign:
             reference = f"{task}/{self.versions[task]}"
             self.store.broken[reference] = CorruptBlobError("d" * 64, "is missing")
         self.bench.facts.invalidate()
-        self.tally.promotions += 1
 
     def change_policy(self) -> None:
-        """Publish a policy with other rules."""
-        policy = drawn_policy(self.chance)
-        number = len(self.policies) + 1
-        self.policies.append(
-            PublishedPolicy(document=policy, version=number, published_at=CREATED_AT, by="ann")
-        )
+        policy, number = drawn_policy(self.chance), len(self.policies) + 1
+        made = PublishedPolicy(document=policy, version=number, published_at=CREATED_AT, by="ann")
+        self.policies.append(made)
+        self.facts.invalidate()
 
-    async def run(self, count: int) -> Tally:
-        """Judge `count` texts."""
+    async def work(self, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if number % 37 == 0:
+                self.promote(self.chance.choice(TASKS))
+            if number % 11 == 0:
+                self.change_policy()
+            if number % 53 == 0:
+                with suppress(NunatakError):  # The task may be in use.
+                    self.bench.residency.evict(self.chance.choice(TASKS))
+            await self.ask(f"caller-{number}")
 
-        async def look_up(_: str) -> PublishedPolicy:
-            return self.policies[-1]
-
-        facts = make_facts(self.store, policy=look_up)
-        judge = Judge(facts=facts, service=self.bench.service, metrics=self.bench.metrics)
-        numbers = iter(range(count))
-
-        async def work() -> None:
-            for number in numbers:
-                if number % 37 == 0:
-                    self.promote(self.chance.choice(TASKS))
-                if number % 11 == 0:
-                    self.change_policy()
-                    facts.invalidate()
-                if number % 53 == 0:
-                    self.evict()
-                await self.judge(judge, f"caller-{number}")
-
-        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-        self.tally.evictions = len(self.observer.evicted)
-        return self.tally
-
-    def evict(self) -> None:
-        """Drop a task from memory, unless it is in use."""
-        with suppress(NunatakError):
-            self.bench.residency.evict(self.chance.choice(TASKS))
-
-    async def judge(self, judge: Judge, caller: str) -> None:
+    async def ask(self, caller: str) -> None:
         """Judge one text, and compare the verdict with the rules, which have laws of their own."""
-        before = dict(self.versions)
-        num_policies = len(self.policies)
+        before, num_policies = dict(self.versions), len(self.policies)
         handling = Handling(default_deadline_s=DEADLINE_S, own_deadline_s=DEADLINE_S, caller=caller)
-        found = await judge.judge("guard", ("a",), handling)
+        found = await self.judge.judge("guard", ("a",), handling)
         answers = self.engine.answers.pop(caller, {})
-        self.check(caller, found, answers)
-        for task, (version, _) in answers.items():
-            if not before[task] <= version <= self.versions[task]:
-                self.tally.wrong.append(f"{caller}: {task}/{version} answered after a promotion")
-        if not num_policies <= found.published.version <= len(self.policies):
-            self.tally.wrong.append(f"{caller}: policy {found.published.version} is stale")
-
-    def check(self, caller: str, found: Judgement, answers: Mapping[str, tuple[int, bool]]) -> None:
-        """Compare one judgement with the decision by these answers."""
-        policy, tally = found.published.document, self.tally
         known = {
             task: scored(task, {"yes": float(says_yes), "no": float(not says_yes)})
             for task, (_, says_yes) in answers.items()
         }
-        (expected,) = decide(policy, known, ["a"])
-        tally.decisions += 1
-        tally.by_failure += found.is_by_failure
-        tally.blocks += found.action is VerdictAction.BLOCK
+        (expected,) = decide(found.published.document, known, ["a"])
+        self.counts += Counter(asked=1, by_failure=found.is_by_failure)
+        self.counts[found.action.value] += 1
         if found.action is not expected.action:
-            tally.wrong.append(f"{caller}: {found.action}, not {expected.action}: {answers}")
+            self.wrong.append(f"{caller}: {found.action}, not {expected.action}: {answers}")
+        for task, (version, _) in answers.items():
+            if not before[task] <= version <= self.versions[task]:
+                self.wrong.append(f"{caller}: {task}/{version} answered after a promotion")
+        if not num_policies <= found.published.version <= len(self.policies):
+            self.wrong.append(f"{caller}: policy {found.published.version} is stale")
 
 
 def drawn_policy(chance: random.Random) -> Policy:
     """Return a policy with one to three rules about some of the tasks."""
-    actions = (VerdictAction.FLAG, VerdictAction.BLOCK)
     rules = [
         make_rule(
-            *_conditions(chance),
+            *(
+                when(task, "yes", threshold=chance.choice((0.5, None)))
+                for task in chance.sample(TASKS, chance.randint(1, 3))
+            ),
             name=f"rule-{number}",
-            action=chance.choice(actions),
+            action=chance.choice((VerdictAction.FLAG, VerdictAction.BLOCK)),
             combine=chance.choice(list(Combine)),
         )
         for number in range(chance.randint(1, 3))
@@ -189,14 +151,13 @@ def drawn_policy(chance: random.Random) -> Policy:
     return make_policy(*rules, on_failure=chance.choice(list(OnFailure)))
 
 
-def _conditions(chance: random.Random) -> Iterator[Condition]:
-    for task in chance.sample(TASKS, chance.randint(1, 3)):
-        yield when(task, "yes", threshold=chance.choice((0.5, None)))
-
-
 async def test_no_verdict_is_wrong_under_promotions_evictions_and_failures() -> None:
-    tally = await Campaign(seed=1).run(COUNT)
+    campaign, numbers = Campaign(seed=1), iter(range(COUNT))
+    campaign.change_policy()
 
-    assert tally.wrong == []
-    assert tally.decisions == COUNT
-    assert min(tally.by_failure, tally.blocks, tally.promotions, tally.evictions) > 0
+    await asyncio.gather(*(campaign.work(numbers) for _ in range(AT_ONCE)))
+
+    counts = campaign.counts
+    assert campaign.wrong == []
+    assert counts["asked"] == COUNT
+    assert min(counts["by_failure"], counts["block"], len(campaign.observer.evicted)) > 0
