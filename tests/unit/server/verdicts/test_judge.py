@@ -198,28 +198,28 @@ async def test_a_block_because_nothing_can_be_masked_says_so(make: Make) -> None
     assert found.message == "what the rules have found cannot be masked"
 
 
-@pytest.mark.parametrize("on_failure", OnFailure)
-async def test_a_late_request_decides_by_on_failure(make: Make, on_failure: OnFailure) -> None:
-    policy = two_tasks(on_failure=on_failure, deadline_ms=1)
+@pytest.mark.parametrize(
+    ("on_failure", "deadline_ms", "own_deadline_s"),
+    [
+        (OnFailure.BLOCK, 1, None),
+        (OnFailure.ALLOW, 1, None),
+        # The deadline of the request goes before that of the policy.
+        (OnFailure.BLOCK, 600_000, 0.001),
+    ],
+)
+async def test_a_late_request_decides_by_on_failure(
+    make: Make, on_failure: OnFailure, deadline_ms: int, own_deadline_s: float | None
+) -> None:
+    policy = two_tasks(on_failure=on_failure, deadline_ms=deadline_ms)
     judge, engine, _ = await make(policy)
     engine.answers_at_once = False
 
-    found = await ask(judge, policy)
+    found = await ask(judge, policy, own_deadline_s=own_deadline_s)
 
-    assert found.action.value == on_failure.value
+    assert (found.action.value, found.is_by_failure) == (on_failure.value, True)
     assert {it.error.code for it in found.failures} <= {"deadline_exceeded", "deadline_too_short"}
     assert len(found.failures) == 2
     assert found.message == "no answer in time from attack, tone"
-
-
-async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Make) -> None:
-    policy = two_tasks(deadline_ms=600_000)
-    judge, engine, _ = await make(policy)
-    engine.answers_at_once = False
-
-    found = await ask(judge, policy, own_deadline_s=0.001)
-
-    assert (found.action, found.is_by_failure) == (BLOCK, True)
 
 
 async def test_the_look_up_of_a_policy_counts_for_the_deadline_of_the_request(make: Make) -> None:
