@@ -235,7 +235,6 @@ def _json(part: JsonPart) -> str:
 
 
 def _as_openai(answer: QuestionAnswer | NunatakError) -> dict[str, Any]:
-    """Return an answer, or a refusal with its reason."""
     if isinstance(answer, NunatakError):
         reason = {"code": answer.code, "message": str(answer)}
         return {"type": "refusal", "x_source": None, "x_reason": reason}

@@ -10,7 +10,7 @@ from zlib import crc32
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.engines import FakeEngine, answer
-from doubles.policies import make_policy, make_rule, scored, when
+from doubles.policies import decide, make_policy, make_rule, scored, when
 from doubles.services import make_service
 from doubles.serving import FakeStore, RecordingObserver, make_facts
 from doubles.tasks import random_branch
@@ -24,7 +24,6 @@ from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 from nunatak_server.verdicts.judge import Judge
-from nunatak_server.verdicts.rules import decide
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
 AT_ONCE = 16

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from doubles.policies import UNREAD_PASSES, make_policy, scored, when
+from doubles.policies import UNREAD_PASSES, decide, make_policy, scored, when
 from doubles.refusals import raises
 from doubles.streams import Said, StreamBench, by_word, divided, guard
 from doubles.trained_tokenizers import TokenizerFamily
@@ -33,7 +33,7 @@ from nunatak_server.verdicts.patterns import (
     matches_in,
     matches_in_all,
 )
-from nunatak_server.verdicts.rules import decide, mask
+from nunatak_server.verdicts.rules import mask
 from nunatak_server.verdicts.stream import StreamedVerdict
 
 ALLOW, FLAG, MASK = VerdictAction.ALLOW, VerdictAction.FLAG, VerdictAction.MASK

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.policies import make_policy, make_rule, scored, span, spanned, when
+from doubles.policies import decide, make_policy, make_rule, scored, span, spanned, when
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
-from nunatak_server.verdicts.rules import blocks_for_certain, decide, failures_in, mask
+from nunatak_server.verdicts.rules import blocks_for_certain, failures_in, mask
 
 FLAG, MASK, BLOCK = VerdictAction.FLAG, VerdictAction.MASK, VerdictAction.BLOCK
 TOKEN_TASKS = ("names", "places", "phones")

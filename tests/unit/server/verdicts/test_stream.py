@@ -5,7 +5,7 @@ import gc
 import random
 import tracemalloc
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import replace
@@ -38,7 +38,7 @@ from nunatak_server.scheduler.rows import PendingRow
 from nunatak_server.tokenization import Encodings, Reading
 from nunatak_server.verdicts import stream
 from nunatak_server.verdicts.patterns import Matches
-from nunatak_server.verdicts.rules import Answers, TextDecision, decide
+from nunatak_server.verdicts.rules import Answers, TextDecision, decisions
 from nunatak_server.verdicts.stream import READ_AGAIN, Released, VerdictStream
 
 ALLOW, MASK, BLOCK = VerdictAction.ALLOW, VerdictAction.MASK, VerdictAction.BLOCK
@@ -320,12 +320,12 @@ async def test_many_masks_are_decided_about_a_few_times_each(
 
     def counted(
         policy: Policy, answers: Answers, decided: Sequence[str], matches: Sequence[Matches]
-    ) -> tuple[TextDecision, ...]:
-        found = decide(policy, answers, decided, matches)
-        num_spans.extend(len(list(it.masking)) for it in found)
-        return found
+    ) -> Iterator[TextDecision]:
+        for it in decisions(policy, answers, decided, matches):
+            num_spans.append(len(list(it.masking)))
+            yield it
 
-    monkeypatch.setattr(stream, "decide", counted)
+    monkeypatch.setattr(stream, "decisions", counted)
     text = harmless(bench, num_words=300)
     bench.engine.finds_names = True
 
