@@ -174,26 +174,6 @@ NO_TEXTS: dict[str, Place] = {
     "field": lambda it: {"text": it, "more": it},
 }
 """Inputs that routes of texts refuse."""
-USUAL: Json = {
-    "model": "gpt-5",
-    "messages": [said("Be kind.", "system"), said([part(HARMLESS)])],
-    "temperature": 0.2,
-    "stream": True,
-    "stop": ["END"],
-    "user": "u-17",
-    "logprobs": True,
-    "tool_choice": "auto",
-    "modalities": ["text"],
-    "reasoning_effort": "high",
-    "service_tier": "auto",
-    "logit_bias": {"50256": -100},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
-    "response_format": {"type": "json_object"},
-    "stream_options": {"include_usage": True},
-    "tools": [],
-    "audio": None,
-}
-"""A call with the usual settings, of which two strings are texts."""
 
 
 def with_content(message: Json, *, is_last: bool) -> list[Json]:
@@ -501,12 +481,3 @@ async def test_no_shape_of_a_call_keeps_a_text_that_a_policy_masks(
     assert kept == set()
     assert {f"portkey-{it}-last" for it in ("content", "part-of-two", "name")} <= masked
     assert "litellm-content-with-texts" in masked
-
-
-async def test_the_settings_of_a_usual_call_are_no_texts(client: httpx.AsyncClient) -> None:
-    body: Any = portkey("", request={"json": USUAL, "text": HARMLESS})
-    answer = await client.post(PATHS["portkey"].format("mask"), json=body)
-    changed = answer.json()["transformedData"]["request"]["json"]
-
-    different = {name for name in USUAL if changed[name] != USUAL[name]}
-    assert different == {"messages"}

@@ -109,7 +109,30 @@ SCHEMA: Any = {
     "say_it": [{"enum": [{"if_so": {"so": 5550717}}], "example": {"if_not": 7}}],
 }
 NAMED = ["file", "say so", "do_it", "now", "say_it", "if_so", "so", "5550717", "if_not", "7"]
+USUAL: Any = {
+    "model": "gpt-5",
+    "messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "where?"}]},
+    ],
+    "temperature": 0.2,
+    "stream": True,
+    "stop": ["END"],
+    "user": "u-17",
+    "logprobs": True,
+    "tool_choice": "auto",
+    "modalities": ["text"],
+    "reasoning_effort": "high",
+    "service_tier": "auto",
+    "logit_bias": {"50256": -100},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+    "response_format": {"type": "json_object"},
+    "stream_options": {"include_usage": True},
+    "tools": [],
+    "audio": None,
+}
 JUDGED: list[tuple[Any, list[str], str | None]] = [
+    (USUAL, ["Be kind.", "where?"], None),
     # A setting or keyword of more than two words.
     ({"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]}, WORDS, None),
     ({"text": {"format": {"schema": dict.fromkeys((*IDS, *WORDS), 1)}}}, WORDS, None),

@@ -86,21 +86,12 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     assert all(0 <= it <= 1 for it in shares)
 
 
-def test_labels_with_one_meaning_are_added_up_and_several_labels_share() -> None:
-    choice = {"type": "choice", "criteria": {"a": None, "b": None}}
-    many = card_of(choice, labels={"x": "a", "y": "b", "z": "b"})
-    yes_no = card_of({"type": "noul", "instructions": "?"}, labels={"x": True})
+def test_several_labels_share() -> None:
+    card = card_of({"type": "choice", "criteria": {"a": None, "b": None}})
 
-    assert probabilities_of(many, predicted({"x": 0.5, "y": 0.2, "z": 0.3})) == pytest.approx(
-        (0.5, 0.5)
-    )
-    assert probabilities_of(
-        card_of(choice), predicted({"a": 0.9, "b": 0.3}, SEVERAL)
-    ) == pytest.approx((0.75, 0.25))
-    assert probabilities_of(card_of(choice), predicted({"a": 0.0, "b": 0.0}, SEVERAL)) == (0.5, 0.5)
-    assert probabilities_of(yes_no, predicted({"x": 0.9, "other": 0.4}, SEVERAL)) == pytest.approx(
-        (0.1, 0.9)
-    )
+    for scores, shares in (((0.9, 0.3), (0.75, 0.25)), ((0.0, 0.0), (0.5, 0.5))):
+        found = predicted(dict(zip("ab", scores, strict=True)), SEVERAL)
+        assert probabilities_of(card, found) == pytest.approx(shares)
 
 
 CHOICES = st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True)

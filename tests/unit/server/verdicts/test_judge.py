@@ -128,26 +128,6 @@ async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:
     assert 'nunatak_task_rows_total{task="attack"}' not in lines
 
 
-@pytest.mark.parametrize("on_failure", OnFailure)
-async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFailure) -> None:
-    policy = two_tasks(on_failure=on_failure)
-    judge, engine, _ = await make(policy)
-    engine.answers_at_once = False
-    judging = asyncio.create_task(ask(judge, policy))
-    await until(lambda: bool(engine.rows))
-
-    engine.outcome = CALM
-    engine.answer("tone")
-    engine.outcome = OutOfMemoryError()
-    engine.answer("attack")
-    found = await asyncio.wait_for(judging, timeout=10)
-
-    assert found.action.value == on_failure.value
-    assert found.is_by_failure
-    assert [(it.reference, it.error.code) for it in found.failures] == [("attack", "out_of_memory")]
-    assert found.message == "no answer from attack"
-
-
 @pytest.mark.parametrize("num_other_labels", [0, 300], ids=["few-labels", "many-labels"])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_finding_in_one_text_counts_though_the_task_fails_about_another(
