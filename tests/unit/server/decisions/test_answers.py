@@ -86,12 +86,15 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     assert all(0 <= it <= 1 for it in shares)
 
 
-def test_several_labels_share() -> None:
+def test_several_labels_share_and_one_of_them_says_yes() -> None:
+    yes_no = card_of({"type": "noul", "instructions": "?"}, labels={"x": True})
     card = card_of({"type": "choice", "criteria": {"a": None, "b": None}})
 
     for scores, shares in (((0.9, 0.3), (0.75, 0.25)), ((0.0, 0.0), (0.5, 0.5))):
         found = predicted(dict(zip("ab", scores, strict=True)), SEVERAL)
         assert probabilities_of(card, found) == pytest.approx(shares)
+    found = predicted({"x": 0.4, "other": 0.9}, SEVERAL)
+    assert probabilities_of(yes_no, found) == pytest.approx((0.6, 0.4))
 
 
 CHOICES = st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True)
