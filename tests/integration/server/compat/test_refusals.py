@@ -208,6 +208,7 @@ ONE_LINE: list[Row] = [
     (INFER, inferred(parameters={"return_documents": True}), 422, ""),
     (INFER, inferred(parameters={"top_k": 0}), 422, ""),
     (INFER, inferred(outputs=[{"name": "logits"}]), 422, ""),
+    (INFER, inferred(outputs=[{"name": "label"}] * 2), 422, ""),
     (INFER, {"inputs": [tensor("question", OTHER), tensor("context", TEXT)]}, 422, ""),
     (INFER, inferred(timeout=3), 422, ""),
 ]  # fmt: skip
