@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.compat import DOCUMENTS, OTHER, QUERY, TEXT, TOO_LONG, post
+from doubles.compat import DOCUMENTS, OTHER, QUERY, TEXT, TOO_LONG, post, tensor
 from doubles.questions import ANGER, TEAM, UNKNOWN, URGENT, body, theirs
 from nunatak_model import Backbone
 
@@ -92,10 +92,6 @@ WRONG_QUESTIONS: dict[str, dict[str, object]] = {
     "unreadable option": body({"q": {**TEAM, "criteria": {"a": None, "\U000e0041": None}}}),
     "deep state": body(state=eval("[" * 40 + "]" * 40)),  # noqa: S307 - a literal
 }
-
-
-def tensor(name: str, *texts: str, **fields: object) -> dict[str, Any]:
-    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": [*texts], **fields}
 
 
 def router(model: str, text: str = TEXT, **options: object) -> dict[str, Any]:
