@@ -92,11 +92,16 @@ def of_hugging_face() -> Iterator[Row]:
 
 
 def predicted(found: Any) -> object:  # noqa: ANN401 - JSON
-    rows: list[Any] = found["predictions"]
-    scores = [{"stars": it} if isinstance(it, float) else it for it in rows]
-    # An object of labels alone has only numbers.
-    by_label = [isinstance(it, dict) and {*map(type, it.values())} == {float} for it in scores]
-    return [best_first(it) if is_one else it for it, is_one in zip(scores, by_label, strict=True)]
+    def plain(one: Any) -> object:  # noqa: ANN401 - JSON
+        match one:
+            case float():
+                return best_first({"stars": one})
+            case {"calm": _, "urgent": _}:
+                return best_first(one)
+            case _:
+                return one
+
+    return list(map(plain, found["predictions"]))
 
 
 def of_kserve() -> Iterator[Row]:
