@@ -79,6 +79,11 @@ def detector(text: str, path: str) -> dict[str, object]:
     return {"messages": messages, "tools": [], "detector_params": {}}
 
 
+def tensor(name: str, *texts: str, **more: object) -> dict[str, Any]:
+    """An input of the Open Inference Protocol."""
+    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": [*texts], **more}
+
+
 DETECTORS = ("/api/v1/text/contents", "/api/v1/text/chat")
 """The routes of detectors; the header `detector-id` names the policy."""
 

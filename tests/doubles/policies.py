@@ -13,6 +13,8 @@ from nunatak_model.text.encoding import Alignment, Part
 from nunatak_server.outputs.conditions import ConditionState, FoundSpan, states_of
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.tokenization import Encodings, extent_of
+from nunatak_server.verdicts.patterns import matches_in
+from nunatak_server.verdicts.rules import Answers, TextDecision, decisions
 
 Scores = Mapping[str, float]
 UNREAD_PASSES = frozenset({UnjudgedPart.UNREAD})
@@ -34,6 +36,12 @@ def make_rule(
     **fields: Any,  # noqa: ANN401 - fields of a rule
 ) -> Rule:
     return Rule(name=name, conditions=conditions, action=action, combine=combine, **fields)
+
+
+def decide(policy: Policy, answers: Answers, texts: Sequence[str]) -> tuple[TextDecision, ...]:
+    """Return the decision about each text by answers, and by what the policy's patterns match."""
+    matches = [matches_in(policy.patterns, it) for it in texts]
+    return tuple(decisions(policy, answers, texts, matches))
 
 
 def make_policy(*rules: Rule, name: str = "guard", **fields: Any) -> Policy:  # noqa: ANN401 - fields of a policy

@@ -31,6 +31,7 @@ from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 from nunatak_server.verdicts.judge import Judge, Judgement
+from nunatak_server.verdicts.rules import mask
 from nunatak_server.verdicts.stream import Released, Streamed, StreamedVerdict, VerdictStream
 
 NAMES = tagger("O", "B-X", "I-X", "B-Y", "I-Y")
@@ -123,6 +124,16 @@ class Outcome:
         assert isinstance(last, StreamedVerdict)
         assert last.is_final
         return last.judgement
+
+    def check(self, whole: Judgement, text: str) -> None:
+        """Check that a stream says what is said about the whole text, and leaks nothing."""
+        (decision,) = whole.decisions
+        if whole.action is VerdictAction.BLOCK:
+            assert self.final.action is VerdictAction.BLOCK
+            assert mask(text, decision.masking).startswith(self.text)
+        else:
+            assert essence(self.final) == essence(whole)
+            assert self.text == (text if decision.masked is None else decision.masked)
 
 
 class StreamBench:

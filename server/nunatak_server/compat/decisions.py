@@ -5,7 +5,7 @@ whose shapes these are.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Request, Response
@@ -33,7 +33,7 @@ async def _ask(
     request: Request,
     handling: Handling,
     body: "DecisionsRequest | SystemOneRequest",
-    fields: Callable[[], Iterable[tuple[str | None, Mapping[str, object]]]],
+    fields: Iterable[tuple[str | None, Mapping[str, object]]],
     *,
     text: str,
     num_options: int,
@@ -41,13 +41,13 @@ async def _ask(
 ) -> Decisions:
     """Answer the questions of a request about a text.
 
-    `fields` returns the name and the fields of each question. `num_options` are the options and
-    levels of all. The model of the request is one of `NAMES`, or the backbone that answers unknown
+    `fields` are the name and the fields of each question. `num_options` are the options and levels
+    of all. The model of the request is one of `NAMES`, or the backbone that answers unknown
     questions. `is_whole`: nothing is asked if a question is refused anyway.
     """
 
     def read() -> list[AskedQuestion]:
-        return [_question(position, *it) for position, it in enumerate(fields(), start=1)]
+        return [_question(position, *it) for position, it in enumerate(fields, start=1)]
 
     runtime, model = runtime_of(request), body.model
     limit = runtime.settings.max_documents
@@ -186,7 +186,7 @@ async def decisions(request: Request, handling: Routed, body: DecisionsRequest) 
         request,
         handling,
         body,
-        lambda: zip(names, map(fields_of, body.questions), strict=True),
+        zip(names, map(fields_of, body.questions), strict=True),
         text=_conversation(body.input),
         num_options=sum(len(it.choices or ()) + len(it.levels or ()) for it in body.questions),
     )
@@ -235,7 +235,6 @@ def _json(part: JsonPart) -> str:
 
 
 def _as_openai(answer: QuestionAnswer | NunatakError) -> dict[str, Any]:
-    """Return an answer, or a refusal with its reason."""
     if isinstance(answer, NunatakError):
         reason = {"code": answer.code, "message": str(answer)}
         return {"type": "refusal", "x_source": None, "x_reason": reason}
@@ -305,7 +304,7 @@ async def systemone(request: Request, handling: Routed, body: SystemOneRequest) 
         request,
         handling,
         body,
-        lambda: ((name, dict(it)) for name, it in body.questions.items()),
+        ((name, dict(it)) for name, it in body.questions.items()),
         text=_text(body.state),
         num_options=sum(map(_num_options, body.questions.values())),
         is_whole=True,

@@ -155,7 +155,6 @@ async def portkey(
 
 
 def _stands_in(text: JsonValue, content: CallContent) -> bool:
-    """Return whether a text stands in the content of a call."""
     if not isinstance(text, str):
         return False
     lines = _lines(text)

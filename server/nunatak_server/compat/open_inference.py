@@ -320,6 +320,8 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
         _refuse_unknown(output.parameters or {}, known=frozenset(), flag=BINARY)
         if output.name not in named:
             raise invalid_request(f"outputs here are: {', '.join(named)}")
+    if len({it.name for it in wanted}) < len(wanted):
+        raise invalid_request("every output must occur once; remove the repetitions")
     return [named[output.name] for output in wanted]
 
 

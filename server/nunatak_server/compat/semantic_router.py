@@ -20,7 +20,21 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Input, Parameters, Query
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
-from nunatak_server.compat import runtime_contract
+from nunatak_server.compat.runtime_contract import (
+    API_VERSION,
+    MAX_BUNDLE_TASKS,
+    OVERFLOWS,
+    BundleRequest,
+    BundleTask,
+    ClassifyRequest,
+    EmbeddingsRequest,
+    Options,
+    RerankRequest,
+    card_of,
+    classify_kind,
+    embedding_card,
+    is_served,
+)
 from nunatak_server.compat.translation import (
     as_router,
     base64_of,
@@ -40,6 +54,8 @@ from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_funct
 from nunatak_server.predict.types import Embeddings, Handling, TaskPrediction
 from nunatak_server.scheduler.turns import within
 
+Answer = tuple[dict[str, Any], dict[str, str]]
+"""The fields of an answer, and its headers."""
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 ITEM_ERRORS: Final = {
@@ -58,40 +74,30 @@ router = router_of("vLLM semantic-router", prefix="/srun")
 
 
 @router.ask("/v1/classify", answer=dict[str, Any])
-async def classify(
-    request: Request, handling: Routed, body: runtime_contract.ClassifyRequest
-) -> Response:
+async def classify(request: Request, handling: Routed, body: ClassifyRequest) -> Response:
     """Run the head of a task; a failed input carries its own error."""
     return await _timed(_classify(request, body, handling))
 
 
 @router.ask("/v1/rerank", answer=dict[str, Any])
-async def rerank(
-    request: Request, handling: Routed, body: runtime_contract.RerankRequest
-) -> Response:
+async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
     return await _timed(_rerank(request, body, handling))
 
 
 @router.ask("/v1/embeddings", answer=dict[str, Any])
-async def embeddings(
-    request: Request, handling: Unrouted, body: runtime_contract.EmbeddingsRequest
-) -> Response:
+async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone; a failed text carries its own error."""
     return await _timed(embed(request, body, handling))
 
 
 @router.ask("/v1/bundle", answer=dict[str, Any])
-async def bundle(
-    request: Request, handling: Routed, body: runtime_contract.BundleRequest
-) -> Response:
+async def bundle(request: Request, handling: Routed, body: BundleRequest) -> Response:
     """Answer several requests; each has the status that it would have alone."""
     return await _timed(_bundle(request, body, with_deadline(handling, body.options.deadline_ms)))
 
 
-async def _bundle(
-    request: Request, body: runtime_contract.BundleRequest, handling: Handling
-) -> tuple[dict[str, Any], dict[str, str]]:
+async def _bundle(request: Request, body: BundleRequest, handling: Handling) -> Answer:
     for task in body.tasks:
         if sum(it is not None for it in (task.classify, task.rerank, task.embeddings)) != 1:
             raise invalid_request(
@@ -105,18 +111,11 @@ async def _bundle(
 async def models(request: Request) -> Response:
     """Describe the backbones, and the caller's tasks that the contract can ask."""
     runtime = runtime_of(request)
-    cards = [runtime_contract.card_of(it, runtime) for it in await _served(request)]
-    cards += [runtime_contract.embedding_card(it, runtime) for it in runtime.backbones]
-    limits = {
-        "max_bundle_tasks": runtime_contract.MAX_BUNDLE_TASKS,
-        "max_request_bytes": runtime.settings.max_body_bytes,
-    }
-    listed = {
-        "object": "list",
-        "api_version": runtime_contract.API_VERSION,
-        "data": cards,
-        "limits": limits,
-    }
+    cards = [card_of(it, runtime) for it in await _served(request)]
+    cards += [embedding_card(it, runtime) for it in runtime.backbones]
+    most_bytes = runtime.settings.max_body_bytes
+    limits = {"max_bundle_tasks": MAX_BUNDLE_TASKS, "max_request_bytes": most_bytes}
+    listed = {"object": "list", "api_version": API_VERSION, "data": cards, "limits": limits}
     return reply(listed)
 
 
@@ -127,25 +126,23 @@ async def health(request: Request) -> Response:
     backbones = runtime_of(request).backbones
     names = [*(it.name for it in backbones), *(it.task for it in await _served(request))]
     served = {it: {"status": "ready"} for it in names}
-    return reply({"api_version": runtime_contract.API_VERSION, "status": "ready", "models": served})
+    return reply({"api_version": API_VERSION, "status": "ready", "models": served})
 
 
 @router.show("/health/live", answer=dict[str, Any])
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
-    return reply({"api_version": runtime_contract.API_VERSION, "status": "alive"})
+    return reply({"api_version": API_VERSION, "status": "alive"})
 
 
-async def _bundled(
-    request: Request, task: runtime_contract.BundleTask, handling: Handling
-) -> dict[str, Any]:
+async def _bundled(request: Request, task: BundleTask, handling: Handling) -> dict[str, Any]:
     try:
         if task.classify is not None:
             surface, (fields, _) = "classify", await _classify(request, task.classify, handling)
         elif task.embeddings is not None:
             surface, (fields, _) = "embeddings", await embed(request, task.embeddings, handling)
         else:
-            wanted = cast("runtime_contract.RerankRequest", task.rerank)
+            wanted = cast("RerankRequest", task.rerank)
             surface, (fields, _) = "rerank", await _rerank(request, wanted, handling)
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
@@ -153,16 +150,12 @@ async def _bundled(
     return {"id": task.id, "status": 200, surface: fields}
 
 
-async def _classify(
-    request: Request, body: runtime_contract.ClassifyRequest, handling: Handling
-) -> tuple[dict[str, Any], dict[str, str]]:
+async def _classify(request: Request, body: ClassifyRequest, handling: Handling) -> Answer:
     inputs = inputs_of(body.input if isinstance(body.input, str) else [*body.input])
     own = with_deadline(handling, body.options.deadline_ms)
     options = Parameters(
         aggregation_strategy=AggregationStrategy.SIMPLE,
-        on_long=runtime_contract.OVERFLOWS[body.options.overflow]
-        if body.options.overflow
-        else None,
+        on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
     )
 
     reference = body.model
@@ -188,10 +181,10 @@ async def _classify(
     if known is None:
         manifest = await find()
         task, head, labels = manifest.task, manifest.head, manifest.head.labels
-        kind = runtime_contract.classify_kind(head.kind, head.problem_type)
+        kind = classify_kind(head.kind, head.problem_type)
     else:
         task, labels = known.task, known.labels
-        kind = runtime_contract.classify_kind(known.head, known.problem_type)
+        kind = classify_kind(known.head, known.problem_type)
     _check(task, kind, body)
     read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
     fields = {
@@ -205,11 +198,9 @@ async def _classify(
     return with_meta(fields, body.options, headers), headers
 
 
-async def _rerank(
-    request: Request, body: runtime_contract.RerankRequest, handling: Handling
-) -> tuple[dict[str, Any], dict[str, str]]:
+async def _rerank(request: Request, body: RerankRequest, handling: Handling) -> Answer:
     query = Query(query=body.query, documents=tuple(body.documents))
-    on_long = runtime_contract.OVERFLOWS[body.options.overflow or "reject"]
+    on_long = OVERFLOWS[body.options.overflow or "reject"]
     options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
     own = with_deadline(handling, body.options.deadline_ms)
     result, headers = await ask_task(request, own, body.model, (query,), options)
@@ -220,7 +211,7 @@ async def _rerank(
     return with_meta(fields, body.options, headers), headers
 
 
-def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) -> None:
+def _check(task: str, kind: str | None, body: ClassifyRequest) -> None:
     if kind is None:
         raise invalid_request(f"classify cannot ask {task}; see its card in /v1/models")
     if body.head not in {None, task}:
@@ -233,7 +224,7 @@ def _check(task: str, kind: str | None, body: runtime_contract.ClassifyRequest) 
 
 
 def _result(
-    found: TaskPrediction | str, place: int, item: Input, body: runtime_contract.ClassifyRequest
+    found: TaskPrediction | str, place: int, item: Input, body: ClassifyRequest
 ) -> dict[str, Any]:
     if isinstance(found, str):
         return {"error": found}
@@ -270,7 +261,7 @@ def _result(
     return {"label": predicted, "probabilities": values, **usage}
 
 
-def _ranked(found: DocumentScore, body: runtime_contract.RerankRequest) -> dict[str, Any]:
+def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
     # The router's client needs the logit, and takes any other answer for a broken model.
     (score,) = apply_function(FunctionToApply.SIGMOID, [found["score"]])
     fields = {"index": found["index"], "relevance_score": score, "logit": found["score"]}
@@ -278,7 +269,7 @@ def _ranked(found: DocumentScore, body: runtime_contract.RerankRequest) -> dict[
     return {**fields, **shown}
 
 
-async def _timed(answer: Awaitable[tuple[dict[str, Any], dict[str, str]]]) -> Response:
+async def _timed(answer: Awaitable[Answer]) -> Response:
     """Answer with the header `Server-Timing`, in milliseconds."""
     started = time.perf_counter()
     fields, headers = await answer
@@ -292,7 +283,7 @@ async def _timed(answer: Awaitable[tuple[dict[str, Any], dict[str, str]]]) -> Re
 async def _served(request: Request) -> list[TaskManifest]:
     tasks = (it.manifest for it in await catalog_of(request).tasks())
     backbones = runtime_of(request).backbones
-    return [it for it in tasks if backbones.serves(it) and runtime_contract.is_served(it)]
+    return [it for it in tasks if backbones.serves(it) and is_served(it)]
 
 
 async def ask_each(
@@ -328,9 +319,7 @@ async def ask_each(
     return [(whole, place) for place in range(len(items))], headers
 
 
-async def embed(
-    request: Request, body: runtime_contract.EmbeddingsRequest, handling: Handling
-) -> tuple[dict[str, Any], dict[str, str]]:
+async def embed(request: Request, body: EmbeddingsRequest, handling: Handling) -> Answer:
     own = with_deadline(handling, body.options.deadline_ms)
     backbone = runtime_of(request).backbones.named(body.model)
     layer, width = backbone.config.num_layers, backbone.config.hidden_width
@@ -371,10 +360,7 @@ def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
 
 
 def with_meta(
-    fields: dict[str, Any],
-    options: runtime_contract.Options,
-    headers: dict[str, str],
-    **more: object,
+    fields: dict[str, Any], options: Options, headers: dict[str, str], **more: object
 ) -> dict[str, Any]:
     if not options.return_meta:
         return fields

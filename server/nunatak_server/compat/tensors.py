@@ -145,20 +145,17 @@ def inputs_in(columns: Columns) -> tuple[Input, ...]:
 
 def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
     """Say what a task reads; without `reads`, the second text of a pair may be left out."""
-    match kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            extents = {"text": -1} if reads is Reads.SINGLE else {"text": -1, "text_pair": -1}
-        case HeadKind.TOKEN_CLASSIFICATION:
-            extents = {"text": -1}
-        case HeadKind.QUESTION_ANSWERING:
-            extents = {"question": -1, "context": -1}
-        case HeadKind.RANKING:
-            extents = {"query": 1, "documents": -1}
-    return [
-        Tensor(name=name, datatype="BYTES", shape=(it,)).metadata for name, it in extents.items()
-    ]
+    names = ("text",) if reads is Reads.SINGLE else INPUTS[kind]
+    shapes = {it: (1,) if it == "query" else (-1,) for it in names}
+    return [Tensor(name=it, datatype="BYTES", shape=shapes[it]).metadata for it in names]
 
 
+INPUTS: Final[Mapping[HeadKind, Sequence[str]]] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: ("text", "text_pair"),
+    HeadKind.TOKEN_CLASSIFICATION: ("text",),
+    HeadKind.QUESTION_ANSWERING: ("question", "context"),
+    HeadKind.RANKING: ("query", "documents"),
+}
 OUTPUTS: Final[Mapping[HeadKind, Mapping[str, str]]] = {
     HeadKind.SEQUENCE_CLASSIFICATION: {"label": "BYTES", "score": "FP32"},
     HeadKind.TOKEN_CLASSIFICATION: {"entities": "BYTES"},

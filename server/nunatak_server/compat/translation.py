@@ -35,7 +35,6 @@ ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
 
 
 async def find_task(request: Request, reference: str) -> TaskManifest:
-    """Return the manifest of the version that a reference means."""
     manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
     runtime_of(request).backbones.of(manifest)
     return manifest
@@ -155,7 +154,6 @@ class TeiProblem(Message):
 
 
 def as_tei(problem: Problem) -> dict[str, Any]:
-    """Return a problem with the kind of error of text-embeddings-inference."""
     kinds = {429: "overloaded", 503: "unhealthy"}
     kind = _kind(problem, kinds, refused="validation", failed="backend")
     return {**as_line(problem), "error_type": "empty" if problem["code"] == "empty_text" else kind}

@@ -45,7 +45,6 @@ class QuestionAnswer:
 
     @property
     def source(self) -> Mapping[str, str | float]:
-        """Where the answer comes from, as protocols show it."""
         return {"kind": self.by.value, **self.about}
 
     @property

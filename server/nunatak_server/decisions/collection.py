@@ -235,7 +235,6 @@ class Collector:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Self | None:
-        """Return the collector of the settings, or None: no text is kept."""
         if settings.collect is None:
             return None
         rows, days = settings.collect_rows, settings.collect_days

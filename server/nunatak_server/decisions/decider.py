@@ -241,7 +241,6 @@ class Decider:
     async def _ask_about(
         self, asked: Sequence[AskedQuestion], text: str, handling: Handling, backbone: Backbone
     ) -> Decisions:
-        """Answer unknown questions by the upstream, or by the embeddings of the backbone."""
         if not asked:
             return Decisions()
         began = self._clock()
@@ -259,7 +258,6 @@ class Decider:
 
 
 def visible(card: PublishedCard | None, tasks: TaskList) -> PublishedCard | None:
-    """Return a card if its task is on the list of a caller."""
     if card is None or not tasks.allows(TaskReference.task_in(card.document.task)):
         return None
     return card
@@ -268,7 +266,6 @@ def visible(card: PublishedCard | None, tasks: TaskList) -> PublishedCard | None
 def answer_of(
     card: PublishedCard, question: TypedQuestion, result: TaskAnswer
 ) -> QuestionAnswer | NunatakError:
-    """Return the answer of a task to the question of its card, or why there is none."""
     if card.document.question.digest != question.digest:
         raise AssertionError("the card of another question")
     if isinstance(result, TaskFailure):

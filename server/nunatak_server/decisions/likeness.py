@@ -151,7 +151,6 @@ def _unreadable(asked: AskedQuestion, place: int, reason: str) -> NunatakError:
 
 
 def outcome_texts(question: TypedQuestion) -> tuple[str, ...]:
-    """Return the text of each outcome that the backbone compares with a text."""
     asked = text_of(question.instructions or "")
     match question.type:
         case "predicate":

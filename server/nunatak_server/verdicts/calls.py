@@ -321,7 +321,6 @@ def _has_content(value: JsonValue) -> bool:
 
 
 def _part_of(value: JsonValue, *, unknown: UnjudgedPart | None = None) -> UnjudgedPart | None:
-    """Return which part an object is by its type."""
     match value:
         case {"type": "document", "source": dict() as it} if it.get("type") in {"content", "text"}:
             return None

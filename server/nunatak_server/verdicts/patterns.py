@@ -142,7 +142,6 @@ def matches_in(patterns: Iterable[Pattern], text: str) -> Matches:
 
 
 def unmatched(patterns: Iterable[Pattern], num_texts: int) -> list[Matches]:
-    """Return what patterns say about texts that they have not read."""
     return [dict.fromkeys(patterns, UNKNOWN)] * num_texts
 
 
@@ -336,7 +335,6 @@ class _Reading:
 
     @property
     def first(self) -> int:
-        """The first character that may begin a match."""
         return bisect_left(self.starts, self.begin)
 
 

@@ -1,10 +1,9 @@
 """Rules: the states of conditions become the decision about a text.
 
 A condition holds, does not hold, or is unknown, because its task has not answered. A pattern is a
-condition that is always known. Rules combine
-conditions in Kleene's logic of three values: a rule is unknown only if the unknown conditions could
-change it. The decision of the known rules stands if no unknown rule could change it. Otherwise the
-policy's `on_failure` decides.
+condition that is always known. Rules combine conditions in Kleene's logic of three values: a rule
+is unknown only if the unknown conditions could change it. The decision of the known rules stands if
+no unknown rule could change it. Otherwise the policy's `on_failure` decides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_server.outputs.conditions import UNKNOWN, ConditionState, FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
-from nunatak_server.verdicts.patterns import Matches, matches_in
+from nunatak_server.verdicts.patterns import Matches
 
 Answers = Mapping[str, TaskPrediction | TaskFailure]
 """The answers of tasks by reference. A task whose answer is not there yet is absent."""
@@ -35,7 +34,6 @@ class RuleState:
     """Whether the answers decide about all labels of all conditions."""
 
     def could_change(self, action: VerdictAction) -> bool:
-        """Return whether the unknown conditions could change a decision with this action."""
         if self.rule.action is VerdictAction.MASK and action is VerdictAction.MASK:
             # Another span would change the masked text.
             return self.applies is None or (self.applies and not self.is_complete)
@@ -58,7 +56,6 @@ class TextDecision:
 
     @property
     def masking(self) -> Iterator[FoundSpan]:
-        """The parts of the text that its rules mask."""
         masking = (it for it in self.applied if it.rule.action is VerdictAction.MASK)
         return (span for it in masking for span in it.spans)
 
@@ -100,21 +97,13 @@ def all_of(values: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def decide(
-    policy: Policy, answers: Answers, texts: Sequence[str], matches: Sequence[Matches] | None = None
-) -> tuple[TextDecision, ...]:
-    """Return the decision about each text. Tasks without an answer count as failed.
-
-    `matches` are those of the policy's patterns in each text, if they are known.
-    """
-    known = [matches_in(policy.patterns, it) for it in texts] if matches is None else matches
-    return tuple(decisions(policy, answers, texts, known))
-
-
 def decisions(
     policy: Policy, answers: Answers, texts: Sequence[str], matches: Sequence[Matches]
 ) -> Iterator[TextDecision]:
-    """Yield what `decide` returns, text by text."""
+    """Yield the decision about each text. Tasks without an answer count as failed.
+
+    `matches` are those of the policy's patterns in each text.
+    """
     for index, (text, own) in enumerate(zip(texts, matches, strict=True)):
         yield _decide(policy, tuple(_states(policy, answers, index, own)), text)
 
@@ -206,7 +195,6 @@ def failures_in(policy: Policy, answers: Answers) -> tuple[TaskFailure, ...]:
 def _error_of(
     policy: Policy, rule: Rule, condition: Condition, answer: TaskPrediction
 ) -> NunatakError | None:
-    """Return why an answer does not decide a condition about all texts; None if it does."""
     task, version = answer.task, answer.version
     states = [states.get(condition, UNKNOWN) for states in answer.states]
     misfit = next((it.misfit for it in states if it.misfit is not None), None)
@@ -221,7 +209,6 @@ def _error_of(
 
 
 def _states(policy: Policy, answers: Answers, text: int, matches: Matches) -> Iterator[RuleState]:
-    """Yield the states of the rules about which a text says something."""
     for rule in policy.rules:
         found = [find(policy, it, answers, text) for it in rule.conditions]
         found += (matches[it] for it in rule.patterns)

@@ -28,7 +28,7 @@ from nunatak_server.predict.types import Handling, TaskFailure, TaskPrediction
 from nunatak_server.scheduler.turns import Pace
 from nunatak_server.verdicts.judge import Judge, Judgement
 from nunatak_server.verdicts.patterns import GrowingMatches, Matches, matches_in_all, unmatched
-from nunatak_server.verdicts.rules import TextDecision, decide, failures_in, merged_spans
+from nunatak_server.verdicts.rules import TextDecision, decisions, failures_in, merged_spans
 
 LEAST_GROWTH: Final = 16
 """Characters that arrive at least between two looks at the text."""
@@ -291,7 +291,7 @@ class VerdictStream:
         return replace(
             judgement,
             answers=answers,
-            decisions=decide(policy, answers, (self._growing.text,), self._matches),
+            decisions=tuple(decisions(policy, answers, (self._growing.text,), self._matches)),
             failures=failures_in(policy, answers),
         )
 
@@ -311,7 +311,6 @@ class VerdictStream:
         return replace(answer, states=(merged,))
 
     def _kept(self, failure: TaskFailure) -> States:
-        """Return all that a task has found before it failed."""
         (now,) = failure.states or ({},)
         kept = dict[Condition, ConditionState]()
         for it in self._published.document.conditions:
@@ -336,7 +335,6 @@ class VerdictStream:
         return replace(state, holds=True, score=max(scores, default=None), spans=spans)
 
     def _spans(self, decision: TextDecision, *, applied: bool) -> list[FoundSpan]:
-        """Return what is masked, or what other findings would mask."""
         if not self._is_enforced:
             return []
         masking = (it for it in decision.states if it.rule.action is VerdictAction.MASK)

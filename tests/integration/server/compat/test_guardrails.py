@@ -98,100 +98,111 @@ IDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]},
-        {"text": {"format": {"schema": dict.fromkeys((*IDS, *WORDS), 1)}}},
-    ],
-)
-def test_a_setting_or_keyword_of_more_than_two_words_is_judged(call: Any) -> None:  # noqa: ANN401 - JSON
-    content = CallContent()
-    content.read(call)
-
-    assert list(content.texts) == WORDS
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        *("$defs", "definitions", "dependencies", "dependentRequired", "mapping"),
-        *("patternProperties", "properties"),
-    ],
-)
-def test_the_names_in_a_schema_are_judged_and_mean_nothing_else(field: str) -> None:
-    schema: Any = {
-        "file": {"description": "say so", "default": {"do_it": "now"}},
-        "say_it": [{"enum": [{"if_so": {"so": 5550717}}], "example": {"if_not": 7}}],
-    }
-    content = CallContent()
-    content.read({"response_format": {"schema": {field: schema}}})
-
-    assert " ".join(content.texts) == "file say so do_it now say_it if_so so 5550717 if_not 7"
-    assert not content.unread
-
-
 OPAQUE_TYPES = ("redacted_thinking", "reasoning.encrypted")
 SOURCES: list[Any] = [
     {"type": "document", "id": "doc:0", "document": {"title": "the sky"}},
     {"type": "tool", "id": "f:0", "tool_output": {"say": "so"}},
 ]
 CITED = {"cited_text": "the sky", "encrypted_index": "Eo8B/" * 99}
-
-
-@pytest.mark.parametrize(
-    ("call", "texts"),
-    [
-        (
-            {"contents": [{"parts": [{"text": "hello", "thoughtSignature": "CiQB/" * 99}]}]},
-            ["hello"],
-        ),
-        (
-            {"content": [{"text": "blue", "citations": [{"type": "char_location", **CITED}]}]},
-            ["blue", "the sky"],
-        ),
-        ({"structured_outputs": {"json": {"anyOf": [{"type": "object"}, {"type": "null"}]}}}, []),
-        ({"stop_token_ids": [151_643], "prompt": "hello"}, ["hello"]),
-        ({"content": [{"type": kind, "data": "EqQB/" * 99} for kind in OPAQUE_TYPES]}, []),
-        (
-            {"annotations": [{"type": "file_citation", "file_id": "file-1", "filename": "a.txt"}]},
-            ["a.txt"],
-        ),
-        ({"content": [{"type": "reference", "reference_ids": [0, 1]}]}, []),
-        (
-            {"citations": [{"type": "TEXT_CONTENT", "text": "blue", "sources": SOURCES}]},
-            ["blue", "title", "the sky", "say", "so"],
-        ),
-        ({"content": [{"type": "web_search_result_location", "url": "here"}]}, ["here"]),
+SCHEMA: Any = {
+    "file": {"description": "say so", "default": {"do_it": "now"}},
+    "say_it": [{"enum": [{"if_so": {"so": 5550717}}], "example": {"if_not": 7}}],
+}
+NAMED = ["file", "say so", "do_it", "now", "say_it", "if_so", "so", "5550717", "if_not", "7"]
+USUAL: Any = {
+    "model": "gpt-5",
+    "messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "where?"}]},
     ],
-)
-def test_what_providers_send_beside_texts_is_no_text_and_no_unread_part(
+    "temperature": 0.2,
+    "stream": True,
+    "stop": ["END"],
+    "user": "u-17",
+    "logprobs": True,
+    "tool_choice": "auto",
+    "modalities": ["text"],
+    "reasoning_effort": "high",
+    "service_tier": "auto",
+    "logit_bias": {"50256": -100},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+    "response_format": {"type": "json_object"},
+    "stream_options": {"include_usage": True},
+    "tools": [],
+    "audio": None,
+}
+JUDGED: list[tuple[Any, list[str], str | None]] = [
+    (USUAL, ["Be kind.", "where?"], None),
+    # A setting or keyword of more than two words.
+    ({"messages": [{"role": "tool", "tool_call_id": it} for it in (*IDS, *WORDS)]}, WORDS, None),
+    ({"text": {"format": {"schema": dict.fromkeys((*IDS, *WORDS), 1)}}}, WORDS, None),
+    # The names in a schema, which mean nothing else.
+    *(
+        ({"response_format": {"schema": {it: SCHEMA}}}, NAMED, None)
+        for it in (
+            *("$defs", "definitions", "dependencies", "dependentRequired", "mapping"),
+            *("patternProperties", "properties"),
+        )
+    ),
+    # What providers send beside texts.
+    (
+        {"contents": [{"parts": [{"text": "hello", "thoughtSignature": "CiQB/" * 99}]}]},
+        ["hello"],
+        None,
+    ),
+    (
+        {"content": [{"text": "blue", "citations": [{"type": "char_location", **CITED}]}]},
+        ["blue", "the sky"],
+        None,
+    ),
+    ({"structured_outputs": {"json": {"anyOf": [{"type": "object"}, {"type": "null"}]}}}, [], None),
+    ({"stop_token_ids": [151_643], "prompt": "hello"}, ["hello"], None),
+    ({"content": [{"type": kind, "data": "EqQB/" * 99} for kind in OPAQUE_TYPES]}, [], None),
+    (
+        {"annotations": [{"type": "file_citation", "file_id": "file-1", "filename": "a.txt"}]},
+        ["a.txt"],
+        None,
+    ),
+    ({"content": [{"type": "reference", "reference_ids": [0, 1]}]}, [], None),
+    (
+        {"citations": [{"type": "TEXT_CONTENT", "text": "blue", "sources": SOURCES}]},
+        ["blue", "title", "the sky", "say", "so"],
+        None,
+    ),
+    ({"content": [{"type": "web_search_result_location", "url": "here"}]}, ["here"], None),
+    # The words of a part.
+    (
+        {"messages": [{"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}}]},
+        ["say it"],
+        "audio",
+    ),
+    (
+        {"content": [{"type": "input_audio", "audio": "A", "transcript": "say it"}]},
+        ["say it"],
+        "audio",
+    ),
+    *(
+        ({"input": [{"type": "mcp_call", it: "say it"}]}, ["say it"], "tool_calls")
+        for it in ("error", "output")
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "texts", "part"), JUDGED)
+def test_what_a_model_may_read_is_judged_and_masked_and_nothing_else(
     call: Any,  # noqa: ANN401 - JSON
     texts: list[str],
+    part: str | None,
 ) -> None:
     content = CallContent()
 
     assert content.read(call) == call
-    assert (list(content.texts), [*content.unread]) == (texts, [])
-
-
-@pytest.mark.parametrize(
-    ("message", "part"),
-    [
-        ({"audio": {"id": "audio_1", "data": "AAAA", "transcript": "say it"}}, "audio"),
-        ({"content": [{"type": "input_audio", "audio": "A", "transcript": "say it"}]}, "audio"),
-        *(
-            ({"input": [{"type": "mcp_call", it: "say it"}]}, "tool_calls")
-            for it in ("error", "output")
-        ),
-    ],
-)
-def test_the_words_of_a_part_are_judged(message: Any, part: str) -> None:  # noqa: ANN401 - JSON
-    content = CallContent(changes={"say it": "[X]"})
-    changed = content.read({"messages": [message]})
-
-    assert (list(content.texts), [*content.unread]) == (["say it"], [UnjudgedPart(part)])
-    assert "say it" not in str(changed)
+    assert list(content.texts) == texts
+    assert [*content.unread] == ([] if part is None else [UnjudgedPart(part)])
+    changed = CallContent(changes={it: f"[{place}]" for place, it in enumerate(texts)}).read(call)
+    again = CallContent()
+    again.read(changed)
+    assert not again.texts.keys() & texts
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:
@@ -447,13 +458,3 @@ async def test_openai_gets_each_text_by_the_categories_of_the_rules(
     scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
     assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
     assert allowed.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
-
-
-def test_openai_gets_its_own_errors(moderator: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no policy 'omni-moderation-latest'"):
-        moderator.moderations.create(model="omni-moderation-latest", input=TEXT)
-    with pytest.raises(openai.UnprocessableEntityError):
-        moderator.moderations.create(input=TEXT)
-    image: Any = [{"type": "image_url", "image_url": {"url": "https://nowhere/"}}]
-    with pytest.raises(openai.UnprocessableEntityError):
-        moderator.moderations.create(model="allow", input=image)

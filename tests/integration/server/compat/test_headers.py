@@ -53,12 +53,7 @@ PORTKEY = "/v1/verdicts/{policy}/portkey"
 LITELLM = "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api"
 GATEWAYS = {PORTKEY, LITELLM}
 """The routes whose refusals are verdicts, because gateways may let a call pass on an error."""
-BY_NAME = [
-    path
-    for path in COMPUTING
-    if path not in OF_BACKBONE | SEVERAL | OF_POLICY and "{version}" not in path
-]
-BY_VERSION = [path for path in COMPUTING if "{version}" in path]
+OF_ONE_TASK = [it for it in COMPUTING if it not in OF_BACKBONE | SEVERAL | OF_POLICY]
 ASKED = {"type": "noul", "instructions": "Is it urgent?"}
 POLL_S = 0.005
 KEYS = [f"user-{number}" for number in range(8)]
@@ -141,8 +136,8 @@ async def start_canary(client: httpx.AsyncClient, task: str) -> None:
 
 
 @pytest.mark.usefixtures("split")
-@pytest.mark.parametrize("path", BY_NAME)
-async def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
+@pytest.mark.parametrize("path", OF_ONE_TASK)
+async def test_a_routing_key_gets_the_version_of_the_path_or_that_of_our_own_route(
     client: httpx.AsyncClient, backbone: Backbone, path: str
 ) -> None:
     task = task_of(path)
@@ -153,7 +148,7 @@ async def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
     theirs = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
 
     assert set(own.values()) == {f"{task}/1", f"{task}/2"}
-    assert theirs == own
+    assert theirs == (dict.fromkeys(KEYS, f"{task}/1") if "{version}" in path else own)
 
 
 @pytest.mark.usefixtures("split")
@@ -171,18 +166,6 @@ async def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route_from
             "/v1/verdicts/routed", json={"inputs": TEXT}, headers={"x-routing-key": key}
         )
         assert answer.json()["tasks"] == [version]
-
-
-@pytest.mark.usefixtures("split")
-@pytest.mark.parametrize("path", BY_VERSION)
-async def test_a_version_in_the_path_answers_with_any_routing_key(
-    client: httpx.AsyncClient, backbone: Backbone, path: str
-) -> None:
-    await start_canary(client, task_of(path))
-
-    found = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
-
-    assert set(found.values()) == {f"{task_of(path)}/1"}
 
 
 async def until_above(client: httpx.AsyncClient, limit: float) -> float:

@@ -22,7 +22,7 @@ from nunatak_server.decisions.answers import (
     probabilities_of,
 )
 from nunatak_server.decisions.decider import answer_of
-from nunatak_server.predict.types import TaskFailure, TaskPrediction
+from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.tokenization import Extent
 
 SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, ProblemType.REGRESSION
@@ -86,21 +86,15 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     assert all(0 <= it <= 1 for it in shares)
 
 
-def test_labels_with_one_meaning_are_added_up_and_several_labels_share() -> None:
-    choice = {"type": "choice", "criteria": {"a": None, "b": None}}
-    many = card_of(choice, labels={"x": "a", "y": "b", "z": "b"})
+def test_several_labels_share_and_one_of_them_says_yes() -> None:
     yes_no = card_of({"type": "noul", "instructions": "?"}, labels={"x": True})
+    card = card_of({"type": "choice", "criteria": {"a": None, "b": None}})
 
-    assert probabilities_of(many, predicted({"x": 0.5, "y": 0.2, "z": 0.3})) == pytest.approx(
-        (0.5, 0.5)
-    )
-    assert probabilities_of(
-        card_of(choice), predicted({"a": 0.9, "b": 0.3}, SEVERAL)
-    ) == pytest.approx((0.75, 0.25))
-    assert probabilities_of(card_of(choice), predicted({"a": 0.0, "b": 0.0}, SEVERAL)) == (0.5, 0.5)
-    assert probabilities_of(yes_no, predicted({"x": 0.9, "other": 0.4}, SEVERAL)) == pytest.approx(
-        (0.1, 0.9)
-    )
+    for scores, shares in (((0.9, 0.3), (0.75, 0.25)), ((0.0, 0.0), (0.5, 0.5))):
+        found = predicted(dict(zip("ab", scores, strict=True)), SEVERAL)
+        assert probabilities_of(card, found) == pytest.approx(shares)
+    found = predicted({"x": 0.4, "other": 0.9}, SEVERAL)
+    assert probabilities_of(yes_no, found) == pytest.approx((0.6, 0.4))
 
 
 CHOICES = st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True)
@@ -147,13 +141,3 @@ def test_a_text_with_unread_characters_has_no_answer_unless_the_card_lets_them_p
 
     assert isinstance(answer, QuestionAnswer) == bool(unjudged)
     assert unjudged or (isinstance(answer, NunatakError) and answer.code == "text_unread")
-
-
-def test_the_failure_of_a_task_is_the_failure_of_its_question() -> None:
-    question = {"type": "noul", "instructions": "?"}
-    card = Published(document=card_of(question), version=1, published_at=CREATED_AT, by="ann")
-    error = NunatakError("task_not_found", task="tone")
-
-    failed = TaskFailure(reference="tone", error=error)
-
-    assert answer_of(card, card.document.question, failed) is error

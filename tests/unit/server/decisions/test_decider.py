@@ -61,16 +61,6 @@ def card_of(
     return Published(document=card, version=1, published_at=CREATED_AT, by="ann")
 
 
-class Facts:
-    """Cards in memory."""
-
-    def __init__(self, cards: Cards) -> None:
-        self.known = cards
-
-    async def cards(self, _caller: str) -> Cards:
-        return self.known
-
-
 class Service:
     """Answers at once; tasks and embeddings can fail, and embeddings can be held."""
 
@@ -149,26 +139,33 @@ class Kept(list[tuple[str, dict[object, str]]]):
 
 
 class Asked:
-    """A decider with its doubles, in a mode."""
+    """A decider with its doubles, in a mode; it knows the cards itself."""
 
     def __init__(
-        self, *cards: Published[QuestionCard], damaged: Sequence[str] = (), **settings: object
+        self,
+        *cards: Published[QuestionCard],
+        damaged: Sequence[str] = (),
+        has_upstream: bool = True,
+        **settings: object,
     ) -> None:
         known = {it.document.question.digest: (it,) for it in cards}
-        self.facts = Facts(Cards(by_digest=known, damaged=tuple(damaged)))
+        self.known = Cards(by_digest=known, damaged=tuple(damaged))
         self.service = Service()
         mode = {**UPSTREAM, "decisions_unknown": UnknownQuestions.EMBEDDINGS, **settings}
         self.upstream, self.kept = Other(), Kept()
-        has_upstream = mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
+        has_upstream &= mode["decisions_unknown"] is UnknownQuestions.UPSTREAM
         self.metrics = Metrics()
         self.decider = Decider(
-            facts=cast("KnownFacts", self.facts),
+            facts=cast("KnownFacts", self),
             service=cast("PredictionService", self.service),
             settings=make_settings(**mode),
             metrics=self.metrics,
             upstream=cast("Upstream", self.upstream) if has_upstream else None,
             collector=cast("Collector", self.kept) if has_upstream else None,
         )
+
+    async def cards(self, _caller: str) -> Cards:
+        return self.known
 
     async def decide(
         self, *questions: TypedQuestion, seconds: float = 10.0, is_whole: bool = False
@@ -325,13 +322,7 @@ async def test_a_card_that_needs_an_upstream_is_not_answered_without_one() -> No
 
 
 async def test_without_its_upstream_the_mode_refuses_and_embeds_nothing() -> None:
-    asked = Asked(card_of(KNOWN, "one"), **UPSTREAM)
-    asked.decider = Decider(
-        facts=cast("KnownFacts", asked.facts),
-        service=cast("PredictionService", asked.service),
-        settings=make_settings(**UPSTREAM),
-        metrics=asked.metrics,
-    )
+    asked = Asked(card_of(KNOWN, "one"), has_upstream=False, **UPSTREAM)
 
     assert kinds(await asked.decide(KNOWN, OTHER)) == ["task", "question_unknown"]
     assert asked.service.embedded == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from doubles.policies import (
     classifier,
+    decide,
     make_policy,
     make_rule,
     scored,
@@ -24,7 +25,7 @@ from nunatak_contract.enums import ProblemType, UnjudgedPart, VerdictAction
 from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.conditions import FoundSpan, states_of, whole_words
 from nunatak_server.outputs.scores import softmax
-from nunatak_server.verdicts.rules import decide, mask
+from nunatak_server.verdicts.rules import mask
 
 THREE = ("benign", "other", "attack")
 HEADS = {

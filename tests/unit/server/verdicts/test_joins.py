@@ -1,9 +1,9 @@
 """Laws of joined texts: each border is judged, and what is found there is masked in the texts."""
 
-import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise, starmap
 from math import inf
 
 import pytest
@@ -46,7 +46,7 @@ def test_each_border_stands_in_a_joined_text_that_a_server_reads_whatever_is_aro
     size = min(END, max_chars // 5) - 3
 
     assert all(len(it) <= max_chars for it in found)
-    for (_, before, _), (_, after, _) in itertools.pairwise(texts):
+    for (_, before, _), (_, after, _) in pairwise(texts):
         border = re.compile(rf"{before[-size:]}\W{{1,7}}{after[:size]}")
         assert any(border.search(it) for it in found)
 
@@ -125,10 +125,11 @@ def test_a_span_of_a_joined_text_covers_the_same_characters_of_the_texts(
         assert covered == joined[start:end].replace("\n", "")
 
 
-def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
-    def said(role: str, text: str) -> JsonValue:
-        return {"role": role, "content": text}
+def said(role: str, text: str) -> JsonValue:
+    return {"role": role, "content": text}
 
+
+def test_texts_of_one_author_follow_each_other_until_another_speaks() -> None:
     content = CallContent()
     content.read(
         {
@@ -166,7 +167,7 @@ def test_a_field_beside_the_one_that_a_model_reads_parts_no_texts(
     content = CallContent()
     content.read({place: messages, "content": "Aside.", "text": "Aside.", "role": "system"})
 
-    found = {pair for it in (*content.sequences, *content.turns) for pair in itertools.pairwise(it)}
+    found = {pair for it in (*content.sequences, *content.turns) for pair in pairwise(it)}
     assert ("one", "two") in found
     assert "aside." in content.texts
 
@@ -185,11 +186,9 @@ def test_a_field_beside_the_one_that_a_model_reads_parts_no_texts(
 def test_turns_of_a_role_are_joined_where_a_sentence_may_go_on(
     before: str, after: str, *, goes_on: bool
 ) -> None:
-    def said(role: str, *texts: str) -> JsonValue:
-        return [{"role": role, "content": it} for it in texts]
-
+    texts = [("user", "Hi!"), ("user", before), ("assistant", "Ok."), ("user", after)]
     content = CallContent()
-    content.read([said("user", "Hi!", before), said("assistant", "Ok."), said("user", after)])
+    content.read(list(starmap(said, texts)))
 
     assert content.turns == ([("Hi!", before, after)] if goes_on else [])
 
@@ -259,7 +258,7 @@ async def test_what_matches_in_texts_together_is_found_in_each_of_them_however_t
     }
     for glue in ("", "\n"):
         together = glue.join(texts)
-        begins = itertools.accumulate((len(it + glue) for it in texts), initial=0)
+        begins = accumulate((len(it + glue) for it in texts), initial=0)
         owners = [
             (text, place - begin)
             for begin, text in zip(begins, texts, strict=False)
@@ -295,37 +294,31 @@ async def test_a_pattern_takes_no_cut_for_the_begin_of_a_text() -> None:
     assert not any(own[begin].holds for own in read)
 
 
-@pytest.mark.parametrize("shift", range(4))
-async def test_a_cut_within_a_match_hides_no_match_across_a_border(shift: int) -> None:
-    texts = ["q" * shift + '"a" ' * 150 + 'w "sec', 'ret" end']
-
-    assert await last_quotations(texts, [texts]) == ['"sec', 'ret"']
+QUOTES = "b" * (END - 246) + '"a" ' * 60 + 'w "sec'
+DECOYED = ("q" * 2 * END + QUOTES, "q" * 2 * END + '"' + QUOTES)
+"""A text, and another with an equal end."""
 
 
-@pytest.mark.parametrize("turn", [1, -1])
-async def test_a_text_with_an_equal_end_hides_no_match_across_a_border(turn: int) -> None:
-    end = "b" * (END - 246) + '"a" ' * 60 + 'w "sec'
-    first, decoy, rest = "q" * 2 * END + end, "q" * 2 * END + '"' + end, 'ret" end'
+@pytest.mark.parametrize(
+    ("text", "decoys", "turn"),
+    [
+        *(("q" * shift + '"a" ' * 150 + 'w "sec', (), 1) for shift in range(4)),
+        *((DECOYED[0], DECOYED[1:], turn) for turn in (1, -1)),
+        # The match before is one of the normal form alone.
+        ("q" * END + "\uff02" + QUOTES, (), 1),
+    ],
+)
+async def test_a_cut_within_a_match_hides_no_match_across_a_border(
+    text: str, decoys: Sequence[str], turn: int
+) -> None:
+    quoted, rest = Pattern(pattern=r'"[^"]{1,40}"', label="X"), 'ret" end'
+    sequences = [(it, rest) for it in (text, *decoys)][::turn]
+    asked, pace = (text, rest, *decoys), Turns().pace("ann")
 
-    found = await last_quotations([first, rest], [[first, rest], [decoy, rest]][::turn], decoy)
-
-    assert found == ['"sec', 'ret"']
-
-
-async def test_a_match_in_the_normal_form_alone_hides_no_match_across_a_border() -> None:
-    texts = ["q" * END + "\uff02" + "b" * (END - 246) + '"a" ' * 60 + 'w "sec', 'ret" end']
-
-    assert await last_quotations(texts, [texts]) == ['"sec', 'ret"']
-
-
-async def last_quotations(
-    texts: Sequence[str], sequences: Sequence[Sequence[str]], *others: str
-) -> list[str]:
-    quoted, pace = Pattern(pattern=r'"[^"]{1,40}"', label="X"), Turns().pace("ann")
-    asked = (*texts, *others)
     read = await matches_in_call([quoted], asked, {}, sequences, pace, max_chars=LIMIT)
-    last = [(text, own[quoted].spans[-1]) for text, own in zip(texts, read, strict=False)]
-    return [text[it.start : it.end] for text, it in last]
+
+    last = [(text, own[quoted].spans[-1]) for text, own in zip(asked[:2], read, strict=False)]
+    assert [text[it.start : it.end] for text, it in last] == ['"sec', 'ret"']
 
 
 def test_characters_that_show_nothing_make_no_border_too_dear() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.policies import make_policy, make_rule, scored, span, spanned, when
+from doubles.policies import decide, make_policy, make_rule, scored, span, spanned, when
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
 from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
-from nunatak_server.verdicts.rules import blocks_for_certain, decide, failures_in, mask
+from nunatak_server.verdicts.rules import blocks_for_certain, failures_in, mask
 
 FLAG, MASK, BLOCK = VerdictAction.FLAG, VerdictAction.MASK, VerdictAction.BLOCK
 TOKEN_TASKS = ("names", "places", "phones")
@@ -171,84 +171,69 @@ def test_the_label_of_overlapping_spans_is_the_first_and_longest() -> None:
     assert mask("Ann Bell, Oslo", spans) == "[NAME] Oslo"
 
 
-def test_a_rule_that_masks_and_finds_nothing_to_mask_is_unknown() -> None:
-    rule = make_rule(when("attack", "yes", threshold=0.5), action=MASK)
-    answers = {"attack": scored("attack", {"yes": 0.9, "no": 0.1})}
-
-    (closed,) = decide(make_policy(rule), answers, ["a"])
-    (opened,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), answers, ["a"])
-
-    assert (closed.action, closed.is_by_failure) == (BLOCK, True)
-    assert (opened.action, opened.is_by_failure) == (VerdictAction.ALLOW, True)
+YES, NOTHING = when("attack", "yes", threshold=0.5), VerdictAction.ALLOW
+NAMED = spanned("names", [span(0, 3)])
+SURE = {"yes": 0.9, "no": 0.1}
 
 
-def test_a_mask_for_any_finding_is_a_failure_if_one_finding_has_no_place() -> None:
-    rule = make_rule(when("names", "NAME"), when("cards", "yes"), action=MASK)
-    # A version that answers about whole texts was promoted.
-    answers = {
-        "names": spanned("names", [span(0, 3)]),
-        "cards": scored("cards", {"yes": 0.9, "no": 0.1}),
-    }
-    text, policy = "Ann paid by 4111", make_policy(rule)
+@pytest.mark.parametrize(
+    ("conditions", "answers", "opened", "failed"),
+    [
+        ([YES], [scored("attack", SURE)], (NOTHING, None), ["attack"]),
+        # A version that answers about whole texts was promoted.
+        (
+            [when("names", "NAME"), YES],
+            [NAMED, scored("attack", SURE)],
+            (MASK, "[NAME] paid"),
+            ["attack"],
+        ),
+        ([when("names", "NAME", "PLACE")], [NAMED], (MASK, "[NAME] paid"), ["names"]),
+    ],
+    ids=["nothing-to-mask", "one-finding-without-a-place", "one-label-missing"],
+)
+def test_a_mask_that_may_lack_a_part_is_a_failure(
+    conditions: Sequence[Condition],
+    answers: Sequence[TaskPrediction],
+    opened: tuple[VerdictAction, str | None],
+    failed: Sequence[str],
+) -> None:
+    rule, known = make_rule(*conditions, action=MASK), {it.reference: it for it in answers}
+    policy = make_policy(rule)
 
-    (closed,) = decide(policy, answers, [text])
-    (opened,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), answers, [text])
-    (failure,) = failures_in(policy, answers)
+    (closed,) = decide(policy, known, ["Ann paid"])
+    (open_,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), known, ["Ann paid"])
 
     assert (closed.action, closed.masked, closed.is_by_failure) == (BLOCK, None, True)
-    assert (opened.masked, opened.is_by_failure) == ("[NAME] paid by 4111", True)
-    assert (failure.reference, failure.error.code) == ("cards", "rule_unanswerable")
-
-
-def test_without_a_threshold_the_task_itself_decides() -> None:
-    policy = make_policy(make_rule(when("attack", "yes")))
-    below, above = {"yes": 0.4, "no": 0.35, "so": 0.25}, {"yes": 0.4, "no": 0.6}
-
-    assert decide(policy, {"attack": scored("attack", below)}, ["a"])[0].action is BLOCK
-    assert decide(policy, {"attack": scored("attack", above)}, ["a"])[0].action is not BLOCK
+    assert ((open_.action, open_.masked), open_.is_by_failure) == (opened, True)
+    failures = [(it.reference, it.error.code) for it in failures_in(policy, known)]
+    assert failures == [(it, "rule_unanswerable") for it in failed]
 
 
 @pytest.mark.parametrize(
-    ("score", "action"), [(0.9, BLOCK), (0.8, BLOCK), (0.7999, VerdictAction.ALLOW)]
-)
-def test_a_label_counts_from_its_threshold_on(score: float, action: VerdictAction) -> None:
-    policy = make_policy(make_rule(when("attack", "yes", threshold=0.8)))
-    answers = {"attack": scored("attack", {"yes": score, "no": 1 - score})}
-
-    assert decide(policy, answers, ["a"])[0].action is action
-
-
-@pytest.mark.parametrize(
-    ("scores", "action", "is_by_failure"),
+    ("labels", "threshold", "scores", "action", "is_by_failure"),
     [
-        ({"other": 1.0, "no": 0.0}, BLOCK, True),
-        ({"yes": 0.1, "no": 0.9}, BLOCK, True),
-        ({"yes": 0.9, "no": 0.1}, BLOCK, False),
+        (["yes"], None, {"yes": 0.4, "no": 0.35, "so": 0.25}, BLOCK, False),
+        (["yes"], None, {"yes": 0.4, "no": 0.6}, NOTHING, False),
+        (["yes"], 0.8, {"yes": 0.9, "no": 0.1}, BLOCK, False),
+        (["yes"], 0.8, {"yes": 0.8, "no": 0.2}, BLOCK, False),
+        (["yes"], 0.8, {"yes": 0.7999, "no": 0.2001}, NOTHING, False),
+        (["yes", "gone"], 0.5, {"other": 1.0, "no": 0.0}, BLOCK, True),
+        (["yes", "gone"], 0.5, {"yes": 0.1, "no": 0.9}, BLOCK, True),
+        (["yes", "gone"], 0.5, SURE, BLOCK, False),
     ],
-    ids=["all-missing", "one-missing-other-not-found", "one-missing-other-found"],
 )
-def test_an_answer_without_a_label_is_a_failure_and_never_a_no(
+def test_a_label_counts_from_its_threshold_on_and_a_missing_label_is_never_a_no(
+    labels: Sequence[str],
+    threshold: float | None,
     scores: dict[str, float],
     action: VerdictAction,
     is_by_failure: bool,  # noqa: FBT001 - a case
 ) -> None:
-    policy = make_policy(make_rule(when("attack", "yes", "gone", threshold=0.5)))
+    policy = make_policy(make_rule(when("attack", *labels, threshold=threshold)))
 
     (found,) = decide(policy, {"attack": scored("attack", scores)}, ["a"])
 
     assert (found.action, found.is_by_failure) == (action, is_by_failure)
-
-
-def test_a_mask_without_one_of_its_labels_is_a_failure_though_it_finds_the_other() -> None:
-    rule = make_rule(when("names", "NAME", "PLACE"), action=MASK)
-    answers = {"names": spanned("names", [span(0, 3)])}
-
-    (closed,) = decide(make_policy(rule), answers, ["Ann in Oslo"])
-    (opened,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), answers, ["Ann in Oslo"])
-
-    assert (closed.action, closed.masked, closed.is_by_failure) == (BLOCK, None, True)
-    assert (opened.action, opened.masked) == (MASK, "[NAME] in Oslo")
-    assert opened.is_by_failure
 
 
 def test_each_text_has_its_own_decision() -> None:
