@@ -1,19 +1,20 @@
 """Nothing from callers is repeated in refusals, logs, metrics or memory reports."""
 
-import json
 import logging
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.events import catch_from
 from doubles.serving import make_settings, running_transport, serving_tone
+from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.app import Application
 
@@ -118,30 +119,50 @@ def test_a_key_comes_out_nowhere(
     assert secret not in "".join([*emitted, *(record.getMessage() for record in own)])
 
 
-async def test_an_unexpected_failure_is_answered_without_its_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def fail(_: Request) -> Response:
+    raise ValueError(TEXTS)
+
+
+async def fail_late(_: Request) -> Response:
+    return StreamingResponse(one_line_of(ValueError(TEXTS)))
+
+
+async def refuse_late(_: Request) -> Response:
+    return StreamingResponse(one_line_of(NunatakError("invalid_request", problem=TEXTS)))
+
+
+async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
+    yield b"first"
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "kind"),
+    [(fail, "ValueError"), (fail_late, "ValueError"), (refuse_late, "NunatakError")],
+)
+async def test_an_unexpected_failure_is_answered_or_cut_without_its_words(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    endpoint: Callable[[Request], Awaitable[Response]],
+    kind: str,
 ) -> None:
     """Messages of exceptions quote wrong values, which may come from a request."""
     caplog.set_level(logging.ERROR, "nunatak_server")
+    with Registry.open(tmp_path) as registry:
+        async with running_transport(tiny_backbone(), registry) as transport:
+            app = transport.app
+            assert isinstance(app, Application)
+            app.add_route("/fail", endpoint)
+            transport.raise_app_exceptions = False
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                answer = await client.get("/fail")
 
-    async def fail(_: Request) -> Response:
-        raise ValueError(TEXTS)
-
-    async def scenario() -> httpx.Response:
-        with Registry.open(tmp_path) as registry:
-            async with running_transport(tiny_backbone(), registry) as transport:
-                app = transport.app
-                assert isinstance(app, Application)
-                app.add_route("/fail", fail)
-                transport.raise_app_exceptions = False
-                async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                    return await client.get("/fail")
-
-    answer = await scenario()
-
-    assert answer.status_code == 500
-    problem = json.loads(answer.content)
-    assert problem["code"] == "internal_error"
-    assert problem["request_id"] == answer.headers["x-request-id"]
-    assert f"request {problem['request_id']} failed (ValueError)" in caplog.text
+    request_id = answer.headers["x-request-id"]
+    if endpoint is fail:
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (500, "internal_error")
+        assert problem["request_id"] == request_id
+    else:
+        assert answer.text == "first"
+    assert f"request {request_id} failed ({kind})" in caplog.text
     assert CANARY not in answer.text + caplog.text

@@ -83,7 +83,10 @@ def num_unread(address: str) -> float:
         pytest.param(HEAD + NAMED + b"content-length: -1\r\n\r\n", id="length"),
         pytest.param(HEAD + NAMED + f"{CANARY}\r\n\r\n".encode(), id="no-colon"),
         pytest.param(HEAD + NAMED + f"{CANARY}: y\r\n".encode() * 101 + b"\r\n", id="many-headers"),
+        # No byte after the first byte too many, because an unread byte would reset the connection.
         pytest.param(LARGE_HEAD[: MAX_HEAD_BYTES + 1], id="large-head"),
+        pytest.param(LARGE_HEAD[:MAX_HEAD_BYTES] + b"\0", id="bad-and-large"),
+        pytest.param(LARGE_HEAD[: MAX_HEAD_BYTES + 100] + b"\r\n\r\n", id="large-and-whole"),
         pytest.param(CHUNKED + NAMED + f"\r\n{CANARY}\r\n".encode(), id="chunk"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01", id="tls"),
         pytest.param(b"\0" * 100, id="zeros"),
@@ -106,6 +109,7 @@ def test_what_cannot_be_read_is_answered_by_a_problem_that_repeats_nothing(
         f"x-request-id: {problem['request_id']}",
         "connection: close",
     } < set(lines)
+    assert sum(it.startswith("date: ") for it in lines) == 1
     assert CANARY not in received.decode()
     assert num_unread(address) == before + 1
     check_health(address)
