@@ -125,7 +125,7 @@ async def test_answers_outside_of_all_layers_are_read_too(registry: Registry, or
         pass
     headers = [(b"origin", origin.encode()), (b"content-length", b"9")]
     scope = {"type": "http", "app": app, "method": "POST", "path": PREDICT, "headers": headers}
-    refused = app.load_shedder.refusal_of(scope)
+    refused = app.refusal_of(scope)
     unforeseen = await ANSWERS[Exception](Request(scope), RuntimeError())
 
     assert refused is not None

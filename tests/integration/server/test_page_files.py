@@ -43,12 +43,6 @@ async def test_no_other_file_is_sent(client: httpx.AsyncClient, name: str) -> No
     assert answer.json()["code"] == "route_not_found"
 
 
-def test_every_file_of_the_page_can_be_asked_for() -> None:
-    files = {it.name for it in FOLDER.iterdir() if it.suffix in {".js", ".css", ".svg", ".html"}}
-
-    assert files == {*MEDIA_TYPES, *PAGES.values()}
-
-
 @pytest.mark.parametrize("name", sorted(it.name for it in FOLDER.glob("*.*") if it.suffix != ".py"))
 def test_every_file_that_is_named_exists_and_none_is_elsewhere(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
