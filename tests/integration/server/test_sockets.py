@@ -3,12 +3,12 @@ import json
 import re
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.raw_request import place_of
 from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
@@ -34,10 +34,7 @@ def settings() -> ServerSettings:
 
 
 def open_socket(address: str) -> socket.socket:
-    parts = urlsplit(address)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+    return socket.create_connection(place_of(address), timeout=30)
 
 
 def talk(address: str, data: bytes) -> bytes:
