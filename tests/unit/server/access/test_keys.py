@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import os
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ from nunatak_server.access.keys import (
     KeyFile,
     KeyRecord,
     Keyring,
+    Keys,
     Scope,
     TaskList,
     authenticator_for,
@@ -192,13 +193,20 @@ def test_a_change_that_fails_leaves_the_file_and_nothing_next_to_it(path: Path) 
 
 
 def test_changes_at_one_time_are_all_kept(path: Path) -> None:
-    threads = [threading.Thread(target=add_key, args=(path, f"key-{index}")) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    names = {f"key-{index}" for index in range(16)}
 
-    assert {key.name for key in read_keys(path)[0]} == {f"key-{index}" for index in range(16)}
+    def add(name: str) -> None:
+        def change(keys: Keys) -> Keys:
+            # Without the lock, another change would be made meanwhile, and be lost.
+            time.sleep(0.005)
+            return (*keys, key_record(name, name=name))
+
+        change_keys(path, change)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(add, names))
+
+    assert {key.name for key in read_keys(path)[0]} == names
 
 
 @pytest.mark.parametrize(

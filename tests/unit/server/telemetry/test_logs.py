@@ -5,9 +5,9 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -162,11 +162,8 @@ def test_lines_of_many_threads_are_written_once_each(log: logging.Logger, stream
         for number in range(300):
             log.log(logging.WARNING if number % 50 == 0 else logging.INFO, "%s %d", name, number)
 
-    threads = [threading.Thread(target=tell, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(tell, "abcd"))
 
     lines = written(stream, 1200)
     for name in "abcd":
